@@ -583,18 +583,18 @@ def report(
         OutputError: If the page cannot be written.
         UsageError: If `run` is a result and `out` is None.
     """
+    from hookscope.render.conversion import DESCRIPTIONS
     from hookscope.render.html import report_html
     from hookscope.render.html.attention import attention_html
     from hookscope.render.html.attributions import attributions_html
     from hookscope.render.html.differences import differences_html
-    from hookscope.render.html.history import history_html
+    from hookscope.render.html.document import document_html
     from hookscope.render.html.survey import survey_html
-    from hookscope.render.html.training import training_html
+    from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
     from hookscope.results.differences import Differences
-    from hookscope.results.history import History
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.runs.training_log import is_training, read_training
@@ -606,7 +606,7 @@ def report(
             raise UsageError("The page of a result needs a file name: give out.")
         if isinstance(run, TrainingLog):
             check_report_target(Path(out))
-            write_report(Path(out), training_html(run))
+            write_report(Path(out), document_html(describe_training(run)))
             return Path(out)
         with TemporaryDirectory() as folder:
             return report(run.save(Path(folder) / "run"), out)
@@ -622,10 +622,11 @@ def report(
         Attention: attention_html,
         Differences: differences_html,
         Survey: survey_html,
-        History: history_html,
     }
     stored = read_run(Path(run))
-    write_report(target, pages.get(type(stored.result), report_html)(stored))
+    describe = DESCRIPTIONS.get(type(stored.result))
+    page = pages.get(type(stored.result), report_html)
+    write_report(target, page(stored) if describe is None else document_html(describe(stored.result), stored.record))
     return target
 
 

@@ -49,8 +49,9 @@ def report(
 
 def _report_training(run: Path, option: options.Report) -> int:
     from hookscope import commands
+    from hookscope.render.document_text import document_text
+    from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
-    from hookscope.render.training_text import training_summary
     from hookscope.results.runs.reports import default_report_path
     from hookscope.results.runs.training_log import read_training
 
@@ -59,7 +60,7 @@ def _report_training(run: Path, option: options.Report) -> int:
     log = read_training(run)
     tables, messages = consoles(json=False)
     if not option.quiet:
-        for part in training_summary(log, width=tables.width, full=option.full):
+        for part in document_text(describe_training(log), width=tables.width, full=option.full):
             tables.print(part)
     page = commands.report(log, default_report_path(run) if option.out is None else option.out)
     try:

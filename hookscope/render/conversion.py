@@ -19,8 +19,10 @@ from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import TENSORS, contents_report
 from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
+from hookscope.render.document import Document
+from hookscope.render.document_text import document_text
+from hookscope.render.history import describe_history
 from hookscope.render.history_columns import tensor_columns
-from hookscope.render.history_text import history_summary
 from hookscope.render.survey_columns import CHANNELS, channel_rows
 from hookscope.render.survey_text import survey_summary
 from hookscope.results.activations import Activations
@@ -73,7 +75,10 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, Activations | Gradients | Attributions | Attention | Differences | History | Survey):
+    if isinstance(result, History):
+        describe = DESCRIPTIONS[type(result)]
+        return Group(*document_text(describe(result), width=width, full=full))
+    if isinstance(result, Activations | Gradients | Attributions | Attention | Differences | Survey):
         return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
@@ -117,13 +122,16 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
     yield gradient_tables.loss_lines(result.loss, result.verification)
 
 
+DESCRIPTIONS: Mapping[type, Callable[[Any], Document]] = {
+    History: describe_history,
+}
+
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Activations: _activations,
     Gradients: _gradients,
     Attributions: attribution_summary,
     Attention: attention_summary,
     Differences: differences_summary,
-    History: history_summary,
     Survey: survey_summary,
 }
 

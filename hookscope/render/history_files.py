@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from hookscope.errors import UsageError
+from hookscope.render.history import describe_history
 from hookscope.render.history_columns import file_columns, output_columns, tensor_columns, verdict_columns
-from hookscope.render.overviews.history import draw_history
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.tables import csv_text
 from hookscope.results.history import History
 from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
@@ -25,7 +26,7 @@ def save_history(result: History, path: str | Path, *, command: str = "", number
     if provenance is None:
         raise UsageError("This history was read from a run, so it cannot be saved as another one.")
     with new_run(Path(path), numbered=numbered) as run:
-        draw_history(result).save(run.path / OVERVIEW, compress_level=6)
+        draw_document(describe_history(result)).save(run.path / OVERVIEW, compress_level=6)
         texts = _tables(result)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")

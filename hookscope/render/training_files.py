@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from hookscope.errors import OutputError
-from hookscope.render.overviews.training import draw_training
+from hookscope.render.overviews.document import draw_document
+from hookscope.render.training import describe_training
 from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.results.training import TrainingLog
@@ -19,7 +20,7 @@ def save_training_overview(log: TrainingLog, folder: Path) -> Path:
     path = folder / OVERVIEW
     try:
         with whole_file(path) as file:
-            draw_training(log).save(file, "PNG")
+            draw_document(describe_training(log)).save(file, "PNG")
     except OSError as error:
         raise OutputError(f"Cannot write '{safe_text(str(path))}': {reason_of(error)}.") from error
     return path

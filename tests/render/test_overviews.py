@@ -48,14 +48,13 @@ from hookscope.render.overviews.sheet import (
     draw_sheet,
     in_font,
 )
-from hookscope.render.overviews.training import draw_training
 from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import OverviewParts
 from hookscope.results.training import TrainingLog, WatchedParameter, WatchedStep
 from tests.render.checked import CORRUPT, FAILED, HOSTILE, LABELLED
 from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
-from tests.render.trained import START, long_training, train
+from tests.render.trained import START, draw_training, long_training, train
 
 SIGNED = np.array([[-1.0, 0.0], [0.5, 2.0]], np.float32)
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
@@ -408,7 +407,7 @@ def test_the_picture_of_a_training_has_the_answer_and_nothing_lies_over_anything
     texts = [each.text for each in written]
     sentence = "No rule objected in 40 steps."
     assert (sentence if broken_at is None else "At step 25, 0.weight: its gradient holds NaN (limit 0).") in texts
-    assert {"Loss", "Norm of all gradients", "0.weight", "before clipping"} <= {*texts}
+    assert {"Loss", "Gradient norm", "0.weight", "before clipping"} <= {*texts}
     assert_apart(written, image)
 
 

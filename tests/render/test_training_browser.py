@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
-from hookscope.render.html.training import training_html
 from hookscope.results.training import TrainingLog
 from tests.render.chromium import Opened, needs_chromium, until
 from tests.render.conftest import HOSTILE_NAME
-from tests.render.trained import START, long_training, name_of, train, verdict, with_verdicts
+from tests.render.trained import START, long_training, name_of, train, training_page, verdict, with_verdicts
 
 pytestmark = [needs_chromium, pytest.mark.exhaustive]
 
@@ -35,7 +34,7 @@ def log() -> TrainingLog:
 @pytest.fixture
 def open_page(open_html: Open, log: TrainingLog) -> Open:
     def open_report(*options: Any, **named: Any) -> Opened:
-        opened = open_html(training_html(log), *options, **named)
+        opened = open_html(training_page(log), *options, **named)
         opened.page.wait_for_selector("html.ready")
         return opened
 
@@ -121,7 +120,7 @@ def test_a_link_opens_a_row_with_its_verdicts_and_its_numbers(open_page: Open, l
 def test_a_layer_without_a_row_leads_to_its_first_parameter(open_html: Open) -> None:
     log = train(20)
     log = replace(log, watched=tuple(replace(each, layers=()) for each in log.watched))
-    page = open_html(training_html(log), "#layer=2").page
+    page = open_html(training_page(log), "#layer=2").page
     page.wait_for_selector("#panel[open]")
     assert page.inner_text("#panel-title") == "2.weight"
 
@@ -166,7 +165,7 @@ def test_every_row_shows_its_own_line_of_the_picture(open_page: Open) -> None:
 
 def test_without_steps_or_rows_nothing_goes_wrong(open_html: Open) -> None:
     for log in (TrainingLog((START,), (), (), (), ()), train(5)):
-        page = open_html(training_html(log), "#layer=nothing").page
+        page = open_html(training_page(log), "#layer=nothing").page
         page.wait_for_selector("html.ready")
         assert not page.is_visible("#panel")
 
@@ -178,7 +177,7 @@ def test_hostile_names_run_nothing(open_html: Open) -> None:
         replace(each, parameters=tuple(replace(row, name=names.get(row.name, row.name)) for row in each.parameters))
         for each in log.watched
     )
-    page = open_html(training_html(replace(log, watched=watched))).page
+    page = open_html(training_page(replace(log, watched=watched))).page
     page.wait_for_selector("html.ready")
     for number in (1, 3, 5):
         page.click(f"table[data-key=gradient-norm] tbody tr:nth-child({number}) a")
@@ -190,7 +189,7 @@ def test_hostile_names_run_nothing(open_html: Open) -> None:
 
 
 def test_the_largest_page_opens_and_sorts(open_html: Open) -> None:
-    page = open_html(training_html(long_training(60_000, parameters=1000, every=1000, spikes={}))).page
+    page = open_html(training_page(long_training(60_000, parameters=1000, every=1000, spikes={}))).page
     page.wait_for_selector("html.ready")
     page.click("table[data-key=gradient-norm] button[data-sort=last]")
     assert rows(page, "gradient-norm")[0] == name_of(999)
@@ -199,7 +198,7 @@ def test_the_largest_page_opens_and_sorts(open_html: Open) -> None:
 
 
 def test_a_link_is_followed_while_the_state_waits_to_be_written(open_html: Open) -> None:
-    page = open_html(training_html(long_training(100, parameters=3, every=10, spikes={}))).page
+    page = open_html(training_page(long_training(100, parameters=3, every=10, spikes={}))).page
     page.wait_for_selector("html.ready")
     page.evaluate(
         """() => {

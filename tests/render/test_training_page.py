@@ -13,22 +13,29 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH
-from hookscope.render.html.training import training_html
-from hookscope.render.overviews.training import draw_training
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE
 from hookscope.render.training_steps import columns_of, heat_maps, kept_places, kept_runs, round_steps
-from hookscope.render.training_text import training_summary
 from hookscope.results.training import TrainingLog, TrainingStep, WatchedLayer, WatchedParameter, WatchedStep
 from hookscope.text import safe_text
 from tests.render.conftest import HOSTILE_NAME
 from tests.render.html_page import Page
-from tests.render.trained import START, long_training, name_of, train, verdict, with_verdicts
+from tests.render.trained import (
+    START,
+    draw_training,
+    long_training,
+    name_of,
+    train,
+    training_page,
+    training_summary,
+    verdict,
+    with_verdicts,
+)
 
 exhaustive = pytest.mark.exhaustive
 
 
 def page_of(log: TrainingLog) -> Page:
-    page = Page(training_html(log))
+    page = Page(training_page(log))
     page.assert_self_contained()
     return page
 
@@ -206,7 +213,7 @@ def test_round_steps_begin_with_the_first_and_are_few(low: int, high: int) -> No
 def test_a_long_training_is_thinned_with_its_extremes_and_says_so() -> None:
     spikes = {33_333: 500.0, 50_000: math.nan, 77_777: 1e-9}
     log = long_training(100_000, parameters=150, every=100, spikes=spikes)
-    html = training_html(log)
+    html = training_page(log)
     assert len(html.encode()) < 6_000_000
     page = Page(html)
     page.assert_self_contained()
@@ -238,7 +245,7 @@ def test_a_long_training_is_thinned_with_its_extremes_and_says_so() -> None:
 def test_a_network_of_thousands_of_parameters_fits_and_names_what_it_leaves_out() -> None:
     log = long_training(60_000, parameters=3000, every=1000, spikes={})
     last = name_of(2999)
-    html = training_html(with_verdicts(log, [verdict(9, "a-rule", name_of(1), level="fail")]))
+    html = training_page(with_verdicts(log, [verdict(9, "a-rule", name_of(1), level="fail")]))
     assert len(html.encode()) < 6_000_000
     page = Page(html)
     rows = page.said("th", scope="row")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.render.training_text import answer, finding, objections, training_summary
+from hookscope.render.training import answer, finding, objections
 from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
 from tests.render.conftest import HOSTILE_NAME, printed
-from tests.render.trained import START, verdict
+from tests.render.trained import START, training_summary, verdict
 
 pytestmark = pytest.mark.exhaustive
 

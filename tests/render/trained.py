@@ -1,12 +1,18 @@
 """Watched trainings for the renderers: small networks trained here, measured by hand with torch alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from PIL import Image
+from rich.console import RenderableType
 from torch import nn
 
+from hookscope.render.document_text import document_text
+from hookscope.render.html.document import document_html
+from hookscope.render.overviews.document import draw_document
+from hookscope.render.training import describe_training
 from hookscope.results.training import (
     TrainingEnd,
     TrainingLog,
@@ -28,6 +34,18 @@ START = TrainingStart(
     versions={"hookscope": "0.1", "torch": "2.15", "Python": "3.11"},
 )
 MAX_NORM = 1.0
+
+
+def training_page(log: TrainingLog) -> str:
+    return document_html(describe_training(log))
+
+
+def draw_training(log: TrainingLog) -> Image.Image:
+    return draw_document(describe_training(log))
+
+
+def training_summary(log: TrainingLog, width: int) -> Iterator[RenderableType]:
+    return document_text(describe_training(log), width=width)
 
 
 def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> TrainingLog:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hookscope
-from hookscope.render.history_text import headline
+from hookscope.render.history import headline
 from hookscope.results.history import History
 
 FROZEN_AT = 3

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 import hookscope
-from hookscope.render.training_text import answer
+from hookscope.render.training import answer
 from hookscope.results.runs.training_log import read_training
 
 

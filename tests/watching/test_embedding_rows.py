@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 import hookscope
-from hookscope.render.training_text import answer
+from hookscope.render.training import answer
 from hookscope.results.runs.training_log import read_training
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import TrainingLog

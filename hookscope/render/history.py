@@ -1,26 +1,41 @@
-"""A run by its checkpoints in words: what happened and since which file, then the files, then the layers."""
+"""A run by its checkpoints as a document: what happened and since which file, the files, the layers over files."""
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby, pairwise
 from pathlib import PurePath
+from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
+from hookscope.render.columns import Column, classes_text
+from hookscope.render.document import (
+    Document,
+    Facts,
+    FindingLine,
+    Findings,
+    HeatMaps,
+    Level,
+    RowDetails,
+    Section,
+    Table,
+)
+from hookscope.render.history_columns import (
+    file_columns,
+    layer_columns,
+    layer_rows,
+    output_columns,
+    tensor_columns,
+    verdicts_on,
+)
+from hookscope.render.history_maps import history_maps
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint
+from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
 
-from hookscope.render.columns import draw_table, safe_line
-from hookscope.render.history_columns import file_columns, layer_columns, layer_rows, verdicts_on
-from hookscope.render.terminal import note_lines
-from hookscope.results.history import History, HistoryFile, HistoryVerdict
-from hookscope.text import counted, in_words, printable, some_of
-
-# What a screen has room for.
-_MOST_VERDICTS = 12
 _MOST_PLACES = 3
 _MOST_FAILURES = 5
 _MOST_NAME = 80
 _MOST_INPUTS = 3
-
-_STYLES = {"fail": "red", "warn": "yellow"}
+_MOST_POINTS = 24  # files that a row's own table has; digests that are listed
+_FEW_RULES = 4  # that the answer names
 
 # What is wrong with one thing and with several, and what ends a tensor's name that is then left out.
 _WORDS: dict[str, tuple[str, str]] = {
@@ -44,19 +59,162 @@ _WORDS: dict[str, tuple[str, str]] = {
 _LIST_ALL = ("weights-traded", "tensors-change", "dtype-change", "optimizer-reset")
 
 
-def history_summary(result: History, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: the answer, further verdicts, notes, the files, the layers."""
-    first, *rest = answer(result)
-    style = _STYLES[most.level] if (most := decisive(result)) else "" if result.unreadable else "green"
-    yield safe_line(first, style=f"bold {style}".strip(), overflow="fold")
-    for sentence in rest:
-        yield safe_line(sentence, overflow="fold")
-    yield from _verdict_lines(result, full=full)
-    yield note_lines(result.notes)
-    yield _files_table(result, width, full=full)
-    if (layers := _layers_table(result, width, full=full)) is not None:
-        yield safe_line("Parameters by layer, over the files that were read", style="bold")
-        yield layers
+def describe_history(result: History) -> Document:
+    """Describe a run by its checkpoints."""
+    most = decisive(result)
+    files = result.files
+    first, last = files[0].label, files[-1].label
+    verdicts = sorted(
+        result.verdicts, key=lambda verdict: (verdict is not most, verdict.level != "fail", verdict.first)
+    )
+    findings = Findings(
+        findings=[_finding(verdict, result) for verdict in verdicts], ends=(first, last), all_in="verdicts.csv"
+    )
+    tables = [_files_table(result), *_layers_table(result), *_classes_table(result)]
+    return Document(
+        title=f"From {first} to {last}",
+        subtitle=f"{len(result.read)} of {counted(len(files), 'file')} read",
+        page_title=f"{first} to {last} · history",
+        answer=answer(result),
+        level=most.level if most else "" if result.unreadable else "good",
+        warnings=[*(("", warning) for warning in result.warnings), *((f.label, f.error) for f in result.unreadable)],
+        notes=result.notes,
+        facts=_facts(result),
+        sections=[
+            *([Section("verdicts", "Verdicts", "Verdicts over files", [findings])] if verdicts else []),
+            Section("layers", "Layers", "Layers over files", [_maps(result)]),
+            Section("tables", "Tables", "Tables", tables),
+        ],
+        making=_making(result),
+        main="layers",
+    )
+
+
+def _finding(verdict: HistoryVerdict, result: History) -> FindingLine:
+    return FindingLine(
+        level=verdict.level,
+        rule=verdict.rule,
+        message=verdict.message,
+        where=places_text(verdict),
+        places=[(place, "") for place in verdict.places if place],
+        when=f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result),
+        spans=_spans(verdict, result),
+    )
+
+
+def _spans(verdict: HistoryVerdict, result: History) -> list[tuple[float, float]]:
+    """Return where each run of files with the verdict begins and how long it is, of 1,000; unread files part none."""
+    read = [file.index for file in result.read]
+    reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
+    runs = [[*run] for holds, run in groupby(reaches, lambda reach: reach[0] in verdict.files) if holds]
+    unit = 1000 / len(result.files)
+    return [(round(run[0][0] * unit, 1), round((run[-1][1] - run[0][0]) * unit, 1)) for run in runs]
+
+
+def _maps(result: History) -> HeatMaps:
+    tensors: dict[str, dict[str, list[WeightPoint]]] = {}
+    for row in result.rows:
+        tensors.setdefault(row.layer or "(model)", {}).setdefault(row.name, []).append(row)
+    outputs: dict[str, list[ActivationPoint]] = {}
+    for output in result.activations:
+        outputs.setdefault(output.label or "(model)", []).append(output)
+    findings: dict[str, list[FindingLine]] = {}
+    for verdict in result.verdicts:
+        for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
+            findings.setdefault(name, []).append(_finding(verdict, result))
+
+    def details(name: str) -> RowDetails:
+        points, seen = tensors.get(name, {}), outputs.get(name, [])
+        kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
+        tables = [_tensor_table(rows, result) for rows in points.values()]
+        tables += [
+            Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
+            for output in seen[:1]
+        ]
+        return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
+
+    return HeatMaps(
+        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings),
+        details=details,
+        legend="A column for each file, in order. Magenta: NaN or Inf. Grey: exactly 0. Blank: not read, or nothing to "
+        "compare.",
+        empty="No file could be read.",
+        all_in="weights.csv",
+        example="layer1 conv",
+    )
+
+
+def _names_of(place: str) -> tuple[str, str]:
+    return place or "(model)", place.rpartition(".")[0] or "(model)"
+
+
+def _tensor_table(points: Sequence[WeightPoint], result: History) -> Table:
+    first = points[0]
+    title = f"{first.name} ({shape_text(first.shape)}, {first.dtype})"
+    return Table(title=title, columns=tensor_columns(result), rows=_some(points))
+
+
+def _some(points: Sequence[Any]) -> Sequence[Any]:
+    """Return the first files, and the last; the CSV files have all."""
+    half = _MOST_POINTS // 2
+    return points if len(points) <= _MOST_POINTS else [*points[:half], *points[-half:]]
+
+
+def _facts(result: History) -> Facts:
+    read, count = len(result.read), len(result.files)
+    how_many = "all" if read == count else f"{read:,} of them"
+    facts = [("Files", f"{count:,}, {how_many} read", read < count and not result.searched)]
+    facts.append(("In the order of", result.order, False))
+    facts.append(("Network", result.arch or "none: judged by what the files store", False))
+    optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
+    if optimisers:
+        rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
+        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
+        facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
+    if result.inputs:
+        facts.append(("Inputs", ", ".join(record.name for record in result.inputs[:8]), False))
+    return facts
+
+
+def _making(result: History) -> list[tuple[str, str]]:
+    digests = [(f"SHA-256 of {file.label}", file.sha256) for file in result.files if file.sha256]
+    left_out = len(digests[_MOST_POINTS:])
+    more = [("Further digests", f"{left_out:,} {are(left_out)} in files.csv")] if left_out else []
+    return [*digests[:_MOST_POINTS], *more]
+
+
+def _files_table(result: History) -> Table:
+    levels: dict[int, Level] = {at: verdict.level for verdict in reversed(result.verdicts) for at in verdict.files}
+    return Table(
+        title="Files",
+        columns=file_columns(result),
+        rows=result.files,
+        levels=[
+            "fail" if file.status == "unreadable" else "dim" if file.status == "skipped" else levels.get(file.index, "")
+            for file in result.files
+        ],
+    )
+
+
+def _layers_table(result: History) -> Iterator[Table]:
+    if rows := layer_rows(result):
+        about = [verdicts_on(layer, result) for layer, _ in rows]
+        levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
+        yield Table(title="Parameters by layer", columns=layer_columns(result), rows=rows, levels=levels)
+
+
+def _classes_table(result: History) -> Iterator[Table]:
+    files = [file for file in result.files if file.predictions]
+    if files:
+        inputs = enumerate(result.inputs[:_MOST_POINTS])
+        best = [Column("", record.name, shown=partial(_best_class, at), words=True) for at, record in inputs]
+        label = Column("label", "file", rank=0, words=True)
+        yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
+
+
+def _best_class(at: int, file: HistoryFile) -> str:
+    classes = [prediction.classes[:1] for prediction in file.predictions if prediction.input_index == at]
+    return (classes_text(classes[0]) if classes else "") or "-"
 
 
 def answer(result: History) -> list[str]:
@@ -64,6 +222,7 @@ def answer(result: History) -> list[str]:
     order = f"Files are in the order of {result.order}."
     return [
         headline(result),
+        *_other_rules(result),
         *_failures(result),
         *_equal_files(result),
         *_steps(result),
@@ -71,6 +230,12 @@ def answer(result: History) -> list[str]:
         order,
         result.scope,
     ]
+
+
+def _other_rules(result: History) -> Iterator[str]:
+    others = [verdict.rule for verdict in result.verdicts if verdict is not decisive(result)]
+    if others:
+        yield f"{counted(len(others), 'other verdict')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -207,36 +372,3 @@ def _best_classes(result: History) -> Iterator[str]:
             alike.setdefault(f"is {best[0][1]} in all files", []).append(name)
     for went, names in alike.items():
         yield f"The best class of {in_words(names)} {went}."
-
-
-def _verdict_lines(result: History, *, full: bool) -> Iterator[Text]:
-    """Yield the verdicts but for the one in the headline, and the message of each."""
-    most = decisive(result)
-    if most is None:
-        return
-    yield safe_line(f"{most.level.upper()} {most.rule}: {most.message}", style=_STYLES[most.level], overflow="fold")
-    others = [each for each in result.verdicts if each is not most]
-    for each in others if full else others[:_MOST_VERDICTS]:
-        heading = f"{each.level.upper()} {each.rule}"
-        if each.is_change:
-            line = f"{heading}: {sentence_of(each, result)}"
-        else:
-            at = f" at {places_text(each)}" if len(each.places) > 1 else ""
-            line = f"{heading}{at} {span_text(each, result)}: {each.message}"
-        yield safe_line(line, style=_STYLES[each.level], overflow="fold")
-    if not full and len(others) > _MOST_VERDICTS:
-        yield Text(f"… {len(others) - _MOST_VERDICTS} more, --full shows all", style="dim italic")
-
-
-def _files_table(result: History, width: int, *, full: bool) -> RenderableType:
-    levels = {at: each.level for each in reversed(result.verdicts) for at in each.files}
-    unread = {"unreadable": "red", "skipped": "dim"}
-    styles = [unread.get(each.status, _STYLES.get(levels.get(each.index, ""), "")) for each in result.files]
-    return draw_table(file_columns(result), result.files, width, styles, full=full)
-
-
-def _layers_table(result: History, width: int, *, full: bool) -> RenderableType | None:
-    rows = layer_rows(result)
-    about = [verdicts_on(layer, result) for layer, _ in rows]
-    styles = [_STYLES[verdicts[0].level] if verdicts else "" for verdicts in about]
-    return draw_table(layer_columns(result), rows, width, styles, full=full) if rows else None

@@ -1,0 +1,193 @@
+"""The parts of a document. A command describes its result with them; the printers draw them and know no command.
+
+`document_text` prints a document in a terminal, `html.document` as a page, `overviews.document` as a picture. A printer
+leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.render.columns import Column
+from hookscope.render.training_steps import Floats, HeatMap
+
+Level = Literal["", "good", "warn", "fail", "dim"]
+
+Facts = Sequence[tuple[str, str, bool]]
+"""Term, words, and whether they call for a look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingLine:
+    """A finding, or the findings of one rule that began together.
+
+    Attributes:
+        where: The places in a few words.
+        places: The name of each place, with when it ended there, in words; "" if it did not.
+        when: When the finding held: "from step 38 on".
+        spans: Starts and lengths of the times at which it held, of 1,000.
+    """
+
+    level: Literal["fail", "warn"]
+    rule: str
+    message: str
+    where: str = ""
+    places: Sequence[tuple[str, str]] = ()
+    when: str = ""
+    spans: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Findings, the most important first.
+
+    Attributes:
+        ends: Names of the two ends of the time line that `spans` of the findings lie on; empty for none.
+        all_in: The file that has all findings.
+    """
+
+    findings: Sequence[FindingLine]
+    ends: tuple[str, str] | tuple[()] = ()
+    all_in: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows with their declared columns.
+
+    Attributes:
+        levels: The level of each row; empty for none.
+        is_extra: Whether it is on the page only.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    levels: Sequence[Level] = ()
+    remark: str = ""
+    is_extra: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChart:
+    """Numbers over steps.
+
+    Attributes:
+        lines: The meaning of each line, with a value for each step as `as_floats` returns them; the main line last.
+        marks: A meaning, and whether each step has the mark.
+        is_extra: Whether it is on the page only.
+    """
+
+    title: str
+    lines: Sequence[tuple[str, Floats]]
+    marks: Sequence[tuple[str, NDArray[np.bool_]]] = ()
+    is_extra: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepCharts:
+    """Charts under each other over the same steps, which ascend, on an axis from `low` to `high`."""
+
+    steps: NDArray[np.int64]
+    low: int
+    high: int
+    charts: Sequence[StepChart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDetails:
+    """What the page shows of one row of heat maps, beside its values.
+
+    Attributes:
+        status: What stands for a row without values.
+        facts: Term and words, under `facts_title`.
+    """
+
+    kind: str
+    status: str = ""
+    findings: Sequence[FindingLine] = ()
+    facts_title: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeatMaps:
+    """Rows of a network over steps or files, as colours.
+
+    Attributes:
+        maps: Returns the heat maps with at most so many rows and columns.
+        details: Returns the details of the row of a name.
+        legend: What columns and colours mean.
+        empty: What stands in their place if there are none.
+        all_in: The file that has all rows.
+        example: A search that finds rows.
+        drawn: The keys of the maps in a picture; empty for all.
+    """
+
+    maps: Callable[[int, int], Sequence[HeatMap]]
+    details: Callable[[str], RowDetails]
+    legend: str
+    empty: str
+    all_in: str
+    example: str
+    drawn: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Sentences, each a paragraph of the page."""
+
+    sentences: Sequence[str]
+
+
+Part = Findings | Table | StepCharts | HeatMaps | Text
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Parts under a title.
+
+    Attributes:
+        key: Its anchor on the page.
+        name: Its title in the list of sections.
+    """
+
+    key: str
+    name: str
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A result as people read it.
+
+    Attributes:
+        title: What it is about; the picture has `subtitle` below it.
+        answer: The answer in sentences, the headline first; `level` is that of the headline.
+        warnings: Sentences, each with a name in front or "".
+        facts: What was looked at, and how.
+        making: Term and words of what is needed to reproduce it, beside what `RunRecord` holds.
+        main: Key of the section that a keyboard user skips to.
+    """
+
+    title: str
+    subtitle: str
+    page_title: str
+    answer: Sequence[str]
+    level: Level
+    warnings: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    facts: Facts = ()
+    sections: Sequence[Section]
+    making: Sequence[tuple[str, str]] = ()
+    main: str
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of all sections."""
+        return [part for section in self.sections for part in section.parts]

@@ -1,0 +1,252 @@
+"""A document as one HTML page."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.render.columns import number_text, percent_text
+from hookscope.render.document import (
+    Document,
+    Findings,
+    HeatMaps,
+    Part,
+    RowDetails,
+    StepChart,
+    StepCharts,
+    Table,
+)
+from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_steps
+from hookscope.render.html.page import PageTable, page_table, render_page
+from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
+from hookscope.render.training_steps import HeatMap
+from hookscope.results.runs.record import RunRecord
+from hookscope.text import counted, safe_text
+
+# A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
+_MOST_ROWS = 800
+_MOST_COLUMNS = 300
+_LEAST_COLUMNS = 60
+_MOST_CELLS = 300_000
+
+_MOST_FINDINGS = 200
+_FEW_FINDINGS = 12  # that are seen at once
+_MOST_PLACES = 400  # of a finding
+
+_PALETTE = "viridis"
+
+
+def document_html(document: Document, record: RunRecord | None = None) -> str:
+    """Return the page of a document; `record` is that of the run, if it is from one."""
+    maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
+    links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
+
+    def href(place: str) -> str:
+        """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
+        names = (place or "(model)", place.rpartition(".")[0] or "(model)")
+        under = (name for name in links if place and name.startswith(f"{place}."))
+        return next((links[name] for name in (*names, *under) if name in links), "")
+
+    return render_page(
+        "document.html",
+        {
+            "href": href,
+            "kind": lambda part: type(part).__name__,
+            "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part),
+        },
+        scripts=("fragment.js", "plots.js", "training.js"),
+        title=document.page_title,
+        document=document,
+        maps=maps.values(),
+        links=links,
+        few=_FEW_FINDINGS,
+        most_places=_MOST_PLACES,
+        frame=FRAME,
+        empty=Figure("", "", [], [], [], [], []),
+        making=_making(document, record),
+    )
+
+
+def _making(document: Document, record: RunRecord | None) -> list[tuple[str, str]]:
+    if record is None:
+        return [*document.making]
+    command = [("Command", record.command)] if record.command else []
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    return [*command, *document.making, ("Versions", versions), ("Platform", record.platform)]
+
+
+def _shown(part: Part) -> Any:
+    """Return what the template of a part draws."""
+    if isinstance(part, Findings):
+        shown = part.findings[:_MOST_FINDINGS]
+        return {"findings": shown, "left_out": len(part.findings) - len(shown)}
+    if isinstance(part, StepCharts):
+        return _figures(part)
+    if isinstance(part, Table):
+        return _page_table(part)
+    return None
+
+
+def _page_table(table: Table) -> PageTable:
+    notable = [level == "fail" for level in table.levels]
+    return page_table(table.title, table.columns, table.rows, notable=notable, remark=table.remark)
+
+
+def _figures(part: StepCharts) -> dict[str, Any]:
+    axis = StepAxis(part.low, part.high)
+    drawn = [_figure(part, chart, axis) for chart in part.charts]
+    return {
+        "figures": [figure for figure in drawn if figure is not None],
+        "columns": axis.places if len(part.steps) > axis.places else 0,
+    }
+
+
+def _figure(part: StepCharts, chart: StepChart, axis: StepAxis) -> Figure | None:
+    *others, main = chart.lines
+    lines = [*(("line other", *line) for line in others), ("line", *main)]
+    marked = np.logical_or.reduce([np.zeros(len(part.steps), np.bool_), *(steps for _, steps in chart.marks)])
+    meaning = " or ".join(name for name, steps in chart.marks if steps.any())
+    return over_steps(chart.title, axis, part.steps, lines, marked, meaning)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row of the heat maps, with the page that a click on it opens."""
+
+    name: str
+    number: int
+    details: RowDetails
+    tables: Sequence[PageTable]
+
+    @property
+    def href(self) -> str:
+        """Its place on the page."""
+        return f"#layer={quote(safe_text(self.name), safe='')}"
+
+
+@dataclass(frozen=True)
+class ShownMaps:
+    """Heat maps with the rows that they have together."""
+
+    part: HeatMaps
+
+    @cached_property
+    def maps(self) -> list["ShownMap"]:
+        """The maps, with as many columns as their rows leave room for."""
+        maps = self.part.maps(_MOST_ROWS, _MOST_COLUMNS)
+        rows = sum(len(heat.names) for heat in maps)
+        columns = max(_LEAST_COLUMNS, _MOST_CELLS // max(1, rows))
+        maps = maps if columns >= _MOST_COLUMNS else self.part.maps(_MOST_ROWS, columns)
+        return [ShownMap(heat, self.part.all_in) for heat in maps]
+
+    @cached_property
+    def rows(self) -> dict[str, ShownRow]:
+        """The rows by name, in the order of the maps."""
+        names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
+        details = {name: self.part.details(name) for name in names}
+        return {
+            name: ShownRow(name, number, row, [_page_table(table) for table in row.tables])
+            for number, (name, row) in enumerate(details.items())
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMap:
+    """A heat map with its picture; `all_in` is the file that has all rows."""
+
+    map: HeatMap
+    all_in: str
+
+    @property
+    def picture(self) -> str:
+        """A data URI of a PNG file with a pixel for each value."""
+        shares = self.map.shares()
+        levels = np.full(shares.shape, BACKGROUND, np.uint8)
+        levels[~np.isnan(shares)] = (shares[~np.isnan(shares)] * (LEVEL_COUNT - 1) + 0.5).astype(np.uint8)
+        levels[np.isinf(self.map.values)] = NON_FINITE
+        if not self.map.share:
+            levels[self.map.values == 0] = ALL_ZERO
+        return _png_uri(levels)
+
+    @property
+    def numbers(self) -> Markup:
+        """The values as 32-bit floats, little-endian, in base64; NaN for none, Inf for NaN and Inf."""
+        values, largest = self.map.values, float(np.finfo(np.float32).max)
+        in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+        text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
+        return Markup(text)  # noqa: S704 - letters, digits, + / =
+
+    @property
+    def scale(self) -> tuple[str, str, str] | None:
+        """A data URI of the colours from low to high, and the words at both ends; None without a scale."""
+        if self.map.scale is None:
+            return None
+        text = percent_text if self.map.share else number_text
+        low, high = self.map.scale
+        return _png_uri(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]), text(low), text(high)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was left out or thinned."""
+        heat, remarks = self.map, []
+        if heat.watched_count > len(heat.columns):
+            remarks.append(
+                f"{heat.watched_count:,} watched steps in {len(heat.columns)} columns: each shows the value furthest "
+                "from the row's median; the columns of numbers count all of them."
+            )
+        if heat.left_out:
+            remarks.append(
+                f"{counted(heat.left_out, 'row')} left out: those with verdicts or NaN are kept, the others are spread "
+                f"over the network. {self.all_in} has all."
+            )
+        return remarks
+
+    @property
+    def steps(self) -> str:
+        """The first and last step of each column: "1-1 100-199"."""
+        return " ".join(f"{first}-{last}" for first, last in self.map.columns)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns, safe to show; none for steps."""
+        return [*map(safe_text, self.map.column_names)]
+
+    @property
+    def ends(self) -> str:
+        """What the columns are: "steps 1 to 900"."""
+        if self.map.column_names:
+            return f"{self.map.column_names[0]} to {self.map.column_names[-1]}"
+        return f"steps {self.map.columns[0][0]:,} to {self.map.columns[-1][1]:,}"
+
+    def cells(self, row: int, status: str) -> list[tuple[str, str, str | float]]:
+        """Return key, text and sort value of each cell of a row; "" sorts last. A `status` is for a row of nothing."""
+        text = percent_text if self.map.share else number_text
+        last, (largest, step) = float(self.map.last[row]), self.map.largest[row]
+        words = "NaN or Inf" if np.isinf(last) else text(last)
+        if np.isnan(last):
+            words = status or "-"
+        broken = self.map.nonfinite_counts[row]
+        at = self.map.column_names[step - 1] if step and self.map.column_names else f"{step:,}"
+        return [
+            ("last", words, last if np.isfinite(last) else ""),
+            ("largest", text(largest) if step else "-", largest if step else ""),
+            ("at", at if step else "-", step or ""),
+            ("broken", f"{broken:,}", broken),
+        ]
+
+
+def _png_uri(levels: NDArray[np.uint8]) -> str:
+    colours, _, _ = grid_palette(_PALETTE)
+    image = Image.fromarray(levels, "P")
+    image.putpalette(colours)
+    stream = io.BytesIO()
+    image.save(stream, "PNG", optimize=True, transparency=BACKGROUND)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

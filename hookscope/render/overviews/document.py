@@ -1,0 +1,190 @@
+"""Draw a document as one picture: the answer, findings on a time line, charts over steps, heat maps."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from hookscope.render.columns import number_text, percent_text
+from hookscope.render.document import Document, Findings, HeatMaps, Level, Part, StepChart, StepCharts
+from hookscope.render.document_text import finding_line
+from hookscope.render.lettering import font, line_height
+from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.sheet import (
+    AMBER,
+    DIM,
+    GREEN,
+    INK,
+    INNER,
+    MARGIN,
+    NAME,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Block,
+    Colour,
+    Line,
+    draw_sheet,
+    fitting,
+    in_font,
+    text_block,
+    write,
+)
+from hookscope.render.palettes import colour_levels
+from hookscope.render.training_steps import HeatMap, columns_of, kept_runs, round_steps
+from hookscope.text import counted
+
+_MOST_FINDINGS = 8
+_MOST_COLUMNS = 500  # of a chart, about two pixels each
+
+# Pixels.
+_NAMES = 330  # left of a time line or a heat map, for the names
+_BAR = 12
+_MOST_ROWS = 36  # of a heat map
+_ROW = 17
+
+_LEVELS = 255
+_NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
+_COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "": INK}
+
+
+def draw_document(document: Document) -> Image.Image:
+    """Draw a document, 1,200 pixels wide."""
+    headline, *sentences = document.answer
+    answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
+    answer += [(sentence, TEXT, INK) for sentence in sentences]
+    heading = [(document.title, TITLE, INK), (document.subtitle, SMALL, DIM)]
+    blocks = [block for part in document.parts for block in _blocks(part)]
+    return draw_sheet([text_block(heading), text_block(answer), *blocks])
+
+
+def _blocks(part: Part) -> list[Block]:
+    if isinstance(part, Findings):
+        return [_time_line(part) if part.ends else _finding_lines(part)] if part.findings else []
+    if isinstance(part, StepCharts):
+        charts = [chart for chart in part.charts if not chart.is_extra]
+        return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
+    if isinstance(part, HeatMaps):
+        maps = [heat for heat in part.maps(_MOST_ROWS, INNER - _NAMES) if not part.drawn or heat.key in part.drawn]
+        maps = [heat for heat in maps if heat.values.any()]
+        return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
+    return []
+
+
+def _finding_lines(part: Findings) -> Block:
+    lines: list[Line] = [
+        (finding_line(finding), TEXT, _COLOURS[finding.level]) for finding in part.findings[:_MOST_FINDINGS]
+    ]
+    return text_block([*lines, *_more(part)])
+
+
+def _more(part: Findings) -> list[Line]:
+    more = len(part.findings) - _MOST_FINDINGS
+    return [(f"and {counted(more, 'more finding')}", SMALL, DIM)] if more > 0 else []
+
+
+def _time_line(part: Findings) -> Block:
+    findings, step = part.findings[:_MOST_FINDINGS], line_height(SMALL) + 8
+    left, unit = MARGIN + _NAMES, (INNER - _NAMES) / 1000
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        for finding in findings:
+            words = fitting(f"{finding.rule}  {finding.where}", SMALL, _NAMES - 16)
+            write(pen, [(words, SMALL, _COLOURS[finding.level])], top, MARGIN, _NAMES)
+            upper, lower = top + line_height(SMALL) // 2 - _BAR // 2, top + line_height(SMALL) // 2 + _BAR // 2
+            pen.rectangle([left, upper, MARGIN + INNER, lower], _GROUND)
+            for start, length in finding.spans:
+                begin = left + start * unit
+                pen.rectangle([begin, upper, begin + max(3, length * unit), lower], _COLOURS[finding.level])
+            top += step
+        write(pen, _more(part), top, MARGIN, _NAMES)
+        first, last = (fitting(end, SMALL, INNER // 3) for end in part.ends)
+        pen.text((left, top), first, DIM, font(SMALL))
+        pen.text((MARGIN + INNER - font(SMALL).getlength(last), top), last, DIM, font(SMALL))
+
+    return Block(len(findings) * step + line_height(SMALL), draw)
+
+
+def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
+    places, count = part.steps - part.low, part.high - part.low + 1
+    column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
+    colours = [ORANGE] * (len(chart.lines) - 1) + [BLUE]
+    lines = [(name, values, colour) for (name, values), colour in zip(chart.lines, colours, strict=True)]
+    broken = np.logical_or.reduce([np.isinf(values) for _, values, _ in lines])
+    marks = [Marks("NaN or Inf", places[broken].tolist(), VERMILION)]
+    marks += [Marks(name, places[marked].tolist(), AMBER, "triangle") for name, marked in chart.marks]
+    return Chart(
+        title=chart.title,
+        series=[Series(name, (), colour, runs=kept_runs(column, places, values)) for name, values, colour in lines],
+        count=count,
+        axis="linear" if any((values < 0).any() for _, values, _ in lines) else "log",
+        marks=marks,
+        names=[(step - part.low, f"{step:,}") for step in round_steps(part.low, part.high, 7)] if is_last else [],
+    )
+
+
+def _heat_block(heat: HeatMap) -> Block:
+    """Return a heat map: a row for each name, the scale above it, and below it which steps or files the columns are."""
+    head = line_height(NAME) + 8
+    title = heat.title if heat.column_names else f"{heat.title} over watched steps"
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        pen.text((MARGIN, top), in_font(title), INK, font(NAME))
+        _draw_scale(image, heat, top)
+        size = (INNER - _NAMES, _ROW * len(heat.names))
+        picture = Image.fromarray(_coloured(heat)).resize(size, Image.Resampling.NEAREST)
+        image.paste(picture, (MARGIN + _NAMES, top + head))
+        for row, name in enumerate(heat.names):
+            words = [(fitting(name, SMALL, _NAMES - 16), SMALL, INK)]
+            write(pen, words, top + head + row * _ROW - 1, MARGIN, _NAMES)
+        below = top + head + size[1] + 4
+        _write_columns(pen, heat, below)
+        if heat.left_out:
+            write(pen, [(f"{counted(heat.left_out, 'more row')}", SMALL, DIM)], below, MARGIN, _NAMES)
+
+    return Block(head + _ROW * len(heat.names) + 4 + line_height(SMALL), draw)
+
+
+def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
+    """Write the first and the last step, or as many names of columns as stand clear of each other, the last one too."""
+    drawn, right = font(SMALL), MARGIN + INNER
+    last = fitting(heat.column_names[-1], SMALL, INNER // 4) if heat.column_names else f"{heat.columns[-1][1]:,}"
+    names = heat.column_names or (f"step {heat.columns[0][0]:,}",)
+    end = right - drawn.getlength(last)
+    pen.text((end, top), last, DIM, drawn)
+    left = 0.0
+    for place, name in enumerate(names[: len(heat.columns) - 1] if heat.column_names else names):
+        at = MARGIN + _NAMES + (INNER - _NAMES) * place / len(heat.columns)
+        words = fitting(name, SMALL, INNER // 4)
+        if at >= left and at + drawn.getlength(words) + 10 <= end:
+            pen.text((at, top), words, DIM, drawn)
+            left = at + drawn.getlength(words) + 10
+
+
+def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
+    if heat.scale is None:
+        return
+    text = percent_text if heat.share else number_text
+    low, high = map(text, heat.scale)
+    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    right = MARGIN + INNER - drawn.getlength(high)
+    pen.text((right, top + 3), high, DIM, drawn)
+    bar = Image.fromarray(colour_levels("viridis", _LEVELS)[None]).resize((200, 10))
+    image.paste(bar, (round(right) - 208, top + 7))
+    pen.text((right - 216 - drawn.getlength(low), top + 3), low, DIM, drawn)
+
+
+def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
+    """Return the colours of a heat map, (rows, columns, 3)."""
+    shares = heat.shares()
+    known = ~np.isnan(shares)
+    result = np.full((*shares.shape, 3), _NOTHING, np.uint8)
+    result[known] = colour_levels("viridis", _LEVELS)[(shares[known] * (_LEVELS - 1) + 0.5).astype(np.int64)]
+    if not heat.share:
+        result[heat.values == 0] = _ZERO
+    result[np.isinf(heat.values)] = _NON_FINITE
+    return result
