@@ -17,21 +17,14 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from hookscope import options
-from hookscope.cli.activations import activations
-from hookscope.cli.attention import attention
-from hookscope.cli.attribute import attribute
 from hookscope.cli.check import check
-from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
-from hookscope.cli.diff import diff
 from hookscope.cli.doctor import doctor
-from hookscope.cli.grads import GradsCommand, grads
-from hookscope.cli.history import history
-from hookscope.cli.layers import layers
-from hookscope.cli.models import models
+from hookscope.cli.list_commands import checkpoint, layers, models
+from hookscope.cli.options import with_options
 from hookscope.cli.report import report as report_command
+from hookscope.cli.run_commands import GradsCommand, activations, attention, attribute, diff, grads, history, survey
 from hookscope.cli.sections import SectionedCommand
-from hookscope.cli.survey import survey
 from hookscope.cli.watch import WatchCommand, watch
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
@@ -106,20 +99,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
-app.command(cls=GradsCommand, short_help="Measure gradients and report what is wrong with them.")(grads)
-app.command(cls=SectionedCommand, short_help="Draw where a network looks in a picture.")(attribute)
-app.command(cls=SectionedCommand, short_help="Show what a transformer's attention looks at.")(attention)
-app.command(cls=SectionedCommand, short_help="Find where two networks begin to differ.")(diff)
-app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, for CI.")(check)
-app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
-app.command(cls=SectionedCommand, short_help="Find the first checkpoint at which a training broke.")(history)
-app.command(cls=SectionedCommand, short_help="Measure what channels do over a data set.")(survey)
-app.command(cls=WatchCommand, short_help="Run a training script unchanged, and watch it.")(watch)
-app.command(cls=SectionedCommand, short_help="List the modules of a network with shapes and costs.")(layers)
-app.command(cls=SectionedCommand, short_help="List the names that MODEL accepts.")(models)
-app.command(cls=SectionedCommand, short_help="List what is installed and what is missing.")(doctor)
-app.command("report", cls=SectionedCommand, short_help="Make one HTML page of a run.")(report_command)
+for _command, _summary, _kind in (
+    (activations, "Draw feature maps and measure activations.", SectionedCommand),
+    (grads, "Measure gradients and report what is wrong with them.", GradsCommand),
+    (attribute, "Draw where a network looks in a picture.", SectionedCommand),
+    (attention, "Show what a transformer's attention looks at.", SectionedCommand),
+    (diff, "Find where two networks begin to differ.", SectionedCommand),
+    (check, "Run checkpoints and judge them by rules, for CI.", SectionedCommand),
+    (checkpoint, "List the tensors in a weights file.", SectionedCommand),
+    (history, "Find the first checkpoint at which a training broke.", SectionedCommand),
+    (survey, "Measure what channels do over a data set.", SectionedCommand),
+    (watch, "Run a training script unchanged, and watch it.", WatchCommand),
+    (layers, "List the modules of a network with shapes and costs.", SectionedCommand),
+    (models, "List the names that MODEL accepts.", SectionedCommand),
+    (doctor, "List what is installed and what is missing.", SectionedCommand),
+    (report_command, "Make one HTML page of a run.", SectionedCommand),
+):
+    app.command(_command.__name__, cls=_kind, short_help=_summary)(with_options(_command))
 
 
 def _print_version(wanted: bool) -> None:

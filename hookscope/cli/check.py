@@ -20,7 +20,6 @@ from hookscope.cli.ci_output import (
 )
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import page_line
-from hookscope.cli.options import with_options
 from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
@@ -39,7 +38,6 @@ _CONFIG = Path("hookscope.toml")
 _SHARE_OF_MEMORY = 0.9
 
 
-@with_options
 def check(
     checkpoints: Annotated[
         list[str] | None,

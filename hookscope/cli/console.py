@@ -23,10 +23,14 @@ def report(error: HookscopeError) -> int:
 
     A usage error may have further lines: an expression, and a caret below the place that is wrong.
     """
-    lines = str(error).split("\n") if isinstance(error, UsageError) else [str(error)]
-    with suppress(OSError):  # where stderr cannot be written, only the exit code is left
-        typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
+    print_error(*str(error).split("\n")) if isinstance(error, UsageError) else print_error(str(error))
     return error.exit_code
+
+
+def print_error(*lines: str) -> None:
+    """Print the lines of an error to stderr; if that cannot be written, only the exit code is left."""
+    with suppress(OSError):
+        typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
 
 
 def consoles(*, json: bool) -> "tuple[Console, Console]":

@@ -37,18 +37,6 @@ def check_exports(run: Path, option: options.LinesOptions) -> None:
             raise OutputError(f"Cannot write to '{safe_text(str(option.page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
-def export(run: Path, consoles: "tuple[Console, Console]", option: options.OutputOptions, *, show: bool) -> None:
-    """Write the page of a run, and show its overview, if the options ask for them; consoles: tables, messages."""
-    if option.page is not None:
-        from hookscope.commands import report
-
-        print_page(report(run, option.page), consoles[0], option)
-    if show:
-        from hookscope.results.runs.directory import OVERVIEW
-
-        show_picture(run / OVERVIEW, *consoles, json=option.json)
-
-
 def print_page(page: Path, tables: "Console", option: options.LinesOptions) -> None:
     """Print the line about a page that was written."""
     if not option.quiet:

@@ -8,12 +8,10 @@ import typer
 from hookscope import options
 from hookscope.cli.console import consoles
 from hookscope.cli.exporters import check_tensorboard, print_page
-from hookscope.cli.options import with_options
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
 
-@with_options
 def report(
     run: Annotated[
         Path,
