@@ -47,13 +47,13 @@ def activations(
     ops: bool = False,
     repeats: bool = False,
     edit: Texts | Sequence[Edit] = (),
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
@@ -68,12 +68,12 @@ def activations(
     batch_size: int = 8,
     grids_for: int = 0,
     max_channels: int | None = None,
-    save_tensors: bool = False,
     device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
     cost: bool = False,
     verify: bool = True,
+    save_tensors: bool = False,
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Activations:
@@ -93,21 +93,21 @@ def activations(
         layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
             "layer3.*:cat" select operations.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        repeats: Keep the rows of modules that return their input unchanged.
+        repeats: Also show modules that return their input unchanged, such as dropout in eval mode.
         edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` of the result has
             their effect.
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
@@ -115,19 +115,19 @@ def activations(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         batch_size: Inputs per forward pass.
         grids_for: Keep feature maps for drawing, for the first `grids_for` inputs.
         max_channels: Keep at most the first `max_channels` channels of each feature map.
-        save_tensors: Keep the activations in `tensors` of the result; `save` then writes them too.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         cost: Also measure the cost of every module for the first input, in `cost` of the result: see `NetworkCost`.
         verify: Run the first batch again without hooks, and compare the outputs.
+        save_tensors: Keep the activations in `tensors` of the result; `save` then writes them too.
         on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
             raised.
@@ -149,13 +149,13 @@ def activations(
             ops=ops,
             repeats=repeats,
             edit=edit,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
@@ -170,12 +170,12 @@ def activations(
             batch_size=batch_size,
             grids_for=grids_for,
             max_channels=max_channels,
-            save_tensors=save_tensors,
             device=device,
             dtype=dtype,
             seed=seed,
             cost=cost,
             verify=verify,
+            save_tensors=save_tensors,
         ),
         on_progress=on_progress,
         on_error=on_error,
@@ -195,13 +195,13 @@ def grads(
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     layer: Texts = (),
     ops: bool = False,
     repeats: bool = False,
@@ -217,12 +217,12 @@ def grads(
     batch_size: int = 8,
     grids_for: int = 0,
     max_channels: int | None = None,
-    save_tensors: bool = False,
     device: str = "auto",
     dtype: Dtype | None = None,
-    autocast: Literal["bfloat16", "float16"] | None = None,
     seed: int = 0,
     verify: bool = True,
+    save_tensors: bool = False,
+    autocast: Literal["bfloat16", "float16"] | None = None,
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Gradients:
@@ -240,26 +240,26 @@ def grads(
             of the output, and of the target if there is one, that returns a 0-d tensor.
         target: Target of the loss: a class index or name, or one per input, "zeros", "noise", "self", a tensor or its
             file.
-        inputs: Also measure grad_input: the gradient of every layer's input along the path through the layer alone.
+        inputs: Also report grad_input: the gradient through the layer alone.
         mode: "train" for batch statistics and dropout as in training.
         per_image: Also differentiate the loss of every single input; the norms are in `inputs_alone` of the result.
         limit: Limits of rules: a mapping, `{"vanishing": 1e-5}`, or texts "NAME=VALUE".
         output_key: Which of several outputs the loss is computed from.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
             "layer3.*:cat" select operations.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        repeats: Keep the rows of modules that return their input unchanged.
+        repeats: Also show modules that return their input unchanged, such as dropout in eval mode.
         edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
             effect.
         input_shape: As for `activations`; None to infer it from the model.
@@ -267,19 +267,19 @@ def grads(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         batch_size: Inputs per forward pass.
         grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
         max_channels: Keep at most the first `max_channels` channels of each feature map.
-        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
-        autocast: Run forward pass and loss under autocast to this dtype.
         seed: Seed of random weights and random numbers.
         verify: Run the first batch again without hooks, and compare the outputs.
+        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
+        autocast: Run forward pass and loss under autocast.
         on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
             raised.
@@ -304,13 +304,13 @@ def grads(
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             layer=layer,
             ops=ops,
             repeats=repeats,
@@ -326,12 +326,12 @@ def grads(
             batch_size=batch_size,
             grids_for=grids_for,
             max_channels=max_channels,
-            save_tensors=save_tensors,
             device=device,
             dtype=dtype,
-            autocast=autocast,
             seed=seed,
             verify=verify,
+            save_tensors=save_tensors,
+            autocast=autocast,
         ),
         on_progress=on_progress,
         on_error=on_error,
@@ -342,22 +342,22 @@ def attribute(
     model: Model,
     images: Images = (),
     *,
+    tokens: str | None = None,
     method: Method = "grad-cam",
     target: str | int | Sequence[str | int] = (),
     top: int | None = None,
     layer: Texts = (),
-    tokens: str | None = None,
     sanity: Literal["none", "quick", "full"] = "quick",
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -386,6 +386,8 @@ def attribute(
         model: A module, the result of `load_model`, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
         images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
             tensors for several arguments by position, a mapping for arguments by name.
+        tokens: How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other
+            tokens behind the patches: grid=8x8,suffix=12.
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
             "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
             formulas are in `hookscope.attribution`.
@@ -395,21 +397,19 @@ def attribute(
             separated by commas, gets a map.
         top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
         layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
         sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
-        output_key: Which of several outputs holds the scores.
+        output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
@@ -417,7 +417,7 @@ def attribute(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
@@ -440,22 +440,22 @@ def attribute(
         model,
         images,
         option=options.Attribute(
+            tokens=tokens,
             method=method,
             target=target,
             top=top,
             layer=layer,
-            tokens=tokens,
             sanity=sanity,
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             input_shape=input_shape,
             resize=resize,
             crop=crop,
@@ -478,19 +478,19 @@ def attention(
     model: Model,
     images: Images = (),
     *,
+    tokens: str | None = None,
     block: str | int | Sequence[str | int] = (),
     head: int | Sequence[int] = (),
     query: Texts = (),
     rollout: bool = False,
     numbers: bool = True,
-    tokens: str | None = None,
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -523,6 +523,8 @@ def attention(
         model: A module, the result of `load_model`, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
         images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
             tensors for several arguments by position, a mapping for arguments by name.
+        tokens: How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other
+            tokens behind the patches: grid=8x8,suffix=12.
         block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
         head: Which heads to draw, from 0; none means the mean over heads.
         query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph; or a list of
@@ -530,16 +532,15 @@ def attention(
         rollout: Also follow attention through all blocks.
         numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
             little more than the forward pass.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
@@ -547,7 +548,7 @@ def attention(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
@@ -573,19 +574,19 @@ def attention(
         model,
         images,
         option=options.Attention(
+            tokens=tokens,
             block=block,
             head=head,
             query=query,
             rollout=rollout,
             numbers=numbers,
-            tokens=tokens,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             input_shape=input_shape,
             resize=resize,
             crop=crop,
@@ -613,20 +614,19 @@ def diff(
     *,
     layer: Texts = (),
     ops: bool = False,
-    map: Texts = (),  # noqa: A002
     reference: Literal["float64"] | None = None,
     shadow: bool = False,
     grads: bool = False,
     loss: str | Callable[..., object] | None = None,
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     fail_over: Texts = (),
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     weights_b: str | None = None,
     input_b: Images = (),
     device_b: str | None = None,
@@ -651,6 +651,7 @@ def diff(
     device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
+    map: Texts = (),  # noqa: A002
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Differences:
@@ -674,9 +675,8 @@ def diff(
             network.
         layer: Layers of A whose rows are shown.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        map: Pairs of layers with different names, "encoder.*=backbone.*".
-        reference: "float64": also run A's weights in float64, and measure the error of A and of B against them.
-        shadow: Also run every layer of B on A's input, which shows how much the layer itself adds to the difference.
+        reference: Also run A's weights in float64, and measure the errors of A and B against it: is B worse?
+        shadow: Also run each layer of B on A's input: how much the layer itself adds.
         grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
             summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
             backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
@@ -684,21 +684,22 @@ def diff(
         loss: As for `grads`; default: "projection".
         target: As for `grads`; without a target, A and B compute one each.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         weights_b: As `weights`, for B; default: A's.
         input_b: Inputs of B instead of `images`, one per image in the same order, such as padded or cropped pictures.
             Inputs then run one by one; rows with different shapes are not compared.
         device_b: As `device`, for B; default: A's.
-        dtype_b: As `dtype`, for B; default: A's.
+        dtype_b: Run B in this dtype. Default: A's.
         autocast_b: Run B under autocast to this dtype.
-        mode_b: "train" runs B with batch statistics and dropout as in training.
+        mode_b: Run B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
         compile_b: Run B through torch.compile. The output comes from the whole network, compiled in one piece; the rows
             come from blocks that are compiled one by one, and `layer` can make these blocks smaller.
@@ -710,18 +711,18 @@ def diff(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         output_key: Which of several outputs is compared and differentiated; None for all.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
         batch_size: Inputs per forward pass.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
+        map: Pairs of layers with different names, "encoder.*=backbone.*".
         on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
             raised.
@@ -739,20 +740,19 @@ def diff(
         option=options.Diff(
             layer=layer,
             ops=ops,
-            map=map,
             reference=reference,
             shadow=shadow,
             grads=grads,
             loss=loss,
             target=target,
             fail_over=fail_over,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             weights_b=weights_b,
             input_b=input_b,
             device_b=device_b,
@@ -777,6 +777,7 @@ def diff(
             device=device,
             dtype=dtype,
             seed=seed,
+            map=map,
         ),
         on_progress=on_progress,
         on_error=on_error,
@@ -788,13 +789,13 @@ def layers(
     *,
     layer: Texts = (),
     ops: bool = False,
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     input_shape: NoiseShapes | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
     cost: bool = False,
@@ -812,19 +813,20 @@ def layers(
     Args:
         model: As for `activations`.
         layer: Patterns to mark; default: modules that own parameters, and leaves.
-        ops: Also list the operations that the network's own code calls.
-        weights: A file or a name of weights, which must load; "auto" and "none" load none: no values are needed.
-        arch: The network that a weights file belongs to; None to recognise it.
+        ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: A file or a name of weights, which must load; "auto" and "none" load none: no values are needed.
         input_shape: Noise, as for `activations`; None to infer its shape from the model.
         input: Inputs by name, as for `activations`; tensors replace the noise.
         cost: Also measure the cost of every module, in `cost` of the result: see `NetworkCost`. MODEL then also runs on
             the CPU; if it takes more than half of this machine's memory, there are no times.
-        depth: Leave out modules below this depth; 0 lists only the whole model.
+        depth: Show modules down to this depth: 1 for the network and its children.
 
     Returns:
         The modules: `table["layer1.0.conv1"]` is a row.
@@ -837,13 +839,13 @@ def layers(
         option=options.Layers(
             layer=layer,
             ops=ops,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             input_shape=input_shape,
             input=input,
             cost=cost,
@@ -855,9 +857,9 @@ def layers(
 def check(
     checkpoint: Model | Mapping[str, Any],
     *,
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
     allow_global: Texts = (),
@@ -877,12 +879,12 @@ def check(
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
     config: str | Path | None = None,
-    baseline: str | Path | None = None,
     select: Texts = (),
     ignore: Texts = (),
     limit: Texts | Mapping[str, float] = (),
     evidence: str | Path | None = None,
     device: str = "cpu",
+    baseline: str | Path | None = None,
 ) -> CheckReport:
     """Check one checkpoint by the rules of `hookscope check`; the network runs in this process.
 
@@ -896,40 +898,40 @@ def check(
         checkpoint: A weights file or any other form of MODEL; a module, which stays on its device; or a state dict,
             also inside the dict that a training script saves. A state dict is judged by its values alone, without a
             network.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         arch: The network that a weights file belongs to; "none" to judge the stored values without a network; None for
             the network of the configuration, or to recognise it.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
         allow_global: Globs over classes and functions that the file's pickle may name in addition to plain data. They
             are skipped, never imported.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-        trust: Let a weights file run code while it is read.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
             label on each line, or a JSON file of labels by path; with `multi_label`, a picture may have several labels.
-        survey: Run directory of a survey of this network: rules about activations then judge all of its inputs.
+        survey: Run directory of `survey` of this network: rules about activations then judge all of its inputs.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         config: The configuration file; default: the one in the working directory, else the built-in defaults.
-        baseline: File written by `--update-baseline`; default: the configuration's, if any.
         select: Rules or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
         limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
             override the configuration and the defaults.
         evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
-        device: For MODEL: where it runs.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        baseline: File written by `--update-baseline`; default: the configuration's, if any.
 
     Returns:
         The report. If the checkpoint cannot be read or run, its `error` has the reason.
@@ -941,9 +943,9 @@ def check(
     return commands.check(
         checkpoint,
         option=options.Check(
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
             allow_global=allow_global,
@@ -963,12 +965,12 @@ def check(
             batch_axis=batch_axis,
             input=input,
             config=config,
-            baseline=baseline,
             select=select,
             ignore=ignore,
             limit=limit,
             evidence=evidence,
             device=device,
+            baseline=baseline,
         ),
     )
 
@@ -977,9 +979,9 @@ def history(
     files: Texts | Sequence[Path] | Path,
     images: Images = (),
     *,
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
     allow_global: Texts = (),
@@ -997,8 +999,8 @@ def history(
     select: Texts = (),
     ignore: Texts = (),
     limit: Texts | Mapping[str, float] = (),
-    bisect: bool = False,
     device: str = "cpu",
+    bisect: bool = False,
     on_progress: OnProgress | None = None,
 ) -> History:
     """Follow a training by its checkpoints: how the weights moved, and which file is the first to break a rule.
@@ -1013,13 +1015,14 @@ def history(
         files: Weights files, folders of them or globs; at least two files. They are taken in the order of the epochs or
             steps that they store, else in natural order of names: "epoch_2.pt" before "epoch_10.pt".
         images: Run the network over these with the weights of each file, and judge by all rules.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
             network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
-        allow_global: As for `check`.
+        allow_global: Globs over classes and functions that the file's pickle may name in addition to plain data. They
+            are skipped, never imported.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
         input_shape: Noise to run the network over, as for `activations`.
@@ -1027,17 +1030,18 @@ def history(
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
-        config: The configuration of `check`; None for that of the working directory, else the defaults.
-        select: Rules of `check` or globs to judge by; default: all rules that are on.
+        config: The configuration file; default: the one in the working directory, else the built-in defaults.
+        select: Rules or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
-        limit: Limits of rules, as for `check`.
+        limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
+            override the configuration and the defaults.
+        device: auto, cpu, cuda, cuda:1 or mps.
         bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
             break it too.
-        device: Where the network runs.
         on_progress: Called after each batch with the number of inputs finished and their total.
 
     Returns:
@@ -1052,9 +1056,9 @@ def history(
         files,
         images,
         option=options.History(
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
             allow_global=allow_global,
@@ -1072,8 +1076,8 @@ def history(
             select=select,
             ignore=ignore,
             limit=limit,
-            bisect=bisect,
             device=device,
+            bisect=bisect,
         ),
         on_progress=on_progress,
     )
@@ -1085,18 +1089,18 @@ def survey(
     *,
     layer: Texts = (),
     ops: bool = False,
+    pool: Literal["avg", "max", "cls", "none"] = "avg",
+    features_dtype: Literal["float32", "float16"] = "float32",
     top: int = 9,
     by_class: bool = False,
     features: str | Path | None = None,
-    pool: Literal["avg", "max", "cls", "none"] = "avg",
-    features_dtype: Literal["float32", "float16"] = "float32",
-    weights: str = "auto",
+    key: str | None = None,
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
-    key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    weights: str = "auto",
     classes: Classes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -1132,28 +1136,29 @@ def survey(
         layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
             "layer3.*:cat" select operations.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
+        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
+            first token; "none" keeps them.
+        features_dtype: Store features in this dtype.
         top: For every channel, list this many of the inputs that excite it most.
         by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
             measure how selective channels are for classes.
         features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
             with one file per chunk; a JSON file next to it lists the inputs.
-        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
-            first token; "none" keeps them.
-        features_dtype: Store features in this dtype.
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         batch_size: Inputs per forward pass; a different batch size may change the last bits of the results.
         chunk_size: Files per chunk, or inputs if they are in memory. A file of several inputs is in one chunk.
@@ -1182,18 +1187,18 @@ def survey(
         option=options.Survey(
             layer=layer,
             ops=ops,
+            pool=pool,
+            features_dtype=features_dtype,
             top=top,
             by_class=by_class,
             features=features,
-            pool=pool,
-            features_dtype=features_dtype,
-            weights=weights,
+            key=key,
             arch=arch,
             model_arg=model_arg,
-            trust=trust,
-            key=key,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            weights=weights,
             classes=classes,
             resize=resize,
             crop=crop,
@@ -1244,7 +1249,8 @@ def features(
         out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
             next to it lists the inputs and their labels, and is written last.
         layer: Patterns of the layers, as for `activations`.
-        pool: As for `survey`.
+        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
+            first token; "none" keeps them.
         features_dtype: Store features in this dtype.
         seed: Seed of random weights and random numbers.
 
@@ -1339,7 +1345,7 @@ def watch(
         model: The network, or a list or dict of several; names then begin with the class or the key. Activations of
             compiled networks are measured with `eager_forward` only.
         optimizer: The optimiser, or a list of several.
-        every: Number of steps from one watched step to the next.
+        every: Measure weights, updates and activations at every Nth step.
         layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
         eager_forward: Measure activations of compiled networks too: at watched steps the network runs once more,
             eagerly and without gradients, on the first batch. Everything that this changes is put back.

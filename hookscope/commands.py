@@ -526,9 +526,6 @@ def features(
         out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
             next to it lists the inputs and their labels, and is written last.
         layer: Patterns of the layers, as for `activations`.
-        pool: As for `survey`.
-        features_dtype: Store features in this dtype.
-        seed: Seed of random weights and random numbers.
 
     Returns:
         The files, and the shape of each tensor.

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
@@ -273,7 +274,7 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
     if not (is_unknown and option.startswith("--") and name.isidentifier()):
         return ""
     # An option of other commands is hardly meant for the network.
-    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in options.options_of(kind)}
+    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in fields(kind)}
     return "" if name in elsewhere else f". If it is an argument of forward, write --input {name}=VALUE"
 
 
