@@ -37,13 +37,14 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
 
-# What the command line takes for an option of a type, where it is not that type.
+# What the command line takes for an option of a type, where it is not that type, nor texts because it is repeatable.
 _ON_COMMAND_LINE: Mapping[Any, Any] = {
-    **dict.fromkeys(
-        (Texts, Arguments, Limits, "NoiseShapes | None", "Texts | Sequence[Edit]", "Images"), list[str] | None
-    ),
     **dict.fromkeys((Sizes | None, Numbers | None, str | int | None, "Classes | None", "Target"), str | None),
+    **dict.fromkeys((str | Callable[..., object], "Method"), str),
+    str | Callable[..., object] | None: str | None,
     File | None: Path | None,
+    "NoiseShapes | None": list[str] | None,
+    int | Sequence[int]: list[int] | None,
 }
 
 # Headings in the help, in their order.
@@ -83,7 +84,6 @@ class OnCommandLine:
         help: Names and metavar, two blanks, and what it does: "--layer -l PATTERN  Layers by name". A name that is not
             given is the field's.
         section: The heading in the help; "" for that of the class.
-        text: The type that text is turned into; None for what `_ON_COMMAND_LINE` has, or the field's.
         bounds: Least and largest number.
         command_default: Where it is not the field's.
         is_python: Whether the Python function has it.
@@ -91,7 +91,6 @@ class OnCommandLine:
 
     help: str
     section: str = ""
-    text: Any = None
     bounds: tuple[float | None, float | None] = (None, None)
     command_default: Any = None
     is_python: bool = True
@@ -133,7 +132,7 @@ def on_command_line(each: "Field[Any]") -> OnCommandLine:
 
 def text_type(each: "Field[Any]") -> Any:
     """Return the type that the command line turns an option's text into."""
-    return on_command_line(each).text or _ON_COMMAND_LINE.get(each.type, each.type)
+    return _ON_COMMAND_LINE.get(each.type, list[str] | None if each.default == () else each.type)
 
 
 def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
@@ -156,8 +155,6 @@ _HINTS = {
     "dtype": " Give its name, such as 'float64'.",
     "device": " Give its name, such as 'cuda:1'.",
 }
-# Types of options that hold several values.
-_SEVERAL = (Texts, Arguments, Limits, "Texts | Sequence[Edit]", str | int | Sequence[str | int], int | Sequence[int])
 
 
 def _init(self: Any, **given: Any) -> None:
@@ -177,7 +174,7 @@ def _settle(self: Any) -> None:
         if value is each.default:
             continue
         _refuse_other_types(each, value)
-        if each.type in _SEVERAL and not isinstance(value, Mapping):
+        if each.default == () and each.type != "Images" and not isinstance(value, Mapping):
             object.__setattr__(self, each.name, tuple(value) if isinstance(value, list | tuple) else (value,))
         least, most = on_command_line(each).bounds
         if isinstance(value, int | float) and value != each.default:
@@ -607,7 +604,6 @@ class GradientOptions:
         "projection",
         "LOSS  ce, bce, mse, l1, huber, nll, sum, logit, projection (a seeded random projection of all outputs), or "
         "file.py:function.",
-        text=str,
     )
     target: "Target" = option(
         None,
@@ -688,13 +684,11 @@ class LookOptions(TokensOption):
         "grad-cam",
         "METHOD  Maps of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Maps of the input itself: gradient, "
         "input-x-gradient, guided-backprop; with hookscope[attribute] integrated-gradients, smoothgrad, occlusion.",
-        text=str,
     )
     target: str | int | Sequence[str | int] = option(
         (),
         "TARGET  What to explain: a class by name or index, one against another (tabby-tiger cat), box:0 of a "
         "detector, or file.py:function; repeatable, or with commas. Default: the best class of each input.",
-        text=list[str] | None,
     )
     top: int | None = option(None, "N  Explain the N best classes of each input.", bounds=(1, None))
     layer: Texts = option(
@@ -731,11 +725,8 @@ class HeadOptions(TokensOption):
         (),
         "BLOCK  Block to draw: its position among those seen (0, or -1 for the last), or its name; repeatable. "
         "Default: the last.",
-        text=list[str] | None,
     )
-    head: int | Sequence[int] = option(
-        (), "N  Head to draw, from 0; repeatable. Default: the mean over heads.", text=list[int] | None
-    )
+    head: int | Sequence[int] = option((), "N  Head to draw, from 0; repeatable. Default: the mean over heads.")
     query: Texts = option(
         (),
         "QUERY  Whose attention to draw: cls, register:1, mean, or the x,y of a pixel of the photograph; repeatable. "
@@ -786,10 +777,10 @@ class ComparisonOptions:
         "all gradients of a batch, beyond 2 GiB in a temporary file.",
     )
     loss: str | Callable[..., object] | None = option(
-        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`.", text=str | None
+        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`."
     )
     target: "Target" = option(
-        None, "TARGET  As --target of `grads`; the default is computed from each side's own output.", text=str | None
+        None, "TARGET  As --target of `grads`; the default is computed from each side's own output."
     )
     fail_over: Texts = option(
         (),
@@ -824,9 +815,7 @@ class OtherOptions:
     mode_b: Mode = option("eval", "Run B with batch statistics and dropout as in training.")
     threads_b: int | None = option(None, "N  Threads that B computes with on the CPU.", bounds=(1, None))
     compile_b: bool = option(False, "Run B through torch.compile: the output compiled whole, rows block by block.")
-    edit_b: "Texts | Sequence[Edit]" = option(
-        (), "EDIT  Change B, as --edit of `activations`; repeatable.", text=list[str] | None
-    )
+    edit_b: "Texts | Sequence[Edit]" = option((), "EDIT  Change B, as --edit of `activations`; repeatable.")
 
 
 @group(FILES)
@@ -922,7 +911,6 @@ class CheckInputs:
         None,
         "PATH  Labelled pictures: a folder of class folders, a CSV file with path,label per line, or JSON. With "
         "--multi-label, several labels each.",
-        text=str | None,
     )
     survey: File | None = option(
         None, "DIR  Run directory of `survey` of this network: rules about activations then judge all of its inputs."
