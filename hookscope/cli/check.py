@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import (
-    check_ci_files,
-    chosen_format,
-    ci_writers,
-    print_annotations,
-    step_summary,
-    write_each,
-)
+from hookscope.cli.ci_output import CiOutput, ci_output, write_each
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import page_line
 from hookscope.errors import OutputError, UsageError, most_severe
@@ -74,6 +67,7 @@ def check(
     from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
+    from hookscope.results.runs.reports import check_report_target
 
     config = None if option.config is None else Path(option.config)
     evidence = None if option.evidence is None else Path(option.evidence)
@@ -86,23 +80,23 @@ def check(
         settings = with_limits(with_options(read_settings(config, Path()), option), option.limit)
         wanted = wanted_rules(settings, option.select, option.ignore)
         found = find_checkpoints(checkpoints)
-        chosen = chosen_format(option.report_format)
-        summary = step_summary(chosen)
         known = _known_baseline(settings, found, renews=option.update_baseline)
         if not option.update_baseline:
             refuse_unused_limits(check_limits(option.limit), wanted, settings, known)
-        _check_targets(option, summary)
+        ci = ci_output(option)
+        if option.page is not None:
+            check_report_target(option.page)
         work = [
             CheckJob(name, settings, wanted, option.trust, option.device, known, folder, option.update_baseline)
             for name, folder in zip(found, _evidence_folders(evidence, found), strict=True)
         ]
-        tables, messages = consoles(json=chosen in ("json", "markdown"))
+        tables, messages = consoles(json=ci.format in ("json", "markdown"))
         at_once = min(option.jobs, len(found))
         results = _run(work, _limits(option, at_once), at_once, messages)
         reports = [each.report for each in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
         writers = [
-            *ci_writers(reports, option.junit, summary, seconds=seconds, job=job),
+            *ci.writers(reports, seconds=seconds, job=job),
             *_page_writer(reports, option.page, seconds),
         ]
         if option.update_baseline:
@@ -110,7 +104,7 @@ def check(
         if option.sarif is not None:
             writers.append(partial(write_sarif, option.sarif, reports, config))
         failures = write_each(writers)
-    _show(reports, chosen, tables, job, time.perf_counter() - began)
+    _show(reports, ci, tables, job, time.perf_counter() - began)
     if option.page is not None and not failures:
         tables.print(page_line(option.page), soft_wrap=True)
     _say_no_evidence(reports, evidence)
@@ -160,14 +154,6 @@ def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: 
         raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
     check_writable(settings.baseline, "--baseline")
     return None
-
-
-def _check_targets(option: options.Check, summary: Path | None) -> None:
-    from hookscope.results.runs.reports import check_report_target
-
-    check_ci_files(option.junit, summary)
-    if option.page is not None:
-        check_report_target(option.page)
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
@@ -243,21 +229,16 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     typer.echo(f"hookscope: wrote the baseline to {path}{failed}; review the change before you commit it.", err=True)
 
 
-def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job: str, seconds: float) -> None:
-    if chosen == "json":
+def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job: str, seconds: float) -> None:
+    if ci.format == "json":
         from hookscope.results.check import checks_to_json
 
         typer.echo(checks_to_json(reports), nl=False)
-    elif chosen == "markdown":
-        from hookscope.render.github import checks_to_markdown
-
-        typer.echo(checks_to_markdown(reports, seconds=seconds, job=job), nl=False)
-    else:
+    elif ci.format != "markdown":
         from hookscope.render.check_report import check_report
 
         tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
-    if chosen == "github":
-        print_annotations(reports)
+    ci.print(reports, seconds=seconds, job=job)
 
 
 def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import (
-    check_ci_files,
-    chosen_format,
-    ci_writers,
-    print_annotations,
-    step_summary,
-    write_each,
-)
+from hookscope.cli.ci_output import ci_output, write_each
 from hookscope.cli.console import print_error
 from hookscope.cli.options import Images, Model
 from hookscope.cli.run import Run, check_early, report_all, start_run
@@ -30,7 +23,6 @@ if TYPE_CHECKING:
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
-    from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
     from hookscope.results.survey import Survey
 
@@ -205,16 +197,15 @@ def diff(
     hookscope diff hookscope-runs/before hookscope-runs/after
     """
     from hookscope import commands
+    from hookscope.render.differences_text import differences_as_check
 
-    chosen = chosen_format(option.report_format)
-    summary = step_summary(chosen)
     images = images or []
     has_inputs = bool(images or option.input or option.input_shape)
     check_early(option, images, a, b)
     otherwise = ("inputs" if option.input else "noise") if has_inputs else Path(b).stem
     models = [a, b] if has_inputs else [a]
-    run = start_run("diff", models, option, images, otherwise, takes_stdout=chosen == "markdown")
-    check_ci_files(option.junit, summary)
+    ci = ci_output(option)
+    run = start_run("diff", models, option, images, otherwise, takes_stdout=ci.format == "markdown")
     with run.progress() as advance:
         try:
             result = commands.diff(a, b, images, option=option, on_progress=advance, on_error=run.failures.append)
@@ -223,23 +214,10 @@ def diff(
             return report_all([*run.failures, *([] if str(error) in said else [error])])
     run.show(result)
     folder = run.save(result)
-    run.failures.extend(_write_for_ci(result, option, chosen, summary))
-    return run.end(result, folder, EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE)
-
-
-def _write_for_ci(
-    result: "Differences", option: options.Diff, chosen: str, summary: Path | None
-) -> list[HookscopeError]:
-    """Write the conditions for CI; return what could not be written."""
-    from hookscope.render.differences_text import differences_as_check
-    from hookscope.render.github import checks_to_markdown
-
     checked = [differences_as_check(result, tuple(option.fail_over))]
-    if chosen == "markdown":
-        typer.echo(checks_to_markdown(checked), nl=False)
-    if chosen == "github":
-        print_annotations(checked)
-    return write_each(ci_writers(checked, option.junit, summary))
+    ci.print(checked)
+    run.failures.extend(write_each(ci.writers(checked)))
+    return run.end(result, folder, EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE)
 
 
 def history(
