@@ -12,7 +12,7 @@ import typer
 from hookscope import options
 from hookscope.cli.ci_output import CiOutput, ci_output, write_each
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.cli.exporters import page_line
+from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
@@ -106,7 +106,7 @@ def check(
         failures = write_each(writers)
     _show(reports, ci, tables, job, time.perf_counter() - began)
     if option.page is not None and not failures:
-        tables.print(page_line(option.page), soft_wrap=True)
+        print_page(option.page, tables)
     _say_no_evidence(reports, evidence)
     _show_bugs(results)
     return most_severe([*(each.exit_code for each in reports), *map(report, failures)])

@@ -37,10 +37,11 @@ def check_exports(run: Path, option: options.LinesOptions) -> None:
             raise OutputError(f"Cannot write to '{safe_text(str(option.page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
-def print_page(page: Path, tables: "Console", option: options.LinesOptions) -> None:
+def print_page(page: Path, tables: "Console") -> None:
     """Print the line about a page that was written."""
-    if not option.quiet:
-        tables.print(page_line(page), soft_wrap=True)
+    megabytes = page.stat().st_size / 1e6
+    size = f"{megabytes:.1f}" if megabytes >= 0.05 else "under 0.1"
+    tables.print(f"Report: {safe_text(str(page))} ({size} MB)", soft_wrap=True)
 
 
 def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
@@ -75,12 +76,6 @@ def is_interactive(console: "Console") -> bool:
         # A process in the background that touches the terminal's mode is stopped.
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     return False
-
-
-def page_line(page: Path) -> str:
-    """Return the line about a page that was written."""
-    megabytes = page.stat().st_size / 1e6
-    return f"Report: {safe_text(str(page))} ({f'{megabytes:.1f}' if megabytes >= 0.05 else 'under 0.1'} MB)"
 
 
 def check_tensorboard(folder: Path, run: Path) -> None:

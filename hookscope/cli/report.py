@@ -41,7 +41,9 @@ def report(
         raise UsageError(
             "--tensorboard is for a watched training. For another run, give it to the command that makes the run."
         )
-    print_page(commands.report(run, option.out), consoles(json=False)[0], option)
+    page = commands.report(run, option.out)
+    if not option.quiet:
+        print_page(page, consoles(json=False)[0])
     return 0
 
 
@@ -71,5 +73,6 @@ def _report_training(run: Path, option: options.Report) -> int:
         from hookscope.cli.tensorboard import write_training
 
         write_training(option.tensorboard, log)
-    print_page(page, tables, option)
+    if not option.quiet:
+        print_page(page, tables)
     return 0

@@ -100,7 +100,9 @@ class Run:
         if option.page is not None:
             from hookscope.commands import report
 
-            print_page(report(saved.folder, option.page), tables, option)
+            page = report(saved.folder, option.page)
+            if not option.quiet:
+                print_page(page, tables)
         if isinstance(option, options.ShowOption) and option.show:
             show_picture(saved.folder / OVERVIEW, tables, self.messages, json=option.json)
         return saved.folder
