@@ -246,6 +246,7 @@ def diff(
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
     from hookscope.differences.compare_networks import compare_networks
+    from hookscope.differences.compare_weights import compare_weights
     from hookscope.differences.compared_networks import sides
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.results.runs.reading import is_run
@@ -265,7 +266,8 @@ def diff(
     of_a, of_b = sides(names[0], names[1], option)
     if not of_inputs:
         _refuse(of_passes, "without IMAGE, only weights are compared")
-        return _compared_weights((a, of_a), (a if _is_same(b) else b, of_b), option)
+        weights = _weights(a, of_a), _weights(a if _is_same(b) else b, of_b)
+        return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
     own, other = (_with_classes(each, option) for each in _two_models((a, of_a), (b, of_b), option))
@@ -305,7 +307,9 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     Raises:
         HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
+    from hookscope.inspection.device import fits_into_memory
     from hookscope.models import build_on_meta, load_model, parse_model
+    from hookscope.models.construction import built_of_zeros
     from hookscope.results.noise_shapes import parse_noise_shapes
 
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)
@@ -328,8 +332,9 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
             # Data-dependent code (non-maximum suppression, say) needs values.
             loaded = real = load_model(str(model), weights=weights, **given)
         elif first is not None:
+            # It ran on the meta device, so nothing depends on values: zeros are timed, if they fit into memory.
             load = partial(load_model, str(model), weights=weights, **given)
-            real = _with_any_values(loaded, load) if option.cost else None
+            real = built_of_zeros(load) if option.cost and fits_into_memory(loaded.module) else None
         table = table_of(loaded, option.layer) if first is None or first.failure is not None or option.layer else first
         remarks = table.warnings[len(loaded.warnings) :]
         table = replace(table, warnings=(*warnings, *remarks), notes=notes)
@@ -781,14 +786,6 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
 
 
-def _compared_weights(
-    a: tuple[Model, options.Diff], b: tuple[Model, options.Diff], option: options.Diff
-) -> Differences:
-    from hookscope.differences.compare_weights import compare_weights
-
-    return compare_weights(_weights(*a), _weights(*b), maps=option.map, fail_over=option.fail_over)
-
-
 def _how_b_runs(option: options.Diff, *, other_inputs: bool) -> RunOptions:
     """Return how B runs, with what differs from A in words."""
     from hookscope.differences.compare_networks import RunOptions
@@ -875,8 +872,6 @@ def _module_table(
     option: options.Layers,
 ) -> ModuleTable:
     """List modules after a pass over noise or inputs by name; a warning has the reason if there was none."""
-    from hookscope.inputs import to_device
-    from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
     from hookscope.models.input_spec import shape_option
@@ -887,24 +882,11 @@ def _module_table(
     if given is None:
         remedy = shape_option(loaded.module)
         warnings += (f"No shapes: the input shape cannot be inferred from the first layer. Give {remedy}.",)
-    else:
-        given = to_device(given, _device(loaded), floating_dtype(loaded.module))
     args, kwargs = (None, None) if given is None else (given.args, given.kwargs)
     rows, failure = list_modules(loaded.module, args, patterns, kwargs=kwargs, ops=option.ops)
     if option.ops:
         warnings += unseen_in_scripts(dict(loaded.module.named_modules()))
     return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
-
-
-def _with_any_values(on_meta: LoadedModel, load: Callable[[], LoadedModel]) -> LoadedModel | None:
-    """Return the network on the CPU, to be timed; None if it may not fit into memory.
-
-    A pass on the meta device went well, so nothing depends on values.
-    """
-    from hookscope.inspection.device import fits_into_memory
-    from hookscope.models.construction import built_of_zeros
-
-    return built_of_zeros(load) if fits_into_memory(on_meta.module) else None
 
 
 def _with_cost(
@@ -916,16 +898,11 @@ def _with_cost(
 ) -> ModuleTable:
     """Return the table with costs, or with a warning that has the reason if there are none."""
     from hookscope.errors import ModelError
-    from hookscope.inputs import to_device
     from hookscope.inspection.cost import Call, network_cost
-    from hookscope.inspection.device import floating_dtype
 
     def call_of(each: LoadedModel) -> Call | None:
-        given = _shown_input(each, shapes, option)
-        if given is None:
-            return None
-        batch = to_device(given, _device(each), floating_dtype(each.module))
-        return Call(each.module, batch.args, batch.kwargs)
+        batch = _shown_input(each, shapes, option)
+        return None if batch is None else Call(each.module, batch.args, batch.kwargs)
 
     counted = call_of(loaded)
     if counted is None:
@@ -947,8 +924,10 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         noise_and_named,
         noise_batch,
         noise_count,
+        to_device,
         with_named,
     )
+    from hookscope.inspection.device import floating_dtype
     from hookscope.models import example_shape
     from hookscope.models.noise_arguments import noise_arguments
     from hookscope.results.noise_shapes import NoiseShape
@@ -961,9 +940,11 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         shapes = (NoiseShape(known),)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name])
     shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
-    if not shapes:
-        return named_batch(by_name)
-    return with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+    if shapes:
+        batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+    else:
+        batch = named_batch(by_name)
+    return to_device(batch, _device(loaded), floating_dtype(loaded.module))
 
 
 def _are_given(images: Images) -> bool:

@@ -209,7 +209,7 @@ def any_given(option: Any, kind: Any) -> bool:
 
 def taken(kind: type[T], option: Any, **changes: Any) -> T:
     """Return options of another class with the values of those that both have, and with changes."""
-    names = [each.name for each in fields(kind) if hasattr(option, each.name)]
+    names = [each.name for each in fields(option) if hasattr(kind, each.name)]
     return kind(**({name: getattr(option, name) for name in names} | changes))
 
 
@@ -438,17 +438,6 @@ class RowOptions(LayerOptions):
 
 
 @group(NUMBERS)
-class DeviceOption:
-    """Where a network runs.
-
-    Attributes:
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
-    """
-
-    device: str = option("auto", "DEVICE  auto, cpu, cuda, cuda:1 or mps; auto uses an accelerator if there is one.")
-
-
-@group(NUMBERS)
 class OnProcessor:
     """Where a network runs, if not on the CPU."""
 
@@ -456,13 +445,15 @@ class OnProcessor:
 
 
 @group(NUMBERS)
-class RunOptions(DeviceOption):
+class RunOptions:
     """Where a network runs, and in which numbers.
 
     Attributes:
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
     """
 
+    device: str = option("auto", "DEVICE  auto, cpu, cuda, cuda:1 or mps; auto uses an accelerator if there is one.")
     dtype: Dtype | None = option(None, "Run in this floating dtype; default: the model's own.")
     seed: int = option(0, "N  Seed of random weights and random numbers.", bounds=(0, 2**63 - 1))
 
@@ -518,22 +509,6 @@ class TensorBoardOption:
     )
 
 
-@group(FILES)
-class PageOption:
-    """A page of a run."""
-
-    page: Path | None = shown(None, "--report FILE  Also write the run as one HTML page, FILE.")
-
-
-@group(FILES)
-class OutOption:
-    """Where a run goes."""
-
-    out: Path | None = shown(
-        None, "DIR  Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run."
-    )
-
-
 @group(TERMINAL)
 class ShowOption:
     """The picture of a run in the terminal."""
@@ -556,9 +531,14 @@ class LinesOptions:
     full: bool = shown(False, "Show every row of a long table.")
 
 
-@group()
-class OutputOptions(LinesOptions, JsonOption, OutOption, PageOption):
+@group(FILES)
+class OutputOptions(LinesOptions, JsonOption):
     """What a command prints and writes."""
+
+    out: Path | None = shown(
+        None, "DIR  Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run."
+    )
+    page: Path | None = shown(None, "--report FILE  Also write the run as one HTML page, FILE.")
 
 
 @group(FILES)
@@ -587,8 +567,20 @@ class Activations(
 
 
 @group(GRADIENTS)
-class GradientOptions:
-    """What is differentiated, and how the gradients are judged.
+class Grads(
+    OutputOptions,
+    ShowOption,
+    VerifyOption,
+    RunOptions,
+    TensorBoardOption,
+    GridOptions,
+    BatchSize,
+    InputOptions,
+    RowOptions,
+    ModelOptions,
+    ScoreOptions,
+):
+    """Options of `grads`.
 
     Attributes:
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
@@ -598,6 +590,12 @@ class GradientOptions:
         mode: "train" for batch statistics and dropout as in training.
         per_image: Also differentiate the loss of every single input; the norms are in `inputs_alone` of the result.
         limit: Limits of rules: a mapping, `{"vanishing": 1e-5}`, or texts "NAME=VALUE".
+        input_shape: As for `activations`; None to infer it from the model.
+        output_key: Which of several outputs the loss is computed from.
+        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
+            effect.
+        grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
+        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
     """
 
     loss: str | Callable[..., object] = option(
@@ -619,36 +617,8 @@ class GradientOptions:
     fail_on: Literal["fail", "warn"] | None = shown(
         None, "LEVEL  Exit with 1 if a verdict has this level: fail, or warn for warnings too. Default: never."
     )
-
-
-@group(FILES)
-class Grads(
-    OutputOptions,
-    ShowOption,
-    VerifyOption,
-    RunOptions,
-    TensorBoardOption,
-    GridOptions,
-    BatchSize,
-    InputOptions,
-    RowOptions,
-    ModelOptions,
-    ScoreOptions,
-    GradientOptions,
-):
-    """Options of `grads`.
-
-    Attributes:
-        input_shape: As for `activations`; None to infer it from the model.
-        output_key: Which of several outputs the loss is computed from.
-        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
-            effect.
-        grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
-        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
-    """
-
-    grids: bool = shown(False, "Draw gradients of outputs as grids.")
-    save_tensors: bool = option(False, "Also write the gradients themselves, gradients.safetensors.")
+    grids: bool = shown(False, "Draw gradients of outputs as grids.", section=FILES)
+    save_tensors: bool = option(False, "Also write the gradients themselves, gradients.safetensors.", section=FILES)
     autocast: Autocast | None = option(None, "Run forward pass and loss under autocast.", section=NUMBERS)
 
 
@@ -664,8 +634,10 @@ class TokensOption:
 
 
 @group(LOOKS)
-class LookOptions(TokensOption):
-    """What is explained, and by which method.
+class Attribute(
+    OutputOptions, ShowOption, RunOptions, BatchSize, InputOptions, ModelOptions, ScoreOptions, TokensOption
+):
+    """Options of `attribute`.
 
     Attributes:
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
@@ -701,16 +673,11 @@ class LookOptions(TokensOption):
     )
 
 
-@group(TERMINAL)
-class Attribute(
-    OutputOptions, ShowOption, RunOptions, BatchSize, InputOptions, ModelOptions, ScoreOptions, LookOptions
-):
-    """Options of `attribute`."""
-
-
 @group(HEADS)
-class HeadOptions(TokensOption):
-    """Which blocks, heads and queries are drawn.
+class Attention(
+    OutputOptions, ShowOption, VerifyOption, RunOptions, BatchSize, InputOptions, ModelOptions, TokensOption
+):
+    """Options of `attention`.
 
     Attributes:
         block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
@@ -719,6 +686,7 @@ class HeadOptions(TokensOption):
             these. None means the class token, or the mean over queries if there is no class token.
         numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
             little more than the forward pass.
+        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
     """
 
     block: str | int | Sequence[str | int] = option(
@@ -738,56 +706,7 @@ class HeadOptions(TokensOption):
         "Do not measure heads; compute only the rows of --query: maps of large pictures then cost little more than "
         "the forward pass.",
     )
-
-
-@group(FILES)
-class Attention(
-    OutputOptions, ShowOption, VerifyOption, RunOptions, BatchSize, InputOptions, ModelOptions, HeadOptions
-):
-    """Options of `attention`.
-
-    Attributes:
-        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
-    """
-
-    save_tensors: bool = option(False, "Also write the attention weights: attention.safetensors.")
-
-
-@group(COMPARISON)
-class ComparisonOptions:
-    """What of two networks is compared.
-
-    Attributes:
-        grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
-            summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
-            backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
-            outputs do.
-        loss: As for `grads`; default: "projection".
-        target: As for `grads`; without a target, A and B compute one each.
-        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
-    """
-
-    reference: Literal["float64"] | None = option(
-        None, "Also run A's weights in float64, and measure the errors of A and B against it: is B worse?"
-    )
-    shadow: bool = option(False, "Also run each layer of B on A's input: how much the layer itself adds.")
-    grads: bool = option(
-        False,
-        "Also compare gradients of outputs and parameters (summed over batches), and name the first to differ; keeps "
-        "all gradients of a batch, beyond 2 GiB in a temporary file.",
-    )
-    loss: str | Callable[..., object] | None = option(
-        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`."
-    )
-    target: "Target" = option(
-        None, "TARGET  As --target of `grads`; the default is computed from each side's own output."
-    )
-    fail_over: Texts = option(
-        (),
-        "CONDITION  Exit with 1 if a row or the output exceeds this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
-        "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output kl, "
-        "top1, top5. Repeatable.",
-    )
+    save_tensors: bool = option(False, "Also write the attention weights: attention.safetensors.", section=FILES)
 
 
 @group(OTHER)
@@ -818,28 +737,46 @@ class OtherOptions:
     edit_b: "Texts | Sequence[Edit]" = option((), "EDIT  Change B, as --edit of `activations`; repeatable.")
 
 
-@group(FILES)
-class Diff(
-    OutputOptions,
-    RunOptions,
-    BatchSize,
-    ScoreOptions,
-    InputOptions,
-    OtherOptions,
-    ModelOptions,
-    ComparisonOptions,
-    LayerOptions,
-):
+@group(COMPARISON)
+class Diff(OutputOptions, RunOptions, BatchSize, ScoreOptions, InputOptions, OtherOptions, ModelOptions, LayerOptions):
     """Options of `diff`.
 
     Attributes:
+        grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
+            summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
+            backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
+            outputs do.
+        loss: As for `grads`; default: "projection".
+        target: As for `grads`; without a target, A and B compute one each.
+        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         layer: Layers of A whose rows are shown.
         map: Pairs of layers with different names, "encoder.*=backbone.*".
         output_key: Which of several outputs is compared and differentiated; None for all.
     """
 
+    reference: Literal["float64"] | None = option(
+        None, "Also run A's weights in float64, and measure the errors of A and B against it: is B worse?"
+    )
+    shadow: bool = option(False, "Also run each layer of B on A's input: how much the layer itself adds.")
+    grads: bool = option(
+        False,
+        "Also compare gradients of outputs and parameters (summed over batches), and name the first to differ; keeps "
+        "all gradients of a batch, beyond 2 GiB in a temporary file.",
+    )
+    loss: str | Callable[..., object] | None = option(
+        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`."
+    )
+    target: "Target" = option(
+        None, "TARGET  As --target of `grads`; the default is computed from each side's own output."
+    )
+    fail_over: Texts = option(
+        (),
+        "CONDITION  Exit with 1 if a row or the output exceeds this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
+        "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output kl, "
+        "top1, top5. Repeatable.",
+    )
     map: Texts = option((), "A=B  Layers that belong together: 'encoder.*=backbone.*'; repeatable.", section=LAYERS)
-    junit: Path | None = shown(None, "FILE  Also write the conditions of --fail-over as JUnit XML.")
+    junit: Path | None = shown(None, "FILE  Also write the conditions of --fail-over as JUnit XML.", section=FILES)
     report_format: Literal["text", "github", "markdown"] | None = shown(
         None,
         "--format  Format on stdout; default: github in GitHub Actions, else text.",
@@ -1055,33 +992,6 @@ class Features(FeatureOptions):
     seed: int = option(0, "N  Seed of random weights and random numbers.", bounds=(0, 2**63 - 1))
 
 
-@group(LAYERS)
-class SurveyOptions(FeatureOptions, LayerOptions):
-    """What is measured over a data set.
-
-    Attributes:
-        top: For every channel, list this many of the inputs that excite it most.
-        by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
-            measure how selective channels are for classes.
-        features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
-            with one file per chunk; a JSON file next to it lists the inputs.
-    """
-
-    top: int = option(9, "N  For every channel, list the N inputs that excite it most.", bounds=(1, None))
-    by_class: bool = option(
-        False,
-        "INPUT is a folder with a folder for each class in it, or a CSV of paths and labels: also measure how "
-        "selective channels are.",
-        section=INPUT,
-    )
-    features: File | None = option(
-        None,
-        "PATH  Also write the outputs of the layers of --layer: to a .safetensors or .parquet file, or to a folder "
-        "with one file per chunk; a JSON file next to it lists the inputs.",
-        section=FILES,
-    )
-
-
 @group(PROCESSES)
 class ChunkOptions:
     """How a survey is divided.
@@ -1112,7 +1022,7 @@ class ChunkOptions:
     )
 
 
-@group(INPUT)
+@group(LAYERS)
 class Survey(
     OutputOptions,
     ShowOption,
@@ -1124,15 +1034,34 @@ class Survey(
     PictureOptions,
     ClassNames,
     ModelOptions,
-    SurveyOptions,
+    FeatureOptions,
+    LayerOptions,
 ):
     """Options of `survey`.
 
     Attributes:
+        top: For every channel, list this many of the inputs that excite it most.
+        by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
+            measure how selective channels are for classes.
+        features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
+            with one file per chunk; a JSON file next to it lists the inputs.
         batch_size: Inputs per forward pass; a different batch size may change the last bits of the results.
     """
 
-    batch_size: int = option(32, "N  Pictures per forward pass.", bounds=(1, None))
+    top: int = option(9, "N  For every channel, list the N inputs that excite it most.", bounds=(1, None))
+    by_class: bool = option(
+        False,
+        "INPUT is a folder with a folder for each class in it, or a CSV of paths and labels: also measure how "
+        "selective channels are.",
+        section=INPUT,
+    )
+    features: File | None = option(
+        None,
+        "PATH  Also write the outputs of the layers of --layer: to a .safetensors or .parquet file, or to a folder "
+        "with one file per chunk; a JSON file next to it lists the inputs.",
+        section=FILES,
+    )
+    batch_size: int = option(32, "N  Pictures per forward pass.", bounds=(1, None), section=INPUT)
     crops: int | None = shown(
         None,
         "N  Draw crops for N channels of each layer, 0 for none; default: 128 channels over all layers.",

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field
 from inspect import cleandoc, get_annotations
 from pathlib import Path
 from textwrap import fill, indent
@@ -113,7 +113,7 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
             continue
         kind = getattr(options, ast.unparse(each.annotation).removeprefix("options."))  # type: ignore[arg-type]
         names = []
-        for option in fields(kind):
+        for option, _ in options.in_help(kind):
             if options.on_command_line(option).is_python:
                 home = next(base for base in kind.__mro__ if (base.__name__, option.name) in annotations)
                 annotation = annotations[home.__name__, option.name]

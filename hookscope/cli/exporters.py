@@ -23,13 +23,13 @@ _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on
 _RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own files"
 
 
-def check_exports(run: Path, option: options.LinesOptions) -> None:
+def check_exports(run: Path, option: options.OutputOptions) -> None:
     """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
     if isinstance(option, options.ShowOption) and option.show and find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
         check_tensorboard(option.tensorboard, run)
-    if isinstance(option, options.PageOption) and option.page is not None:
+    if option.page is not None:
         from hookscope.results.runs.reports import check_report_target
 
         check_report_target(option.page)
