@@ -1018,8 +1018,8 @@ def history(
         config: The configuration file; default: the one in the working directory, else the built-in defaults.
         select: Rules or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
-        bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
-            break it too.
+        bisect: Read the first and the last file, then only as many as it takes to find the first file with each verdict
+            of the last; assumes that verdicts stay.
         arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
             network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
         input_shape: Noise to run the network over, as for `activations`.

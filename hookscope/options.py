@@ -953,8 +953,6 @@ class History(OutputOptions, OnProcessor, RuleOptions, InputOptions, ClassNames,
         arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
             network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
         input_shape: Noise to run the network over, as for `activations`.
-        bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
-            break it too.
     """
 
     arch: str | None = option(

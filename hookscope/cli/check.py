@@ -107,7 +107,9 @@ def check(
     _show(reports, ci, tables, job, time.perf_counter() - began)
     if option.page is not None and not failures:
         print_page(option.page, tables)
-    _say_no_evidence(reports, evidence)
+    if evidence is not None and all(each.passed for each in reports):
+        path = safe_text(str(evidence))
+        typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
     _show_bugs(results)
     return most_severe([*(each.exit_code for each in reports), *map(report, failures)])
 
@@ -239,13 +241,6 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 
         tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
     ci.print(reports, seconds=seconds, job=job)
-
-
-def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:
-    """Print why `--evidence` wrote nothing if every checkpoint passes."""
-    if evidence is not None and all(each.passed for each in reports):
-        path = safe_text(str(evidence))
-        typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
 
 
 def _show_bugs(results: "Sequence[Checked]") -> None:
