@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
 
-    from hookscope.checks.baseline import Baseline
     from hookscope.checks.settings import CheckSettings
     from hookscope.differences.compare_networks import RunOptions
     from hookscope.differences.compare_weights import Weights
@@ -367,6 +366,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     """
     from hookscope.checks.baseline import read_baseline
     from hookscope.checks.checkpoint import check_checkpoint
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import NO_NETWORK, loads_as_told, runs_as_told, with_options
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
@@ -387,7 +387,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             checkpoint = loaded
     settings = with_options(_configured(option), option)
     known = None if settings.baseline is None else read_baseline(settings.baseline)
-    settings, wanted = _judged_by(settings, option, known)
+    settings, wanted = judged_by(settings, option, known)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
         settings,
@@ -430,6 +430,7 @@ def history(
         NothingMatchedError: If a folder or a glob holds no weights file.
     """
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import NO_NETWORK, with_options
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
@@ -442,7 +443,7 @@ def history(
     arch = option.arch or known.arch or (None if has_inputs else NO_NETWORK)
     checked = options.taken(options.Check, option, images=inputs, input=named, arch=arch)
     settings = replace(with_options(known, checked), baseline=None, survey=None)
-    settings, wanted = _judged_by(settings, option, None)
+    settings, wanted = judged_by(settings, option, None)
     return follow(
         find_checkpoints([str(each) for each in _several(files)]),
         settings,
@@ -710,19 +711,6 @@ def _configured(option: options.RuleOptions) -> CheckSettings:
     from hookscope.checks.configuration import read_settings
 
     return read_settings(None if option.config is None else Path(option.config), Path())
-
-
-def _judged_by(
-    settings: CheckSettings, option: options.RuleOptions, baseline: Baseline | None
-) -> tuple[CheckSettings, frozenset[str]]:
-    """Return the settings with the limits that are given, and the rules to judge by."""
-    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
-    from hookscope.checks.rules import check_limits, with_limits
-
-    settings = with_limits(settings, option.limit)
-    wanted = wanted_rules(settings, option.select, option.ignore)
-    refuse_unused_limits(check_limits(option.limit), wanted, settings, baseline)
-    return settings, wanted
 
 
 def _load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:

@@ -62,8 +62,7 @@ def check(
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.checks.configuration import read_settings
-    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
-    from hookscope.checks.rules import check_limits, with_limits
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
@@ -77,12 +76,10 @@ def check(
                 "Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`."
             )
         began = time.perf_counter()
-        settings = with_limits(with_options(read_settings(config, Path()), option), option.limit)
-        wanted = wanted_rules(settings, option.select, option.ignore)
+        settings = with_options(read_settings(config, Path()), option)
         found = find_checkpoints(checkpoints)
         known = _known_baseline(settings, found, renews=option.update_baseline)
-        if not option.update_baseline:
-            refuse_unused_limits(check_limits(option.limit), wanted, settings, known)
+        settings, wanted = judged_by(settings, option, known, renews_baseline=option.update_baseline)
         ci = ci_output(option)
         if option.page is not None:
             check_report_target(option.page)
