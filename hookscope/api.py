@@ -45,19 +45,20 @@ def activations(
     *,
     layer: Texts = (),
     ops: bool = False,
-    repeats: bool = False,
-    edit: Texts | Sequence[Edit] = (),
     weights: str = "auto",
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
+    input_shape: NoiseShapes | None = None,
+    device: str = "auto",
+    repeats: bool = False,
+    edit: Texts | Sequence[Edit] = (),
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
-    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -69,7 +70,6 @@ def activations(
     grids_for: int = 0,
     max_channels: int | None = None,
     save_tensors: bool = False,
-    device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
     cost: bool = False,
@@ -93,29 +93,30 @@ def activations(
         layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
             "layer3.*:cat" select operations.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        repeats: Keep the rows of modules that return their input unchanged.
-        edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` of the result has
-            their effect.
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
-        arch: The network that a weights file belongs to; None to recognise it.
-        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
-        allow_missing: Globs over names that the file may lack.
-        allow_unexpected: Globs over names in the file that the network may lack.
-        output_key: Which of several outputs holds the class scores.
-        classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        repeats: Also show modules that return their input unchanged, such as dropout in eval mode.
+        edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` of the result has
+            their effect.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        output_key: Which of several outputs holds the class scores.
+        classes: Class names: a file, a list, or names by index; default: the weights' own.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
@@ -123,7 +124,6 @@ def activations(
         grids_for: Keep feature maps for drawing, for the first `grids_for` inputs.
         max_channels: Keep at most the first `max_channels` channels of each feature map.
         save_tensors: Keep the activations in `tensors` of the result; `save` then writes them too.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         cost: Also measure the cost of every module for the first input, in `cost` of the result: see `NetworkCost`.
@@ -147,19 +147,20 @@ def activations(
         option=options.Activations(
             layer=layer,
             ops=ops,
-            repeats=repeats,
-            edit=edit,
             weights=weights,
             arch=arch,
-            model_arg=model_arg,
-            trust=trust,
+            input_shape=input_shape,
+            device=device,
+            repeats=repeats,
+            edit=edit,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
-            input_shape=input_shape,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -171,7 +172,6 @@ def activations(
             grids_for=grids_for,
             max_channels=max_channels,
             save_tensors=save_tensors,
-            device=device,
             dtype=dtype,
             seed=seed,
             cost=cost,
@@ -186,27 +186,28 @@ def grads(
     model: Model,
     images: Images = (),
     *,
+    layer: Texts = (),
+    ops: bool = False,
     loss: str | Callable[..., object] = "projection",
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
+    weights: str = "auto",
+    arch: str | None = None,
+    input_shape: NoiseShapes | None = None,
+    device: str = "auto",
     inputs: bool = False,
     mode: Literal["eval", "train"] = "eval",
     per_image: bool = False,
     limit: Texts | Mapping[str, float] = (),
+    repeats: bool = False,
+    edit: Texts | Sequence[Edit] = (),
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
-    weights: str = "auto",
-    arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
-    layer: Texts = (),
-    ops: bool = False,
-    repeats: bool = False,
-    edit: Texts | Sequence[Edit] = (),
-    input_shape: NoiseShapes | None = None,
+    trust: bool = False,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -218,11 +219,10 @@ def grads(
     grids_for: int = 0,
     max_channels: int | None = None,
     save_tensors: bool = False,
-    device: str = "auto",
     dtype: Dtype | None = None,
-    autocast: Literal["bfloat16", "float16"] | None = None,
     seed: int = 0,
     verify: bool = True,
+    autocast: Literal["bfloat16", "float16"] | None = None,
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Gradients:
@@ -236,38 +236,39 @@ def grads(
     Args:
         model: As for `activations`.
         images: As for `activations`; default: seeded noise.
+        layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
+            "layer3.*:cat" select operations.
+        ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
             of the output, and of the target if there is one, that returns a 0-d tensor.
         target: Target of the loss: a class index or name, or one per input, "zeros", "noise", "self", a tensor or its
             file.
-        inputs: Also measure grad_input: the gradient of every layer's input along the path through the layer alone.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
+        input_shape: As for `activations`; None to infer it from the model.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        inputs: Also report grad_input: the gradient through the layer alone.
         mode: "train" for batch statistics and dropout as in training.
         per_image: Also differentiate the loss of every single input; the norms are in `inputs_alone` of the result.
         limit: Limits of rules: a mapping, `{"vanishing": 1e-5}`, or texts "NAME=VALUE".
-        output_key: Which of several outputs the loss is computed from.
-        classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
-            file.
-        arch: The network that a weights file belongs to; None to recognise it.
-        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
-        allow_missing: Globs over names that the file may lack.
-        allow_unexpected: Globs over names in the file that the network may lack.
-        layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
-            "layer3.*:cat" select operations.
-        ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        repeats: Keep the rows of modules that return their input unchanged.
+        repeats: Also show modules that return their input unchanged, such as dropout in eval mode.
         edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
             effect.
-        input_shape: As for `activations`; None to infer it from the model.
+        output_key: Which of several outputs the loss is computed from.
+        classes: Class names: a file, a list, or names by index; default: the weights' own.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
@@ -275,11 +276,10 @@ def grads(
         grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
         max_channels: Keep at most the first `max_channels` channels of each feature map.
         save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
-        autocast: Run forward pass and loss under autocast to this dtype.
         seed: Seed of random weights and random numbers.
         verify: Run the first batch again without hooks, and compare the outputs.
+        autocast: Run forward pass and loss under autocast.
         on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
             raised.
@@ -295,27 +295,28 @@ def grads(
         model,
         images,
         option=options.Grads(
+            layer=layer,
+            ops=ops,
             loss=loss,
             target=target,
+            weights=weights,
+            arch=arch,
+            input_shape=input_shape,
+            device=device,
             inputs=inputs,
             mode=mode,
             per_image=per_image,
             limit=limit,
+            repeats=repeats,
+            edit=edit,
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
-            weights=weights,
-            arch=arch,
-            model_arg=model_arg,
-            trust=trust,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
-            layer=layer,
-            ops=ops,
-            repeats=repeats,
-            edit=edit,
-            input_shape=input_shape,
+            trust=trust,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -327,11 +328,10 @@ def grads(
             grids_for=grids_for,
             max_channels=max_channels,
             save_tensors=save_tensors,
-            device=device,
             dtype=dtype,
-            autocast=autocast,
             seed=seed,
             verify=verify,
+            autocast=autocast,
         ),
         on_progress=on_progress,
         on_error=on_error,
@@ -342,23 +342,24 @@ def attribute(
     model: Model,
     images: Images = (),
     *,
-    method: Method = "grad-cam",
-    target: str | int | Sequence[str | int] = (),
-    top: int | None = None,
     layer: Texts = (),
-    tokens: str | None = None,
+    target: str | int | Sequence[str | int] = (),
+    method: Method = "grad-cam",
+    top: int | None = None,
+    weights: str = "auto",
+    arch: str | None = None,
+    input_shape: NoiseShapes | None = None,
+    device: str = "auto",
     sanity: Literal["none", "quick", "full"] = "quick",
     output_key: str | None = None,
     classes: Classes | None = None,
     multi_label: bool = False,
-    weights: str = "auto",
-    arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
-    input_shape: NoiseShapes | None = None,
+    trust: bool = False,
+    tokens: str | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -367,7 +368,6 @@ def attribute(
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
     batch_size: int = 8,
-    device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
@@ -386,43 +386,43 @@ def attribute(
         model: A module, the result of `load_model`, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
         images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
             tensors for several arguments by position, a mapping for arguments by name.
-        method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
-            "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
-            formulas are in `hookscope.attribution`.
+        layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
         target: What to explain: classes by index or name, one against another ("tabby-tiger cat"), a detector's boxes
             ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
             that a function of the network's output returns ("file.py:function"). Every target in a list, or
             separated by commas, gets a map.
+        method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
+            "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
+            formulas are in `hookscope.attribution`.
         top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
-        layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
-        sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
-        output_key: Which of several outputs holds the scores.
-        classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
-        arch: The network that a weights file belongs to; None to recognise it.
-        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
-        allow_missing: Globs over names that the file may lack.
-        allow_unexpected: Globs over names in the file that the network may lack.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
+        output_key: Which of several outputs holds the class scores.
+        classes: Class names: a file, a list, or names by index; default: the weights' own.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        tokens: How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other
+            tokens behind the patches: grid=8x8,suffix=12.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         batch_size: Inputs per forward pass.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         on_progress: Called after each batch with the number of inputs finished and their total.
@@ -440,23 +440,24 @@ def attribute(
         model,
         images,
         option=options.Attribute(
-            method=method,
-            target=target,
-            top=top,
             layer=layer,
-            tokens=tokens,
+            target=target,
+            method=method,
+            top=top,
+            weights=weights,
+            arch=arch,
+            input_shape=input_shape,
+            device=device,
             sanity=sanity,
             output_key=output_key,
             classes=classes,
             multi_label=multi_label,
-            weights=weights,
-            arch=arch,
-            model_arg=model_arg,
-            trust=trust,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
-            input_shape=input_shape,
+            trust=trust,
+            tokens=tokens,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -465,7 +466,6 @@ def attribute(
             batch_axis=batch_axis,
             input=input,
             batch_size=batch_size,
-            device=device,
             dtype=dtype,
             seed=seed,
         ),
@@ -478,20 +478,21 @@ def attention(
     model: Model,
     images: Images = (),
     *,
-    block: str | int | Sequence[str | int] = (),
-    head: int | Sequence[int] = (),
     query: Texts = (),
-    rollout: bool = False,
-    numbers: bool = True,
-    tokens: str | None = None,
     weights: str = "auto",
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
+    input_shape: NoiseShapes | None = None,
+    device: str = "auto",
+    block: str | int | Sequence[str | int] = (),
+    head: int | Sequence[int] = (),
+    rollout: bool = False,
+    numbers: bool = True,
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
-    input_shape: NoiseShapes | None = None,
+    trust: bool = False,
+    tokens: str | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -500,11 +501,10 @@ def attention(
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
     batch_size: int = 8,
-    device: str = "auto",
+    save_tensors: bool = False,
     dtype: Dtype | None = None,
     seed: int = 0,
     verify: bool = True,
-    save_tensors: bool = False,
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Attention:
@@ -523,40 +523,41 @@ def attention(
         model: A module, the result of `load_model`, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
         images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
             tensors for several arguments by position, a mapping for arguments by name.
-        block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
-        head: Which heads to draw, from 0; none means the mean over heads.
         query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph; or a list of
             these. None means the class token, or the mean over queries if there is no class token.
-        rollout: Also follow attention through all blocks.
-        numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
-            little more than the forward pass.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
-        arch: The network that a weights file belongs to; None to recognise it.
-        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
-        allow_missing: Globs over names that the file may lack.
-        allow_unexpected: Globs over names in the file that the network may lack.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
+        head: Which heads to draw, from 0; none means the mean over heads.
+        rollout: Also follow attention through all blocks.
+        numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
+            little more than the forward pass.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
+        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
+        allow_missing: Globs over names that the file may lack.
+        allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        tokens: How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other
+            tokens behind the patches: grid=8x8,suffix=12.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         batch_size: Inputs per forward pass.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         verify: Run the first batch again without hooks, and compare the outputs.
-        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
         on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
             raised.
@@ -573,20 +574,21 @@ def attention(
         model,
         images,
         option=options.Attention(
-            block=block,
-            head=head,
             query=query,
-            rollout=rollout,
-            numbers=numbers,
-            tokens=tokens,
             weights=weights,
             arch=arch,
-            model_arg=model_arg,
-            trust=trust,
+            input_shape=input_shape,
+            device=device,
+            block=block,
+            head=head,
+            rollout=rollout,
+            numbers=numbers,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
-            input_shape=input_shape,
+            trust=trust,
+            tokens=tokens,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -595,11 +597,10 @@ def attention(
             batch_axis=batch_axis,
             input=input,
             batch_size=batch_size,
-            device=device,
+            save_tensors=save_tensors,
             dtype=dtype,
             seed=seed,
             verify=verify,
-            save_tensors=save_tensors,
         ),
         on_progress=on_progress,
         on_error=on_error,
@@ -613,20 +614,25 @@ def diff(
     *,
     layer: Texts = (),
     ops: bool = False,
-    map: Texts = (),  # noqa: A002
-    reference: Literal["float64"] | None = None,
-    shadow: bool = False,
     grads: bool = False,
     loss: str | Callable[..., object] | None = None,
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
+    reference: Literal["float64"] | None = None,
+    shadow: bool = False,
     fail_over: Texts = (),
     weights: str = "auto",
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
+    input_shape: NoiseShapes | None = None,
+    device: str = "auto",
+    map: Texts = (),  # noqa: A002
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
+    output_key: str | None = None,
+    classes: Classes | None = None,
+    multi_label: bool = False,
     weights_b: str | None = None,
     input_b: Images = (),
     device_b: str | None = None,
@@ -636,7 +642,6 @@ def diff(
     threads_b: int | None = None,
     compile_b: bool = False,
     edit_b: Texts | Sequence[Edit] = (),
-    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -644,11 +649,7 @@ def diff(
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
-    output_key: str | None = None,
-    classes: Classes | None = None,
-    multi_label: bool = False,
     batch_size: int = 8,
-    device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
@@ -674,52 +675,52 @@ def diff(
             network.
         layer: Layers of A whose rows are shown.
         ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        map: Pairs of layers with different names, "encoder.*=backbone.*".
-        reference: "float64": also run A's weights in float64, and measure the error of A and of B against them.
-        shadow: Also run every layer of B on A's input, which shows how much the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
             summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
             backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
             outputs do.
         loss: As for `grads`; default: "projection".
         target: As for `grads`; without a target, A and B compute one each.
+        reference: Also run A's weights in float64, and measure the errors of A and B against it: is B worse?
+        shadow: Also run each layer of B on A's input: how much the layer itself adds.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
+        input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
+            list of these for several arguments by position; or a mapping of argument names to these, which may be
+            combined with pictures and tensors by position.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        map: Pairs of layers with different names, "encoder.*=backbone.*".
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        output_key: Which of several outputs is compared and differentiated; None for all.
+        classes: Class names: a file, a list, or names by index; default: the weights' own.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
         weights_b: As `weights`, for B; default: A's.
         input_b: Inputs of B instead of `images`, one per image in the same order, such as padded or cropped pictures.
             Inputs then run one by one; rows with different shapes are not compared.
         device_b: As `device`, for B; default: A's.
-        dtype_b: As `dtype`, for B; default: A's.
+        dtype_b: Run B in this dtype. Default: A's.
         autocast_b: Run B under autocast to this dtype.
-        mode_b: "train" runs B with batch statistics and dropout as in training.
+        mode_b: Run B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
         compile_b: Run B through torch.compile. The output comes from the whole network, compiled in one piece; the rows
             come from blocks that are compiled one by one, and `layer` can make these blocks smaller.
         edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
-        input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
-            list of these for several arguments by position; or a mapping of argument names to these, which may be
-            combined with pictures and tensors by position.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
-        output_key: Which of several outputs is compared and differentiated; None for all.
-        classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
         batch_size: Inputs per forward pass.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         on_progress: Called after each batch with the number of inputs finished and their total.
@@ -739,20 +740,25 @@ def diff(
         option=options.Diff(
             layer=layer,
             ops=ops,
-            map=map,
-            reference=reference,
-            shadow=shadow,
             grads=grads,
             loss=loss,
             target=target,
+            reference=reference,
+            shadow=shadow,
             fail_over=fail_over,
             weights=weights,
             arch=arch,
-            model_arg=model_arg,
-            trust=trust,
+            input_shape=input_shape,
+            device=device,
+            map=map,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
+            output_key=output_key,
+            classes=classes,
+            multi_label=multi_label,
             weights_b=weights_b,
             input_b=input_b,
             device_b=device_b,
@@ -762,7 +768,6 @@ def diff(
             threads_b=threads_b,
             compile_b=compile_b,
             edit_b=edit_b,
-            input_shape=input_shape,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -770,11 +775,7 @@ def diff(
             max_pixels=max_pixels,
             batch_axis=batch_axis,
             input=input,
-            output_key=output_key,
-            classes=classes,
-            multi_label=multi_label,
             batch_size=batch_size,
-            device=device,
             dtype=dtype,
             seed=seed,
         ),
@@ -790,11 +791,11 @@ def layers(
     ops: bool = False,
     weights: str = "auto",
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
     input_shape: NoiseShapes | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
     cost: bool = False,
@@ -812,19 +813,20 @@ def layers(
     Args:
         model: As for `activations`.
         layer: Patterns to mark; default: modules that own parameters, and leaves.
-        ops: Also list the operations that the network's own code calls.
+        ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
         weights: A file or a name of weights, which must load; "auto" and "none" load none: no values are needed.
-        arch: The network that a weights file belongs to; None to recognise it.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
         input_shape: Noise, as for `activations`; None to infer its shape from the model.
         input: Inputs by name, as for `activations`; tensors replace the noise.
         cost: Also measure the cost of every module, in `cost` of the result: see `NetworkCost`. MODEL then also runs on
             the CPU; if it takes more than half of this machine's memory, there are no times.
-        depth: Leave out modules below this depth; 0 lists only the whole model.
+        depth: Show modules down to this depth: 1 for the network and its children.
 
     Returns:
         The modules: `table["layer1.0.conv1"]` is a row.
@@ -839,11 +841,11 @@ def layers(
             ops=ops,
             weights=weights,
             arch=arch,
-            model_arg=model_arg,
-            trust=trust,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
             input_shape=input_shape,
             input=input,
             cost=cost,
@@ -855,9 +857,18 @@ def layers(
 def check(
     checkpoint: Model | Mapping[str, Any],
     *,
+    config: str | Path | None = None,
+    select: Texts = (),
+    ignore: Texts = (),
+    baseline: str | Path | None = None,
+    images: Images = (),
+    data: str | Path | None = None,
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
+    input_shape: NoiseShapes | None = None,
+    device: str = "cpu",
+    limit: Texts | Mapping[str, float] = (),
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
     allow_global: Texts = (),
@@ -865,10 +876,7 @@ def check(
     classes: Classes | None = None,
     multi_label: bool = False,
     trust: bool = False,
-    images: Images = (),
-    data: str | Path | None = None,
     survey: str | Path | None = None,
-    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -876,13 +884,7 @@ def check(
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
-    config: str | Path | None = None,
-    baseline: str | Path | None = None,
-    select: Texts = (),
-    ignore: Texts = (),
-    limit: Texts | Mapping[str, float] = (),
     evidence: str | Path | None = None,
-    device: str = "cpu",
 ) -> CheckReport:
     """Check one checkpoint by the rules of `hookscope check`; the network runs in this process.
 
@@ -896,40 +898,40 @@ def check(
         checkpoint: A weights file or any other form of MODEL; a module, which stays on its device; or a state dict,
             also inside the dict that a training script saves. A state dict is judged by its values alone, without a
             network.
+        config: The configuration file; default: the one in the working directory, else the built-in defaults.
+        select: Rules or globs to judge by; default: all rules that are on.
+        ignore: Rules or globs to leave out.
+        baseline: File written by `--update-baseline`; default: the configuration's, if any.
+        images: As for `activations`, instead of the configuration's or of noise.
+        data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
+            label on each line, or a JSON file of labels by path; with `multi_label`, a picture may have several labels.
         arch: The network that a weights file belongs to; "none" to judge the stored values without a network; None for
             the network of the configuration, or to recognise it.
+        input_shape: Noise, as for `activations`, instead of the configuration's.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
+            override the configuration and the defaults.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
         allow_global: Globs over classes and functions that the file's pickle may name in addition to plain data. They
             are skipped, never imported.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-        trust: Let a weights file run code while it is read.
-        images: As for `activations`, instead of the configuration's or of noise.
-        data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
-            label on each line, or a JSON file of labels by path; with `multi_label`, a picture may have several labels.
-        survey: Run directory of a survey of this network: rules about activations then judge all of its inputs.
-        input_shape: Noise, as for `activations`, instead of the configuration's.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
+        survey: Run directory of `survey` of this network: rules about activations then judge all of its inputs.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
-        config: The configuration file; default: the one in the working directory, else the built-in defaults.
-        baseline: File written by `--update-baseline`; default: the configuration's, if any.
-        select: Rules or globs to judge by; default: all rules that are on.
-        ignore: Rules or globs to leave out.
-        limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
-            override the configuration and the defaults.
         evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
-        device: For MODEL: where it runs.
 
     Returns:
         The report. If the checkpoint cannot be read or run, its `error` has the reason.
@@ -941,9 +943,18 @@ def check(
     return commands.check(
         checkpoint,
         option=options.Check(
+            config=config,
+            select=select,
+            ignore=ignore,
+            baseline=baseline,
+            images=images,
+            data=data,
             arch=arch,
-            model_arg=model_arg,
+            input_shape=input_shape,
+            device=device,
+            limit=limit,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
             allow_global=allow_global,
@@ -951,10 +962,7 @@ def check(
             classes=classes,
             multi_label=multi_label,
             trust=trust,
-            images=images,
-            data=data,
             survey=survey,
-            input_shape=input_shape,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -962,13 +970,7 @@ def check(
             max_pixels=max_pixels,
             batch_axis=batch_axis,
             input=input,
-            config=config,
-            baseline=baseline,
-            select=select,
-            ignore=ignore,
-            limit=limit,
             evidence=evidence,
-            device=device,
         ),
     )
 
@@ -977,15 +979,21 @@ def history(
     files: Texts | Sequence[Path] | Path,
     images: Images = (),
     *,
+    config: str | Path | None = None,
+    select: Texts = (),
+    ignore: Texts = (),
+    bisect: bool = False,
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
+    input_shape: NoiseShapes | None = None,
+    device: str = "cpu",
+    limit: Texts | Mapping[str, float] = (),
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
     allow_global: Texts = (),
     output_key: str | None = None,
     classes: Classes | None = None,
-    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -993,12 +1001,6 @@ def history(
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002
-    config: str | Path | None = None,
-    select: Texts = (),
-    ignore: Texts = (),
-    limit: Texts | Mapping[str, float] = (),
-    bisect: bool = False,
-    device: str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> History:
     """Follow a training by its checkpoints: how the weights moved, and which file is the first to break a rule.
@@ -1013,31 +1015,33 @@ def history(
         files: Weights files, folders of them or globs; at least two files. They are taken in the order of the epochs or
             steps that they store, else in natural order of names: "epoch_2.pt" before "epoch_10.pt".
         images: Run the network over these with the weights of each file, and judge by all rules.
+        config: The configuration file; default: the one in the working directory, else the built-in defaults.
+        select: Rules or globs to judge by; default: all rules that are on.
+        ignore: Rules or globs to leave out.
+        bisect: Read the first and the last file, then only as many as it takes to find the first file with each verdict
+            of the last; assumes that verdicts stay.
         arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
             network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
+        input_shape: Noise to run the network over, as for `activations`.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
+            override the configuration and the defaults.
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
-        allow_global: As for `check`.
+        allow_global: Globs over classes and functions that the file's pickle may name in addition to plain data. They
+            are skipped, never imported.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        input_shape: Noise to run the network over, as for `activations`.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
-        config: The configuration of `check`; None for that of the working directory, else the defaults.
-        select: Rules of `check` or globs to judge by; default: all rules that are on.
-        ignore: Rules or globs to leave out.
-        limit: Limits of rules, as for `check`.
-        bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
-            break it too.
-        device: Where the network runs.
         on_progress: Called after each batch with the number of inputs finished and their total.
 
     Returns:
@@ -1052,15 +1056,21 @@ def history(
         files,
         images,
         option=options.History(
+            config=config,
+            select=select,
+            ignore=ignore,
+            bisect=bisect,
             arch=arch,
-            model_arg=model_arg,
+            input_shape=input_shape,
+            device=device,
+            limit=limit,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
             allow_global=allow_global,
             output_key=output_key,
             classes=classes,
-            input_shape=input_shape,
             resize=resize,
             crop=crop,
             mean=mean,
@@ -1068,12 +1078,6 @@ def history(
             max_pixels=max_pixels,
             batch_axis=batch_axis,
             input=input,
-            config=config,
-            select=select,
-            ignore=ignore,
-            limit=limit,
-            bisect=bisect,
-            device=device,
         ),
         on_progress=on_progress,
     )
@@ -1088,15 +1092,15 @@ def survey(
     top: int = 9,
     by_class: bool = False,
     features: str | Path | None = None,
-    pool: Literal["avg", "max", "cls", "none"] = "avg",
-    features_dtype: Literal["float32", "float16"] = "float32",
+    resume: bool = False,
     weights: str = "auto",
     arch: str | None = None,
-    model_arg: Texts | Mapping[str, Any] = (),
-    trust: bool = False,
+    device: str = "auto",
     key: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    trust: bool = False,
     classes: Classes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -1105,14 +1109,14 @@ def survey(
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     batch_size: int = 32,
-    chunk_size: int = 1024,
-    workers: int | None = None,
-    resume: bool = False,
-    shard: str | None = None,
-    device: str = "auto",
+    pool: Literal["avg", "max", "cls", "none"] = "avg",
+    features_dtype: Literal["float32", "float16"] = "float32",
     dtype: Dtype | None = None,
     seed: int = 0,
     verify: bool = True,
+    chunk_size: int = 1024,
+    workers: int | None = None,
+    shard: str | None = None,
     chunks: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Survey | None:
@@ -1137,35 +1141,36 @@ def survey(
             measure how selective channels are for classes.
         features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
             with one file per chunk; a JSON file next to it lists the inputs.
-        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
-            first token; "none" keeps them.
-        features_dtype: Store features in this dtype.
+        resume: Use the finished chunks in `chunks` if they have the same model, inputs and settings.
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
-        arch: The network that a weights file belongs to; None to recognise it.
+        arch: Network of the weights file given as MODEL; default: inferred from names and shapes.
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        key: Path of the weights inside the file, such as ema or checkpoint.model.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
-        trust: Let a weights file run code while it is read.
-        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
+        trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
+            anything that you can.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
         resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
+        max_pixels: Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         batch_size: Inputs per forward pass; a different batch size may change the last bits of the results.
-        chunk_size: Files per chunk, or inputs if they are in memory. A file of several inputs is in one chunk.
-        workers: Threads that read pictures ahead, 0 for none; None for one per processor, at most 4. The number does
-            not change results.
-        resume: Use the finished chunks in `chunks` if they have the same model, inputs and settings.
-        shard: "3/8" measures only the third of eight parts, into `chunks`. The same call without `shard`, with
-            `resume`, measures the missing chunks and merges all.
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
+        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
+            first token; "none" keeps them.
+        features_dtype: Store features in this dtype.
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         verify: Run the first batch again without hooks, and compare the outputs.
+        chunk_size: Files per chunk, or inputs if they are in memory. A file of several inputs is in one chunk.
+        workers: Threads that read pictures ahead, 0 for none; None for one per processor, at most 4. The number does
+            not change results.
+        shard: "3/8" measures only the third of eight parts, into `chunks`. The same call without `shard`, with
+            `resume`, measures the missing chunks and merges all.
         chunks: Folder for finished chunks, which stay there; None for a temporary folder.
         on_progress: Called after each batch with the number of inputs finished and their total.
 
@@ -1185,15 +1190,15 @@ def survey(
             top=top,
             by_class=by_class,
             features=features,
-            pool=pool,
-            features_dtype=features_dtype,
+            resume=resume,
             weights=weights,
             arch=arch,
-            model_arg=model_arg,
-            trust=trust,
+            device=device,
             key=key,
+            model_arg=model_arg,
             allow_missing=allow_missing,
             allow_unexpected=allow_unexpected,
+            trust=trust,
             classes=classes,
             resize=resize,
             crop=crop,
@@ -1202,14 +1207,14 @@ def survey(
             max_pixels=max_pixels,
             batch_axis=batch_axis,
             batch_size=batch_size,
-            chunk_size=chunk_size,
-            workers=workers,
-            resume=resume,
-            shard=shard,
-            device=device,
+            pool=pool,
+            features_dtype=features_dtype,
             dtype=dtype,
             seed=seed,
             verify=verify,
+            chunk_size=chunk_size,
+            workers=workers,
+            shard=shard,
         ),
         chunks=chunks,
         on_progress=on_progress,
@@ -1244,7 +1249,8 @@ def features(
         out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
             next to it lists the inputs and their labels, and is written last.
         layer: Patterns of the layers, as for `activations`.
-        pool: As for `survey`.
+        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
+            first token; "none" keeps them.
         features_dtype: Store features in this dtype.
         seed: Seed of random weights and random numbers.
 
@@ -1308,11 +1314,11 @@ def watch(
     model: Networks,
     optimizer: Optimizers,
     *,
-    every: int = 100,
     layer: Texts = (),
-    eager_forward: bool = False,
-    out: str | Path | None = None,
     resume: bool = False,
+    out: str | Path | None = None,
+    every: int = 100,
+    eager_forward: bool = False,
     activations: bool = True,
     edits: Texts = (),
     on_line: Callable[[str], None] | None = None,
@@ -1339,12 +1345,12 @@ def watch(
         model: The network, or a list or dict of several; names then begin with the class or the key. Activations of
             compiled networks are measured with `eager_forward` only.
         optimizer: The optimiser, or a list of several.
-        every: Number of steps from one watched step to the next.
         layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
+        resume: Append to the log of an earlier training in `out`.
+        out: Folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
+        every: Measure weights, updates and activations at every Nth step.
         eager_forward: Measure activations of compiled networks too: at watched steps the network runs once more,
             eagerly and without gradients, on the first batch. Everything that this changes is put back.
-        out: Folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
-        resume: Append to the log of an earlier training in `out`.
         activations: Measure activations at watched steps, except at the first step.
         edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze"; assign to `edits` of the watch
             to change them while it trains. An edit that fails ends the training. Layers of compiled networks cannot be
@@ -1364,7 +1370,7 @@ def watch(
     return commands.watch(
         model,
         optimizer,
-        option=options.Watch(every=every, layer=layer, eager_forward=eager_forward, out=out, resume=resume),
+        option=options.Watch(layer=layer, resume=resume, out=out, every=every, eager_forward=eager_forward),
         activations=activations,
         edits=edits,
         on_line=on_line,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
 
-    from hookscope.checks.baseline import Baseline
     from hookscope.checks.settings import CheckSettings
     from hookscope.differences.compare_networks import RunOptions
     from hookscope.differences.compare_weights import Weights
@@ -246,6 +245,7 @@ def diff(
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
     from hookscope.differences.compare_networks import compare_networks
+    from hookscope.differences.compare_weights import compare_weights
     from hookscope.differences.compared_networks import sides
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.results.runs.reading import is_run
@@ -265,7 +265,8 @@ def diff(
     of_a, of_b = sides(names[0], names[1], option)
     if not of_inputs:
         _refuse(of_passes, "without IMAGE, only weights are compared")
-        return _compared_weights((a, of_a), (a if _is_same(b) else b, of_b), option)
+        weights = _weights(a, of_a), _weights(a if _is_same(b) else b, of_b)
+        return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
     own, other = (_with_classes(each, option) for each in _two_models((a, of_a), (b, of_b), option))
@@ -305,7 +306,9 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     Raises:
         HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
+    from hookscope.inspection.device import fits_into_memory
     from hookscope.models import build_on_meta, load_model, parse_model
+    from hookscope.models.construction import built_of_zeros
     from hookscope.results.noise_shapes import parse_noise_shapes
 
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)
@@ -328,8 +331,9 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
             # Data-dependent code (non-maximum suppression, say) needs values.
             loaded = real = load_model(str(model), weights=weights, **given)
         elif first is not None:
+            # It ran on the meta device, so nothing depends on values: zeros are timed, if they fit into memory.
             load = partial(load_model, str(model), weights=weights, **given)
-            real = _with_any_values(loaded, load) if option.cost else None
+            real = built_of_zeros(load) if option.cost and fits_into_memory(loaded.module) else None
         table = table_of(loaded, option.layer) if first is None or first.failure is not None or option.layer else first
         remarks = table.warnings[len(loaded.warnings) :]
         table = replace(table, warnings=(*warnings, *remarks), notes=notes)
@@ -362,6 +366,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     """
     from hookscope.checks.baseline import read_baseline
     from hookscope.checks.checkpoint import check_checkpoint
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import NO_NETWORK, loads_as_told, runs_as_told, with_options
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
@@ -382,7 +387,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             checkpoint = loaded
     settings = with_options(_configured(option), option)
     known = None if settings.baseline is None else read_baseline(settings.baseline)
-    settings, wanted = _judged_by(settings, option, known)
+    settings, wanted = judged_by(settings, option, known)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
         settings,
@@ -425,6 +430,7 @@ def history(
         NothingMatchedError: If a folder or a glob holds no weights file.
     """
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import NO_NETWORK, with_options
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
@@ -437,7 +443,7 @@ def history(
     arch = option.arch or known.arch or (None if has_inputs else NO_NETWORK)
     checked = options.taken(options.Check, option, images=inputs, input=named, arch=arch)
     settings = replace(with_options(known, checked), baseline=None, survey=None)
-    settings, wanted = _judged_by(settings, option, None)
+    settings, wanted = judged_by(settings, option, None)
     return follow(
         find_checkpoints([str(each) for each in _several(files)]),
         settings,
@@ -526,9 +532,6 @@ def features(
         out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
             next to it lists the inputs and their labels, and is written last.
         layer: Patterns of the layers, as for `activations`.
-        pool: As for `survey`.
-        features_dtype: Store features in this dtype.
-        seed: Seed of random weights and random numbers.
 
     Returns:
         The files, and the shape of each tensor.
@@ -711,19 +714,6 @@ def _configured(option: options.RuleOptions) -> CheckSettings:
     return read_settings(None if option.config is None else Path(option.config), Path())
 
 
-def _judged_by(
-    settings: CheckSettings, option: options.RuleOptions, baseline: Baseline | None
-) -> tuple[CheckSettings, frozenset[str]]:
-    """Return the settings with the limits that are given, and the rules to judge by."""
-    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
-    from hookscope.checks.rules import check_limits, with_limits
-
-    settings = with_limits(settings, option.limit)
-    wanted = wanted_rules(settings, option.select, option.ignore)
-    refuse_unused_limits(check_limits(option.limit), wanted, settings, baseline)
-    return settings, wanted
-
-
 def _load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:
     """Load what MODEL names and move it to its device; take a module as it is."""
     from hookscope.inspection.device import choose_device, move_to
@@ -783,14 +773,6 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
             shown = repr(printable(str(each), 80)) if isinstance(each, str | Path) else f"A {type(each).__name__}"
             raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
-
-
-def _compared_weights(
-    a: tuple[Model, options.Diff], b: tuple[Model, options.Diff], option: options.Diff
-) -> Differences:
-    from hookscope.differences.compare_weights import compare_weights
-
-    return compare_weights(_weights(*a), _weights(*b), maps=option.map, fail_over=option.fail_over)
 
 
 def _how_b_runs(option: options.Diff, *, other_inputs: bool) -> RunOptions:
@@ -879,8 +861,6 @@ def _module_table(
     option: options.Layers,
 ) -> ModuleTable:
     """List modules after a pass over noise or inputs by name; a warning has the reason if there was none."""
-    from hookscope.inputs import to_device
-    from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
     from hookscope.models.input_spec import shape_option
@@ -891,24 +871,11 @@ def _module_table(
     if given is None:
         remedy = shape_option(loaded.module)
         warnings += (f"No shapes: the input shape cannot be inferred from the first layer. Give {remedy}.",)
-    else:
-        given = to_device(given, _device(loaded), floating_dtype(loaded.module))
     args, kwargs = (None, None) if given is None else (given.args, given.kwargs)
     rows, failure = list_modules(loaded.module, args, patterns, kwargs=kwargs, ops=option.ops)
     if option.ops:
         warnings += unseen_in_scripts(dict(loaded.module.named_modules()))
     return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
-
-
-def _with_any_values(on_meta: LoadedModel, load: Callable[[], LoadedModel]) -> LoadedModel | None:
-    """Return the network on the CPU, to be timed; None if it may not fit into memory.
-
-    A pass on the meta device went well, so nothing depends on values.
-    """
-    from hookscope.inspection.device import fits_into_memory
-    from hookscope.models.construction import built_of_zeros
-
-    return built_of_zeros(load) if fits_into_memory(on_meta.module) else None
 
 
 def _with_cost(
@@ -920,16 +887,11 @@ def _with_cost(
 ) -> ModuleTable:
     """Return the table with costs, or with a warning that has the reason if there are none."""
     from hookscope.errors import ModelError
-    from hookscope.inputs import to_device
     from hookscope.inspection.cost import Call, network_cost
-    from hookscope.inspection.device import floating_dtype
 
     def call_of(each: LoadedModel) -> Call | None:
-        given = _shown_input(each, shapes, option)
-        if given is None:
-            return None
-        batch = to_device(given, _device(each), floating_dtype(each.module))
-        return Call(each.module, batch.args, batch.kwargs)
+        batch = _shown_input(each, shapes, option)
+        return None if batch is None else Call(each.module, batch.args, batch.kwargs)
 
     counted = call_of(loaded)
     if counted is None:
@@ -951,8 +913,10 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         noise_and_named,
         noise_batch,
         noise_count,
+        to_device,
         with_named,
     )
+    from hookscope.inspection.device import floating_dtype
     from hookscope.models import example_shape
     from hookscope.models.noise_arguments import noise_arguments
     from hookscope.results.noise_shapes import NoiseShape
@@ -965,9 +929,11 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         shapes = (NoiseShape(known),)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name])
     shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
-    if not shapes:
-        return named_batch(by_name)
-    return with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+    if shapes:
+        batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+    else:
+        batch = named_batch(by_name)
+    return to_device(batch, _device(loaded), floating_dtype(loaded.module))
 
 
 def _are_given(images: Images) -> bool:

@@ -1,7 +1,8 @@
 """Every option, once: its type, default and help, for the command line and for the Python functions.
 
-A dataclass holds the options that belong together, and that of a command extends those that it takes. The docstring of
-a class describes options for Python callers, and a field for the command line.
+A dataclass holds the options that belong together, and that of a command extends those that it takes; fields come in
+the order of `dataclasses.fields`, those of the last base first. A field has the help; the docstring of its class
+describes it for Python callers where the help would mislead them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,23 +37,35 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
 
-# What the command line takes for an option of a type, where it is not that type.
+# What the command line takes for an option of a type, where it is not that type, nor texts because it is repeatable.
 _ON_COMMAND_LINE: Mapping[Any, Any] = {
-    **dict.fromkeys(
-        (Texts, Arguments, Limits, "NoiseShapes | None", "Texts | Sequence[Edit]", "Images"), list[str] | None
-    ),
     **dict.fromkeys((Sizes | None, Numbers | None, str | int | None, "Classes | None", "Target"), str | None),
+    **dict.fromkeys((str | Callable[..., object], "Method"), str),
+    str | Callable[..., object] | None: str | None,
     File | None: Path | None,
+    "NoiseShapes | None": list[str] | None,
+    int | Sequence[int]: list[int] | None,
 }
 
-# Headings in the help.
-MODEL, INPUT, LAYERS, GRADIENTS = "Model", "Input", "Layers", "Loss and gradients"
-NUMBERS, FILES, TERMINAL = "Device and numbers", "Files", "Terminal"
-RULES, PROCESSES, LOOKS, HEADS = "Rules", "Processes", "Method and targets", "Blocks, heads and queries"
-COMPARISON, OTHER = "Comparison", "How B runs"
+# Headings in the help, in their order.
+_HEADINGS = (
+    MOST_USED := "Most used",
+    GRADIENTS := "Loss and gradients",
+    LOOKS := "Method and targets",
+    HEADS := "Blocks, heads and queries",
+    LAYERS := "Layers",
+    COMPARISON := "Comparison",
+    RULES := "Rules",
+    MODEL := "Model",
+    OTHER := "How B runs",
+    INPUT := "Input",
+    FILES := "Files",
+    NUMBERS := "Device and numbers",
+    PROCESSES := "Processes",
+    TERMINAL := "Terminal",
+)
 
-# What most people need stands first in a long help, under a heading of its own, in this order.
-MOST_USED = "Most used"
+# What most people need stands first, in this order; in a long help under a heading of its own.
 _MOST_USED = (
     *("layer", "ops", "grads", "loss", "target", "method", "query", "reference", "shadow", "fail_over", "fail_on"),
     *("config", "select", "ignore", "baseline", "images", "data", "top", "by_class", "features", "resume", "bisect"),
@@ -61,7 +74,6 @@ _MOST_USED = (
 _LONG = 20  # options
 
 T = TypeVar("T")
-_END = "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +84,14 @@ class OnCommandLine:
         help: Names and metavar, two blanks, and what it does: "--layer -l PATTERN  Layers by name". A name that is not
             given is the field's.
         section: The heading in the help; "" for that of the class.
-        text: The type that text is turned into; None for what `_ON_COMMAND_LINE` has, or the field's.
         bounds: Least and largest number.
-        after: The option before it in the help; "" puts it first.
         command_default: Where it is not the field's.
         is_python: Whether the Python function has it.
     """
 
     help: str
     section: str = ""
-    text: Any = None
     bounds: tuple[float | None, float | None] = (None, None)
-    after: str = _END
     command_default: Any = None
     is_python: bool = True
 
@@ -99,11 +107,8 @@ def shown(default: Any, help_text: str, **further: Any) -> Any:
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def group(section: str = "", *, in_order: Sequence[str] = ()) -> Callable[[type[T]], type[T]]:
-    """Return what makes a class of options a frozen dataclass.
-
-    `section` is the heading of options without their own; those of `in_order` come in that order in the help.
-    """
+def group(section: str = "") -> Callable[[type[T]], type[T]]:
+    """Return what makes a class of options a frozen dataclass; `section` heads the options without their own."""
 
     def declared(kind: type[T]) -> type[T]:
         changed: dict[str, Any] = {"__init__": _init, "__post_init__": _settle}
@@ -114,9 +119,7 @@ def group(section: str = "", *, in_order: Sequence[str] = ()) -> Callable[[type[
         for name, value in changed.items():
             setattr(kind, name, value)
         # One `__init__` for all: to write one for each of 50 classes takes a tenth of the time of --help.
-        made = dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False, match_args=False)(kind)
-        _ORDER[made] = _ordered(made, in_order)
-        return made
+        return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False, match_args=False)(kind)
 
     return declared
 
@@ -129,38 +132,16 @@ def on_command_line(each: "Field[Any]") -> OnCommandLine:
 
 def text_type(each: "Field[Any]") -> Any:
     """Return the type that the command line turns an option's text into."""
-    return on_command_line(each).text or _ON_COMMAND_LINE.get(each.type, each.type)
-
-
-def options_of(kind: Any) -> "list[Field[Any]]":
-    """Return the options of a class: those of its bases from left to right, then its own.
-
-    One that is declared again stays where it was.
-    """
-    by_name = {each.name: each for each in fields(kind)}
-    return [by_name[name] for name in _ORDER[kind]]
+    return _ON_COMMAND_LINE.get(each.type, list[str] | None if each.default == () else each.type)
 
 
 def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
     """Return the options of a class in the order of the help, each with its heading."""
-    by_name = {each.name: each for each in options_of(kind)}
-    first = [name for name in _MOST_USED if name in by_name and len(by_name) > _LONG]
-    others = [(each, on_command_line(each).section) for name, each in by_name.items() if name not in first]
-    return [*((by_name[name], MOST_USED) for name in first), *others]
-
-
-_ORDER: dict[Any, list[str]] = {}
-
-
-def _ordered(kind: Any, in_order: Sequence[str]) -> list[str]:
-    ordered = list(dict.fromkeys(name for base in kind.__bases__ for name in _ORDER.get(base, ())))
-    for name in (each for each in get_annotations(kind) if each not in ordered):
-        after = on_command_line(kind.__dataclass_fields__[name]).after
-        ordered.insert(len(ordered) if after == _END else ordered.index(after) + 1 if after else 0, name)
-    places = sorted(map(ordered.index, in_order))
-    for place, name in zip(places, in_order, strict=True):
-        ordered[place] = name
-    return ordered
+    every = fields(kind)
+    rank = {name: place for place, name in enumerate(_MOST_USED)}
+    above = rank if len(every) > _LONG else {}
+    headed = [(each, MOST_USED if each.name in above else on_command_line(each).section) for each in every]
+    return sorted(headed, key=lambda row: (_HEADINGS.index(row[1]), rank.get(row[0].name, len(rank))))
 
 
 # What an option of a type may be, and in words.
@@ -174,8 +155,6 @@ _HINTS = {
     "dtype": " Give its name, such as 'float64'.",
     "device": " Give its name, such as 'cuda:1'.",
 }
-# Types of options that hold several values.
-_SEVERAL = (Texts, Arguments, Limits, "Texts | Sequence[Edit]", str | int | Sequence[str | int], int | Sequence[int])
 
 
 def _init(self: Any, **given: Any) -> None:
@@ -195,7 +174,7 @@ def _settle(self: Any) -> None:
         if value is each.default:
             continue
         _refuse_other_types(each, value)
-        if each.type in _SEVERAL and not isinstance(value, Mapping):
+        if each.default == () and each.type != "Images" and not isinstance(value, Mapping):
             object.__setattr__(self, each.name, tuple(value) if isinstance(value, list | tuple) else (value,))
         least, most = on_command_line(each).bounds
         if isinstance(value, int | float) and value != each.default:
@@ -230,17 +209,13 @@ def any_given(option: Any, kind: Any) -> bool:
 
 def taken(kind: type[T], option: Any, **changes: Any) -> T:
     """Return options of another class with the values of those that both have, and with changes."""
-    names = [each.name for each in options_of(kind) if hasattr(option, each.name)]
+    names = [each.name for each in fields(option) if hasattr(kind, each.name)]
     return kind(**({name: getattr(option, name) for name in names} | changes))
 
 
 @group(MODEL)
 class KeyOption:
-    """Which weights of a file are read.
-
-    Attributes:
-        key: Path of the weights inside the file.
-    """
+    """Which weights of a file are read."""
 
     key: str | None = option(None, "PATH  Path of the weights inside the file, such as ema or checkpoint.model.")
 
@@ -250,16 +225,15 @@ class NetworkOptions(KeyOption):
     """Which network a weights file belongs to, and what of the file is read.
 
     Attributes:
-        arch: The network that a weights file belongs to; None to recognise it.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
     """
 
     arch: str | None = option(
-        None, "MODEL  Network of the weights file given as MODEL; default: inferred from names and shapes.", after=""
+        None, "MODEL  Network of the weights file given as MODEL; default: inferred from names and shapes."
     )
-    model_arg: Arguments = option((), "NAME=VALUE  Keyword argument of the factory; repeatable.", after="arch")
+    model_arg: Arguments = option((), "NAME=VALUE  Keyword argument of the factory; repeatable.")
     allow_missing: Texts = option(
         (), "PATTERN  Parameters that the weights file may lack, as a glob (fc.*); repeatable."
     )
@@ -270,11 +244,7 @@ class NetworkOptions(KeyOption):
 
 @group(MODEL)
 class TrustOption:
-    """Whether a file is trusted.
-
-    Attributes:
-        trust: Let a weights file run code while it is read.
-    """
+    """Whether a file is trusted."""
 
     trust: bool = option(
         False,
@@ -283,8 +253,8 @@ class TrustOption:
     )
 
 
-@group(MODEL, in_order=("trust", "key", "allow_missing", "allow_unexpected"))
-class ModelOptions(NetworkOptions, TrustOption):
+@group(MODEL)
+class ModelOptions(TrustOption, NetworkOptions):
     """How MODEL becomes a network with weights.
 
     Attributes:
@@ -296,7 +266,6 @@ class ModelOptions(NetworkOptions, TrustOption):
         "auto",
         "NAME  auto: trained weights if cached or downloadable, else random with a warning; none: random; or a name "
         "(IMAGENET1K_V1) or a file, which must load.",
-        after="",
     )
 
 
@@ -327,13 +296,8 @@ class OutputKey:
 
 
 @group(MODEL)
-class ScoreOptions(OutputKey, ClassNames):
-    """How scores are read.
-
-    Attributes:
-        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
-            as a softmax.
-    """
+class ScoreOptions(ClassNames, OutputKey):
+    """How scores are read."""
 
     multi_label: bool = option(
         False, "Classes are independent labels (BCE): read scores as sigmoids, not as a softmax."
@@ -349,7 +313,6 @@ class PictureOptions:
         crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean` is subtracted, in the same forms.
-        max_pixels: Refuse pictures with more pixels, before they are decoded.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
     """
 
@@ -417,7 +380,7 @@ class NamedInputs:
 
 
 @group()
-class InputOptions(NoiseOption, PictureOptions, NamedInputs):
+class InputOptions(NamedInputs, PictureOptions, NoiseOption):
     """What a network runs over, and how."""
 
 
@@ -460,7 +423,6 @@ class RowOptions(LayerOptions):
     """Which layers have rows, and what is changed before they are measured.
 
     Attributes:
-        repeats: Keep the rows of modules that return their input unchanged.
         edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` of the result has
             their effect.
     """
@@ -476,17 +438,6 @@ class RowOptions(LayerOptions):
 
 
 @group(NUMBERS)
-class DeviceOption:
-    """Where a network runs.
-
-    Attributes:
-        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
-    """
-
-    device: str = option("auto", "DEVICE  auto, cpu, cuda, cuda:1 or mps; auto uses an accelerator if there is one.")
-
-
-@group(NUMBERS)
 class OnProcessor:
     """Where a network runs, if not on the CPU."""
 
@@ -494,14 +445,15 @@ class OnProcessor:
 
 
 @group(NUMBERS)
-class RunOptions(DeviceOption):
+class RunOptions:
     """Where a network runs, and in which numbers.
 
     Attributes:
+        device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
-        seed: Seed of random weights and random numbers.
     """
 
+    device: str = option("auto", "DEVICE  auto, cpu, cuda, cuda:1 or mps; auto uses an accelerator if there is one.")
     dtype: Dtype | None = option(None, "Run in this floating dtype; default: the model's own.")
     seed: int = option(0, "N  Seed of random weights and random numbers.", bounds=(0, 2**63 - 1))
 
@@ -557,22 +509,6 @@ class TensorBoardOption:
     )
 
 
-@group(FILES)
-class PageOption:
-    """A page of a run."""
-
-    page: Path | None = shown(None, "--report FILE  Also write the run as one HTML page, FILE.")
-
-
-@group(FILES)
-class OutOption:
-    """Where a run goes."""
-
-    out: Path | None = shown(
-        None, "DIR  Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run."
-    )
-
-
 @group(TERMINAL)
 class ShowOption:
     """The picture of a run in the terminal."""
@@ -595,25 +531,30 @@ class LinesOptions:
     full: bool = shown(False, "Show every row of a long table.")
 
 
-@group()
-class OutputOptions(PageOption, OutOption, JsonOption, LinesOptions):
+@group(FILES)
+class OutputOptions(LinesOptions, JsonOption):
     """What a command prints and writes."""
+
+    out: Path | None = shown(
+        None, "DIR  Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run."
+    )
+    page: Path | None = shown(None, "--report FILE  Also write the run as one HTML page, FILE.")
 
 
 @group(FILES)
 class Activations(
-    RowOptions,
-    ModelOptions,
-    ScoreOptions,
-    InputOptions,
-    BatchSize,
-    GridOptions,
-    TensorBoardOption,
-    RunOptions,
-    CostOption,
-    VerifyOption,
-    ShowOption,
     OutputOptions,
+    ShowOption,
+    VerifyOption,
+    CostOption,
+    RunOptions,
+    TensorBoardOption,
+    GridOptions,
+    BatchSize,
+    InputOptions,
+    ScoreOptions,
+    ModelOptions,
+    RowOptions,
 ):
     """Options of `activations`.
 
@@ -622,29 +563,45 @@ class Activations(
         save_tensors: Keep the activations in `tensors` of the result; `save` then writes them too.
     """
 
-    save_tensors: bool = option(False, "Also write the activations themselves, activations.safetensors.", after="scale")
+    save_tensors: bool = option(False, "Also write the activations themselves, activations.safetensors.")
 
 
 @group(GRADIENTS)
-class GradientOptions:
-    """What is differentiated, and how the gradients are judged.
+class Grads(
+    OutputOptions,
+    ShowOption,
+    VerifyOption,
+    RunOptions,
+    TensorBoardOption,
+    GridOptions,
+    BatchSize,
+    InputOptions,
+    RowOptions,
+    ModelOptions,
+    ScoreOptions,
+):
+    """Options of `grads`.
 
     Attributes:
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
             of the output, and of the target if there is one, that returns a 0-d tensor.
         target: Target of the loss: a class index or name, or one per input, "zeros", "noise", "self", a tensor or its
             file.
-        inputs: Also measure grad_input: the gradient of every layer's input along the path through the layer alone.
         mode: "train" for batch statistics and dropout as in training.
         per_image: Also differentiate the loss of every single input; the norms are in `inputs_alone` of the result.
         limit: Limits of rules: a mapping, `{"vanishing": 1e-5}`, or texts "NAME=VALUE".
+        input_shape: As for `activations`; None to infer it from the model.
+        output_key: Which of several outputs the loss is computed from.
+        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
+            effect.
+        grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
+        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
     """
 
     loss: str | Callable[..., object] = option(
         "projection",
         "LOSS  ce, bce, mse, l1, huber, nll, sum, logit, projection (a seeded random projection of all outputs), or "
         "file.py:function.",
-        text=str,
     )
     target: "Target" = option(
         None,
@@ -660,45 +617,27 @@ class GradientOptions:
     fail_on: Literal["fail", "warn"] | None = shown(
         None, "LEVEL  Exit with 1 if a verdict has this level: fail, or warn for warnings too. Default: never."
     )
+    grids: bool = shown(False, "Draw gradients of outputs as grids.", section=FILES)
+    save_tensors: bool = option(False, "Also write the gradients themselves, gradients.safetensors.", section=FILES)
+    autocast: Autocast | None = option(None, "Run forward pass and loss under autocast.", section=NUMBERS)
 
 
-@group(FILES)
-class Grads(
-    GradientOptions,
-    ScoreOptions,
-    ModelOptions,
-    RowOptions,
-    InputOptions,
-    BatchSize,
-    GridOptions,
-    TensorBoardOption,
-    RunOptions,
-    VerifyOption,
-    ShowOption,
-    OutputOptions,
-):
-    """Options of `grads`.
+@group(INPUT)
+class TokensOption:
+    """How tokens are placed on a picture."""
 
-    Attributes:
-        input_shape: As for `activations`; None to infer it from the model.
-        output_key: Which of several outputs the loss is computed from.
-        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
-            effect.
-        grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
-        autocast: Run forward pass and loss under autocast to this dtype.
-        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
-    """
-
-    grids: bool = shown(False, "Draw gradients of outputs as grids.")
-    save_tensors: bool = option(False, "Also write the gradients themselves, gradients.safetensors.", after="scale")
-    autocast: Autocast | None = option(
-        None, "Run forward pass and loss under autocast.", after="dtype", section=NUMBERS
+    tokens: str | None = option(
+        None,
+        "LAYOUT  How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other "
+        "tokens behind the patches: grid=8x8,suffix=12.",
     )
 
 
 @group(LOOKS)
-class LookOptions:
-    """What is explained, and by which method.
+class Attribute(
+    OutputOptions, ShowOption, RunOptions, BatchSize, InputOptions, ModelOptions, ScoreOptions, TokensOption
+):
+    """Options of `attribute`.
 
     Attributes:
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
@@ -710,8 +649,6 @@ class LookOptions:
             separated by commas, gets a map.
         top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
         layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
         sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
     """
 
@@ -719,13 +656,11 @@ class LookOptions:
         "grad-cam",
         "METHOD  Maps of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Maps of the input itself: gradient, "
         "input-x-gradient, guided-backprop; with hookscope[attribute] integrated-gradients, smoothgrad, occlusion.",
-        text=str,
     )
     target: str | int | Sequence[str | int] = option(
         (),
         "TARGET  What to explain: a class by name or index, one against another (tabby-tiger cat), box:0 of a "
         "detector, or file.py:function; repeatable, or with commas. Default: the best class of each input.",
-        text=list[str] | None,
     )
     top: int | None = option(None, "N  Explain the N best classes of each input.", bounds=(1, None))
     layer: Texts = option(
@@ -733,54 +668,33 @@ class LookOptions:
         "--layer -l PATTERN  Layers whose output to look at, as for `activations`; repeatable. Default: the last "
         "layer whose output is a map of the input.",
     )
-    tokens: str | None = option(
-        None,
-        "LAYOUT  How a transformer's tokens lie on the input where it cannot be inferred: prefix=1,grid=14x14. Words "
-        "or other tokens behind the patches: grid=8x8,suffix=12.",
-    )
     sanity: Literal["none", "quick", "full"] = option(
         "quick", "Test whether the maps can be believed: not at all, on the first batch, or on all inputs."
     )
 
 
-@group(TERMINAL)
-class Attribute(
-    LookOptions, ScoreOptions, ModelOptions, InputOptions, BatchSize, RunOptions, ShowOption, OutputOptions
-):
-    """Options of `attribute`.
-
-    Attributes:
-        output_key: Which of several outputs holds the scores.
-    """
-
-    show: bool = shown(False, "Also show the first overview in the terminal. Needs hookscope[show].")
-
-
 @group(HEADS)
-class HeadOptions:
-    """Which blocks, heads and queries are drawn.
+class Attention(
+    OutputOptions, ShowOption, VerifyOption, RunOptions, BatchSize, InputOptions, ModelOptions, TokensOption
+):
+    """Options of `attention`.
 
     Attributes:
         block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
         head: Which heads to draw, from 0; none means the mean over heads.
         query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph; or a list of
             these. None means the class token, or the mean over queries if there is no class token.
-        rollout: Also follow attention through all blocks.
         numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
             little more than the forward pass.
-        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
-            With words behind the patches "grid=8x8,suffix=12".
+        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
     """
 
     block: str | int | Sequence[str | int] = option(
         (),
         "BLOCK  Block to draw: its position among those seen (0, or -1 for the last), or its name; repeatable. "
         "Default: the last.",
-        text=list[str] | None,
     )
-    head: int | Sequence[int] = option(
-        (), "N  Head to draw, from 0; repeatable. Default: the mean over heads.", text=list[int] | None
-    )
+    head: int | Sequence[int] = option((), "N  Head to draw, from 0; repeatable. Default: the mean over heads.")
     query: Texts = option(
         (),
         "QUERY  Whose attention to draw: cls, register:1, mean, or the x,y of a pixel of the photograph; repeatable. "
@@ -792,64 +706,7 @@ class HeadOptions:
         "Do not measure heads; compute only the rows of --query: maps of large pictures then cost little more than "
         "the forward pass.",
     )
-    tokens: str | None = option(
-        None,
-        "LAYOUT  How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other "
-        "tokens behind the patches: grid=8x8,suffix=12.",
-    )
-
-
-@group(FILES)
-class Attention(HeadOptions, ModelOptions, InputOptions, BatchSize, RunOptions, VerifyOption, OutputOptions):
-    """Options of `attention`.
-
-    Attributes:
-        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
-    """
-
-    save_tensors: bool = option(False, "Also write the attention weights: attention.safetensors.", after="verify")
-    show: bool = shown(
-        False, "Also show the first overview in the terminal. Needs hookscope[show].", after="out", section=TERMINAL
-    )
-
-
-@group(COMPARISON)
-class ComparisonOptions:
-    """What of two networks is compared.
-
-    Attributes:
-        reference: "float64": also run A's weights in float64, and measure the error of A and of B against them.
-        shadow: Also run every layer of B on A's input, which shows how much the layer itself adds to the difference.
-        grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
-            summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
-            backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
-            outputs do.
-        loss: As for `grads`; default: "projection".
-        target: As for `grads`; without a target, A and B compute one each.
-        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
-    """
-
-    reference: Literal["float64"] | None = option(
-        None, "Also run A's weights in float64, and measure the errors of A and B against it: is B worse?"
-    )
-    shadow: bool = option(False, "Also run each layer of B on A's input: how much the layer itself adds.")
-    grads: bool = option(
-        False,
-        "Also compare gradients of outputs and parameters (summed over batches), and name the first to differ; keeps "
-        "all gradients of a batch, beyond 2 GiB in a temporary file.",
-    )
-    loss: str | Callable[..., object] | None = option(
-        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`.", text=str | None
-    )
-    target: "Target" = option(
-        None, "TARGET  As --target of `grads`; the default is computed from each side's own output.", text=str | None
-    )
-    fail_over: Texts = option(
-        (),
-        "CONDITION  Exit with 1 if a row or the output exceeds this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
-        "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output kl, "
-        "top1, top5. Repeatable.",
-    )
+    save_tensors: bool = option(False, "Also write the attention weights: attention.safetensors.", section=FILES)
 
 
 @group(OTHER)
@@ -861,10 +718,6 @@ class OtherOptions:
         input_b: Inputs of B instead of `images`, one per image in the same order, such as padded or cropped pictures.
             Inputs then run one by one; rows with different shapes are not compared.
         device_b: As `device`, for B; default: A's.
-        dtype_b: As `dtype`, for B; default: A's.
-        autocast_b: Run B under autocast to this dtype.
-        mode_b: "train" runs B with batch statistics and dropout as in training.
-        threads_b: Threads that B computes with on the CPU.
         compile_b: Run B through torch.compile. The output comes from the whole network, compiled in one piece; the rows
             come from blocks that are compiled one by one, and `layer` can make these blocks smaller.
         edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
@@ -881,66 +734,77 @@ class OtherOptions:
     mode_b: Mode = option("eval", "Run B with batch statistics and dropout as in training.")
     threads_b: int | None = option(None, "N  Threads that B computes with on the CPU.", bounds=(1, None))
     compile_b: bool = option(False, "Run B through torch.compile: the output compiled whole, rows block by block.")
-    edit_b: "Texts | Sequence[Edit]" = option(
-        (), "EDIT  Change B, as --edit of `activations`; repeatable.", text=list[str] | None
-    )
+    edit_b: "Texts | Sequence[Edit]" = option((), "EDIT  Change B, as --edit of `activations`; repeatable.")
 
 
-@group(FILES, in_order=("out", "junit", "page"))
-class Diff(
-    LayerOptions,
-    ComparisonOptions,
-    ModelOptions,
-    OtherOptions,
-    InputOptions,
-    ScoreOptions,
-    BatchSize,
-    RunOptions,
-    OutputOptions,
-):
+@group(COMPARISON)
+class Diff(OutputOptions, RunOptions, BatchSize, ScoreOptions, InputOptions, OtherOptions, ModelOptions, LayerOptions):
     """Options of `diff`.
 
     Attributes:
+        grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
+            summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
+            backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
+            outputs do.
+        loss: As for `grads`; default: "projection".
+        target: As for `grads`; without a target, A and B compute one each.
+        fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         layer: Layers of A whose rows are shown.
         map: Pairs of layers with different names, "encoder.*=backbone.*".
         output_key: Which of several outputs is compared and differentiated; None for all.
     """
 
-    map: Texts = option(
-        (), "A=B  Layers that belong together: 'encoder.*=backbone.*'; repeatable.", after="ops", section=LAYERS
+    reference: Literal["float64"] | None = option(
+        None, "Also run A's weights in float64, and measure the errors of A and B against it: is B worse?"
     )
-    junit: Path | None = shown(None, "FILE  Also write the conditions of --fail-over as JUnit XML.", after="out")
+    shadow: bool = option(False, "Also run each layer of B on A's input: how much the layer itself adds.")
+    grads: bool = option(
+        False,
+        "Also compare gradients of outputs and parameters (summed over batches), and name the first to differ; keeps "
+        "all gradients of a batch, beyond 2 GiB in a temporary file.",
+    )
+    loss: str | Callable[..., object] | None = option(
+        None, "LOSS  Loss that --grads differentiates, as --loss of `grads`."
+    )
+    target: "Target" = option(
+        None, "TARGET  As --target of `grads`; the default is computed from each side's own output."
+    )
+    fail_over: Texts = option(
+        (),
+        "CONDITION  Exit with 1 if a row or the output exceeds this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
+        "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output kl, "
+        "top1, top5. Repeatable.",
+    )
+    map: Texts = option((), "A=B  Layers that belong together: 'encoder.*=backbone.*'; repeatable.", section=LAYERS)
+    junit: Path | None = shown(None, "FILE  Also write the conditions of --fail-over as JUnit XML.", section=FILES)
     report_format: Literal["text", "github", "markdown"] | None = shown(
         None,
         "--format  Format on stdout; default: github in GitHub Actions, else text.",
-        after="junit",
         section=TERMINAL,
     )
 
 
 @group(TERMINAL)
-class Layers(LayerOptions, ModelOptions, NoiseOption, NamedInputs, CostOption, JsonOption):
+class Layers(JsonOption, CostOption, NamedInputs, NoiseOption, ModelOptions, LayerOptions):
     """Options of `layers`.
 
     Attributes:
         layer: Patterns to mark; default: modules that own parameters, and leaves.
-        ops: Also list the operations that the network's own code calls.
         weights: A file or a name of weights, which must load; "auto" and "none" load none: no values are needed.
         input_shape: Noise, as for `activations`; None to infer its shape from the model.
         input: Inputs by name, as for `activations`; tensors replace the noise.
         cost: Also measure the cost of every module, in `cost` of the result: see `NetworkCost`. MODEL then also runs on
             the CPU; if it takes more than half of this machine's memory, there are no times.
-        depth: Leave out modules below this depth; 0 lists only the whole model.
     """
 
     depth: int | None = option(
-        None, "N  Show modules down to this depth: 1 for the network and its children.", bounds=(0, None), after="cost"
+        None, "N  Show modules down to this depth: 1 for the network and its children.", bounds=(0, None)
     )
     csv: Path | None = shown(None, "FILE  Also write the rows as CSV, FILE.", section=FILES)
 
 
 @group(TERMINAL)
-class Checkpoint(KeyOption, JsonOption):
+class Checkpoint(JsonOption, KeyOption):
     """Options of `checkpoint`.
 
     Attributes:
@@ -974,7 +838,6 @@ class CheckInputs:
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
             label on each line, or a JSON file of labels by path; with `multi_label`, a picture may have several labels.
-        survey: Run directory of a survey of this network: rules about activations then judge all of its inputs.
     """
 
     images: "Images" = option(
@@ -985,7 +848,6 @@ class CheckInputs:
         None,
         "PATH  Labelled pictures: a folder of class folders, a CSV file with path,label per line, or JSON. With "
         "--multi-label, several labels each.",
-        text=str | None,
     )
     survey: File | None = option(
         None, "DIR  Run directory of `survey` of this network: rules about activations then judge all of its inputs."
@@ -1011,8 +873,8 @@ class RuleOptions:
     ignore: Texts = option((), "RULE  Skip this rule or glob; repeatable.")
     limit: Limits = option(
         (),
-        "RULE.LIMIT=VALUE  Limit of a rule, such as dead-channels.max-fraction=0.5; repeatable. --explain RULE lists "
-        "them.",
+        "RULE.LIMIT=VALUE  Limit of a rule, such as dead-channels.max-fraction=0.5; repeatable. `hookscope check "
+        "--explain RULE` lists them.",
     )
 
 
@@ -1051,15 +913,15 @@ class WorkerOptions:
 
 @group(RULES)
 class Check(
-    PickleOptions,
-    ScoreOptions,
-    TrustOption,
-    CheckInputs,
-    InputOptions,
-    RuleOptions,
-    ReportOptions,
-    WorkerOptions,
     OnProcessor,
+    WorkerOptions,
+    ReportOptions,
+    RuleOptions,
+    InputOptions,
+    CheckInputs,
+    TrustOption,
+    ScoreOptions,
+    PickleOptions,
 ):
     """Options of `check`.
 
@@ -1068,7 +930,6 @@ class Check(
             the network of the configuration, or to recognise it.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
-        device: For MODEL: where it runs.
     """
 
     arch: str | None = option(
@@ -1077,30 +938,21 @@ class Check(
         "from names and shapes.",
         section=MODEL,
     )
-    baseline: File | None = option(None, "FILE  Compare layer statistics with this baseline.", after="config")
-    update_baseline: bool = shown(
-        False, "Write the baseline of one checkpoint instead of comparing with it.", after="baseline"
-    )
+    baseline: File | None = option(None, "FILE  Compare layer statistics with this baseline.")
+    update_baseline: bool = shown(False, "Write the baseline of one checkpoint instead of comparing with it.")
     rules: bool = shown(False, "List the rules and exit.")
     explain: str | None = shown(None, "RULE  Explain a rule and its limits, and exit.")
     init: bool = shown(False, "Write a hookscope.toml with every setting, and exit.")
 
 
 @group(RULES)
-class History(PickleOptions, OutputKey, ClassNames, InputOptions, RuleOptions, OnProcessor, OutputOptions):
+class History(OutputOptions, OnProcessor, RuleOptions, InputOptions, ClassNames, OutputKey, PickleOptions):
     """Options of `history`.
 
     Attributes:
         arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
             network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
-        allow_global: As for `check`.
         input_shape: Noise to run the network over, as for `activations`.
-        config: The configuration of `check`; None for that of the working directory, else the defaults.
-        select: Rules of `check` or globs to judge by; default: all rules that are on.
-        limit: Limits of rules, as for `check`.
-        bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
-            break it too.
-        device: Where the network runs.
     """
 
     arch: str | None = option(
@@ -1109,16 +961,10 @@ class History(PickleOptions, OutputKey, ClassNames, InputOptions, RuleOptions, O
         "Default: none, or inferred if IMAGEs are given.",
         section=MODEL,
     )
-    config: File | None = option(
-        None, "FILE  Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."
-    )
-    select: Texts = option((), "RULE  Apply only this rule of `check`, or glob; repeatable.")
-    limit: Limits = option((), "RULE.LIMIT=VALUE  Limit of a rule, as for `check`; repeatable.")
     bisect: bool = option(
         False,
         "Read the first and the last file, then only as many as it takes to find the first file with each verdict of "
         "the last; assumes that verdicts stay.",
-        after="limit",
     )
 
 
@@ -1129,7 +975,6 @@ class FeatureOptions:
     Attributes:
         pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
             first token; "none" keeps them.
-        features_dtype: Store features in this dtype.
     """
 
     pool: Literal["avg", "max", "cls", "none"] = option(
@@ -1140,43 +985,9 @@ class FeatureOptions:
 
 @group(NUMBERS)
 class Features(FeatureOptions):
-    """Options of `features`.
-
-    Attributes:
-        pool: As for `survey`.
-        seed: Seed of random weights and random numbers.
-    """
+    """Options of `features`."""
 
     seed: int = option(0, "N  Seed of random weights and random numbers.", bounds=(0, 2**63 - 1))
-
-
-@group(LAYERS)
-class SurveyOptions(LayerOptions, FeatureOptions):
-    """What is measured over a data set.
-
-    Attributes:
-        top: For every channel, list this many of the inputs that excite it most.
-        by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
-            measure how selective channels are for classes.
-        features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
-            with one file per chunk; a JSON file next to it lists the inputs.
-    """
-
-    top: int = option(9, "N  For every channel, list the N inputs that excite it most.", bounds=(1, None), after="ops")
-    by_class: bool = option(
-        False,
-        "INPUT is a folder with a folder for each class in it, or a CSV of paths and labels: also measure how "
-        "selective channels are.",
-        after="top",
-        section=INPUT,
-    )
-    features: File | None = option(
-        None,
-        "PATH  Also write the outputs of the layers of --layer: to a .safetensors or .parquet file, or to a folder "
-        "with one file per chunk; a JSON file next to it lists the inputs.",
-        after="by_class",
-        section=FILES,
-    )
 
 
 @group(PROCESSES)
@@ -1209,32 +1020,50 @@ class ChunkOptions:
     )
 
 
-@group(INPUT)
+@group(LAYERS)
 class Survey(
-    SurveyOptions,
-    ModelOptions,
-    ClassNames,
-    PictureOptions,
-    BatchSize,
-    ChunkOptions,
-    RunOptions,
-    VerifyOption,
-    TensorBoardOption,
-    ShowOption,
     OutputOptions,
+    ShowOption,
+    TensorBoardOption,
+    VerifyOption,
+    RunOptions,
+    ChunkOptions,
+    BatchSize,
+    PictureOptions,
+    ClassNames,
+    ModelOptions,
+    FeatureOptions,
+    LayerOptions,
 ):
     """Options of `survey`.
 
     Attributes:
+        top: For every channel, list this many of the inputs that excite it most.
+        by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
+            measure how selective channels are for classes.
+        features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
+            with one file per chunk; a JSON file next to it lists the inputs.
         batch_size: Inputs per forward pass; a different batch size may change the last bits of the results.
     """
 
-    batch_size: int = option(32, "N  Pictures per forward pass.", bounds=(1, None))
+    top: int = option(9, "N  For every channel, list the N inputs that excite it most.", bounds=(1, None))
+    by_class: bool = option(
+        False,
+        "INPUT is a folder with a folder for each class in it, or a CSV of paths and labels: also measure how "
+        "selective channels are.",
+        section=INPUT,
+    )
+    features: File | None = option(
+        None,
+        "PATH  Also write the outputs of the layers of --layer: to a .safetensors or .parquet file, or to a folder "
+        "with one file per chunk; a JSON file next to it lists the inputs.",
+        section=FILES,
+    )
+    batch_size: int = option(32, "N  Pictures per forward pass.", bounds=(1, None), section=INPUT)
     crops: int | None = shown(
         None,
         "N  Draw crops for N channels of each layer, 0 for none; default: 128 channels over all layers.",
         bounds=(0, None),
-        after="features_dtype",
         section=FILES,
     )
 
@@ -1243,12 +1072,11 @@ class Survey(
 class Report(LinesOptions):
     """Options of `report`."""
 
-    out: Path | None = shown(None, "--out -o FILE  HTML file to write; default: RUN.html next to RUN.", after="")
+    out: Path | None = shown(None, "--out -o FILE  HTML file to write; default: RUN.html next to RUN.")
     tensorboard: Path | None = shown(
         None,
         "DIR  Also write the scalars of a watched training for TensorBoard, at their steps; one DIR per run. Needs "
         "hookscope[tensorboard].",
-        after="out",
     )
 
 
@@ -1257,7 +1085,6 @@ class Watch:
     """Options of `watch`.
 
     Attributes:
-        every: Number of steps from one watched step to the next.
         layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
         eager_forward: Measure activations of compiled networks too: at watched steps the network runs once more,
             eagerly and without gradients, on the first batch. Everything that this changes is put back.

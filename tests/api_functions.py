@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from inspect import cleandoc
+from dataclasses import Field
+from inspect import cleandoc, get_annotations
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
+from typing import Any
 
 from hookscope import options
 
@@ -73,9 +75,15 @@ def entries(docstring: str, heading: str) -> dict[str, str]:
     return {part.partition(":")[0]: part.partition(": ")[2].strip() for part in parts if part.strip()}
 
 
-def described(kind: type, name: str) -> str:
-    """Return what the class, or the nearest of its bases, says of an option."""
-    return next(found[name] for each in kind.__mro__ if name in (found := entries(each.__doc__ or "", "Attributes")))
+def described(kind: type, option: Field[Any]) -> str:
+    """Return what the class, or the nearest of its bases that has the option, says of it; else its help."""
+    for each in kind.__mro__:
+        found = entries(each.__doc__ or "", "Attributes")
+        if option.name in found:
+            return found[option.name]
+        if option.name in get_annotations(each):
+            break
+    return fill(options.on_command_line(option).help.rpartition("  ")[2], 104).replace("\n", "\n        ")
 
 
 def functions() -> Iterator[str]:
@@ -105,12 +113,12 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
             continue
         kind = getattr(options, ast.unparse(each.annotation).removeprefix("options."))  # type: ignore[arg-type]
         names = []
-        for option in options.options_of(kind):
+        for option, _ in options.in_help(kind):
             if options.on_command_line(option).is_python:
                 home = next(base for base in kind.__mro__ if (base.__name__, option.name) in annotations)
                 annotation = annotations[home.__name__, option.name]
                 signature.append(f"{option.name}: {annotation} = {option.default!r}{_shadows(option.name)}")
-                told[option.name] = described(kind, option.name)
+                told[option.name] = described(kind, option)
                 names.append(f"{option.name}={option.name}")
         given.append(f"option=options.{kind.__name__}({', '.join(names)})")
     lines = ",\n".join(signature).replace("  # noqa: A002,", ",  # noqa: A002")

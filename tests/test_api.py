@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope import api
+from hookscope.cli.app import app
 from tests.fork_server import ForkServer
 
 CAT = Path(__file__).parents[1] / "sample_images" / "cat.jpg"
@@ -94,7 +95,8 @@ COMMANDS = [
 
 def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
     """The type, default and help of each option and argument of a command, by the name that its function has for it."""
-    command = getattr(import_module(f"hookscope.cli.{name}"), name)
+    command = next(each.callback for each in app.registered_commands if each.name == name)
+    assert command is not None
     types = get_type_hints(command, include_extras=True)
     options = {}
     for option, parameter in signature(command).parameters.items():

@@ -1,5 +1,6 @@
 """Every option is declared once, and editors read the functions that are made from there."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import jedi
@@ -26,7 +27,6 @@ from hookscope.options import (
     in_help,
     is_given,
     option,
-    options_of,
     taken,
 )
 from tests.api_functions import API, written
@@ -36,10 +36,9 @@ from tests.api_functions import API, written
 class Sliced(LayerOptions):
     """Options of a command that cuts."""
 
-    slices: int = option(2, "N  Cut each layer into N slices.", bounds=(1, 9), after="layer")
+    slices: int = option(2, "N  Cut each layer into N slices.", bounds=(1, 9))
 
 
-@with_options
 def cut(model: str, *, option: Sliced) -> None:
     """Cut MODEL."""
     typer.echo(f"{model} {option.slices} {option.layer} {option.ops}")
@@ -47,13 +46,13 @@ def cut(model: str, *, option: Sliced) -> None:
 
 def test_an_option_is_added_by_one_field() -> None:
     app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(cls=SectionedCommand)(cut)
+    app.command(cls=SectionedCommand)(with_options(cut))
     run = typer.testing.CliRunner().invoke
     assert run(app, ["a", "--layer", "x", "--layer", "y", "--slices", "3"]).output == "a 3 ('x', 'y') False\n"
     assert run(app, ["a", "--slices", "10"]).exit_code == 2
     shown = " ".join(run(app, ["--help"]).output.split())
     assert "Layers: -l, --layer PATTERN" in shown
-    assert "--slices N Cut each layer into N slices. [default: 2; 1 to 9] --ops" in shown
+    assert "--slices N Cut each layer into N slices. [default: 2; 1 to 9] Other options" in shown
 
 
 @pytest.mark.parametrize("kind", [Activations, Attention, Attribute, Check, Diff, Grads, Survey])
@@ -62,7 +61,7 @@ def test_a_long_help_begins_with_about_a_dozen_options_and_a_short_one_as_it_is(
     count = headings.count(MOST_USED)
     assert 8 <= count <= 15
     assert headings[:count] == [MOST_USED] * count
-    assert sorted(each.name for each, _ in in_help(kind)) == sorted(each.name for each in options_of(kind))
+    assert sorted(each.name for each, _ in in_help(kind)) == sorted(each.name for each in fields(kind))
     assert MOST_USED not in [heading for _, heading in in_help(Sliced)]
 
 
@@ -89,6 +88,6 @@ def test_an_editor_lists_all_arguments_with_types(name: str) -> None:
     (signature,) = script.get_signatures(2, len(name) + 1)
     listed = {each.name: each.description for each in signature.params}
     options = getattr(hookscope.options, name.title())
-    assert set(listed) >= {each.name for each in options_of(options) if each.metadata["option"].is_python}
+    assert set(listed) >= {each.name for each in fields(options) if each.metadata["option"].is_python}
     assert listed["seed"] == "param seed: int=0"
     assert listed["layer"] == "param layer: Texts=()"

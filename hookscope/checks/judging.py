@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from hookscope.checks.baseline import Baseline
-from hookscope.checks.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, grads_limits
+from hookscope.checks.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits, with_limits
 from hookscope.checks.rules.forward import raised
 from hookscope.checks.rules.rule import (
     WHOLE_NETWORK,
@@ -29,6 +29,7 @@ from hookscope.errors import (
     nearest,
 )
 from hookscope.hooks.patterns import NOT_JUDGED
+from hookscope.options import RuleOptions
 from hookscope.parameters import arg
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
@@ -229,22 +230,28 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     return left
 
 
-def refuse_unused_limits(
-    limits: Mapping[str, Mapping[str, float]],
-    wanted: AbstractSet[str],
-    settings: CheckSettings,
-    baseline: Baseline | None,
-) -> None:
-    """Raise UsageError if a rule for which limits are given is not judged, so that they would go unnoticed."""
+def judged_by(
+    settings: CheckSettings, option: RuleOptions, baseline: Baseline | None, *, renews_baseline: bool = False
+) -> tuple[CheckSettings, frozenset[str]]:
+    """Return the settings with the limits that the options give, and the rules to judge by.
+
+    Raises:
+        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would go unnoticed because its rule
+            is not judged, unless the baseline is written anew.
+    """
+    settings = with_limits(settings, option.limit)
+    wanted = wanted_rules(settings, option.select, option.ignore)
     idle = _idle(settings, baseline)
-    for name, given in limits.items():
-        option = f"{arg('limit')} {name}.{next(iter(given)).replace('_', '-')}"
+    by_rule = {} if renews_baseline else check_limits(option.limit)
+    for name, limits in by_rule.items():
+        written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
         if name not in wanted:
             raise UsageError(
-                f"{option} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
+                f"{written} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
             )
         if name in idle:
-            raise UsageError(f"{option} has no effect: {name} needs {_idle_without(name)}.")
+            raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
+    return settings, wanted
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:

@@ -6,32 +6,26 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from hookscope import options
-from hookscope.cli.activations import activations
-from hookscope.cli.attention import attention
-from hookscope.cli.attribute import attribute
 from hookscope.cli.check import check
-from hookscope.cli.checkpoint import checkpoint
 from hookscope.cli.console import report
-from hookscope.cli.diff import diff
 from hookscope.cli.doctor import doctor
-from hookscope.cli.grads import GradsCommand, grads
-from hookscope.cli.history import history
-from hookscope.cli.layers import layers
-from hookscope.cli.models import models
+from hookscope.cli.list_commands import checkpoint, layers, models
+from hookscope.cli.options import with_options
 from hookscope.cli.report import report as report_command
+from hookscope.cli.run_commands import GradsCommand, activations, attention, attribute, diff, grads, history, survey
 from hookscope.cli.sections import SectionedCommand
-from hookscope.cli.survey import survey
 from hookscope.cli.watch import WatchCommand, watch
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
@@ -106,20 +100,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
-app.command(cls=GradsCommand, short_help="Measure gradients and report what is wrong with them.")(grads)
-app.command(cls=SectionedCommand, short_help="Draw where a network looks in a picture.")(attribute)
-app.command(cls=SectionedCommand, short_help="Show what a transformer's attention looks at.")(attention)
-app.command(cls=SectionedCommand, short_help="Find where two networks begin to differ.")(diff)
-app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, for CI.")(check)
-app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
-app.command(cls=SectionedCommand, short_help="Find the first checkpoint at which a training broke.")(history)
-app.command(cls=SectionedCommand, short_help="Measure what channels do over a data set.")(survey)
-app.command(cls=WatchCommand, short_help="Run a training script unchanged, and watch it.")(watch)
-app.command(cls=SectionedCommand, short_help="List the modules of a network with shapes and costs.")(layers)
-app.command(cls=SectionedCommand, short_help="List the names that MODEL accepts.")(models)
-app.command(cls=SectionedCommand, short_help="List what is installed and what is missing.")(doctor)
-app.command("report", cls=SectionedCommand, short_help="Make one HTML page of a run.")(report_command)
+for _command, _summary, _kind in (
+    (activations, "Draw feature maps and measure activations.", SectionedCommand),
+    (grads, "Measure gradients and report what is wrong with them.", GradsCommand),
+    (attribute, "Draw where a network looks in a picture.", SectionedCommand),
+    (attention, "Show what a transformer's attention looks at.", SectionedCommand),
+    (diff, "Find where two networks begin to differ.", SectionedCommand),
+    (check, "Run checkpoints and judge them by rules, for CI.", SectionedCommand),
+    (checkpoint, "List the tensors in a weights file.", SectionedCommand),
+    (history, "Find the first checkpoint at which a training broke.", SectionedCommand),
+    (survey, "Measure what channels do over a data set.", SectionedCommand),
+    (watch, "Run a training script unchanged, and watch it.", WatchCommand),
+    (layers, "List the modules of a network with shapes and costs.", SectionedCommand),
+    (models, "List the names that MODEL accepts.", SectionedCommand),
+    (doctor, "List what is installed and what is missing.", SectionedCommand),
+    (report_command, "Make one HTML page of a run.", SectionedCommand),
+):
+    app.command(_command.__name__, cls=_kind, short_help=_summary)(with_options(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -218,18 +215,10 @@ def _ended_by(error: BaseException) -> int:
     """Report what ended a command early; return its exit code."""
     if isinstance(error, typer.Abort):  # typer's word for Ctrl-C, but for any EOFError too
         error = error.__cause__ or error
-    wrong_usage = getattr(error, "format_message", None)
     if isinstance(error, HookscopeError):
         code = report(error)
-    elif wrong_usage is not None:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "hookscope"
-        # "No such command 'model'. Did you mean 'models'?."
-        sentence = (_wrong_value(error) or _right_name(error) or wrong_usage()).removesuffix(".")
-        sentence += _way_for_inputs(error, sentence)
-        if context and sentence.startswith("No such command") and not sentence.endswith("?"):
-            sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
-        code = report(UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`."))
+    elif hasattr(error, "format_message"):
+        code = report(_wrong_usage(error))
     elif isinstance(error, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     elif isinstance(error, _Terminated):
@@ -246,42 +235,50 @@ def _ended_by(error: BaseException) -> int:
     return code
 
 
-def _right_name(error: BaseException) -> str:
-    """Return what an option that does not exist is called here, if the command has it; else ""."""
-    given, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+def _wrong_usage(error: Any) -> UsageError:
+    """Return what typer found wrong in one line, with what would be right."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     parameters = [] if context is None else context.command.params
     known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
-    alike = get_close_matches(given.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
-    meant = _CALLED_OTHERWISE.get(given) or "".join(f"--{name}" for name in alike)
+    # "No such command 'model'. Did you mean 'models'?."
+    sentence = _wrong_value(error) or _right_name(option, known, parameters) or error.format_message().removesuffix(".")
+    sentence += _way_for_inputs(sentence, option, known, "" if context is None else context.info_name)
+    if context and sentence.startswith("No such command") and not sentence.endswith("?"):
+        sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
+    path = context.command_path if context else "hookscope"
+    return UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`.")
+
+
+def _right_name(option: str, known: Collection[str], parameters: Sequence[Any]) -> str:
+    """Return what an option that does not exist is called here, if the command has it; else ""."""
+    alike = get_close_matches(option.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
+    meant = _CALLED_OTHERWISE.get(option) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
-        return f"No such option: {given}. Did you mean {meant}?" if meant in known else ""
-    argument = next((each for each in parameters if meant and meant in (each.metavar or "")), None)
-    return f"{given} is not an option: {meant} is given without one" if argument else ""
+        return f"No such option: {option}. Did you mean {meant}?" if meant in known else ""
+    is_argument = meant and any(meant in (each.metavar or "") for each in parameters)
+    return f"{option} is not an option: {meant} is given without one" if is_argument else ""
 
 
-def _way_for_inputs(error: BaseException, sentence: str) -> str:
+def _way_for_inputs(sentence: str, option: str, known: Collection[str], command: str) -> str:
     """Return how inputs are given, where a file is one argument too many or an option may be the network's; else ""."""
-    context = getattr(error, "ctx", None)
-    known = {name for each in (context.command.params if context else ()) for name in each.opts}
-    if context and context.info_name == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
+    if command == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
         return ". Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`"
-    if context and context.info_name == "survey" and getattr(error, "option_name", "") in ("--input", "--input-shape"):
+    if command == "survey" and option in ("--input", "--input-shape"):
         return ". Inputs of a survey are files; several arguments of forward are a dict or a tuple in one .pt file"
     if "--input" not in known:
         return ""
     if sentence.startswith("Got unexpected extra argument"):
         return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"
-    option = getattr(error, "option_name", "")
     name = option.removeprefix("--").replace("-", "_")
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
-    if not (is_unknown and option.startswith("--") and name.isidentifier()):
-        return ""
     # An option of other commands is hardly meant for the network.
-    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in options.options_of(kind)}
-    return "" if name in elsewhere else f". If it is an argument of forward, write --input {name}=VALUE"
+    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in fields(kind)}
+    if not is_unknown or not option.startswith("--") or not name.isidentifier() or name in elsewhere:
+        return ""
+    return f". If it is an argument of forward, write --input {name}=VALUE"
 
 
-def _wrong_value(error: BaseException) -> str:
+def _wrong_value(error: Any) -> str:
     """Return which option's value is wrong, and why; typer prints only the reason that pydantic gives."""
     from pydantic import ValidationError
 
@@ -289,10 +286,9 @@ def _wrong_value(error: BaseException) -> str:
     if not option.startswith("-") or not isinstance(error.__cause__, ValidationError):
         return ""
     wrong = error.__cause__.errors()[0]
-    given = printable(str(wrong["input"]))
     if wrong["type"] == "value_error":  # typer's own words: "'training' is not one of 'eval', 'train'"
-        return f"{option} {wrong['msg'].removeprefix('Value error, ')}"
-    return f"{option} '{given}' {wrong['msg'].removeprefix('Input ').partition(',')[0]}"
+        return f"{option} {wrong['msg'].removeprefix('Value error, ')}".removesuffix(".")
+    return f"{option} '{printable(str(wrong['input']))}' {wrong['msg'].removeprefix('Input ').partition(',')[0]}"
 
 
 def _stream_failed(error: OSError, stream: TextIO) -> int:

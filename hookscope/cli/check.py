@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import (
-    check_ci_files,
-    chosen_format,
-    ci_writers,
-    print_annotations,
-    step_summary,
-    write_each,
-)
+from hookscope.cli.ci_output import CiOutput, ci_output, write_each
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.cli.exporters import page_line
-from hookscope.cli.options import with_options
+from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
@@ -39,7 +31,6 @@ _CONFIG = Path("hookscope.toml")
 _SHARE_OF_MEMORY = 0.9
 
 
-@with_options
 def check(
     checkpoints: Annotated[
         list[str] | None,
@@ -71,11 +62,11 @@ def check(
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.checks.configuration import read_settings
-    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
-    from hookscope.checks.rules import check_limits, with_limits
+    from hookscope.checks.judging import judged_by
     from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
+    from hookscope.results.runs.reports import check_report_target
 
     config = None if option.config is None else Path(option.config)
     evidence = None if option.evidence is None else Path(option.evidence)
@@ -85,26 +76,24 @@ def check(
                 "Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`."
             )
         began = time.perf_counter()
-        settings = with_limits(with_options(read_settings(config, Path()), option), option.limit)
-        wanted = wanted_rules(settings, option.select, option.ignore)
+        settings = with_options(read_settings(config, Path()), option)
         found = find_checkpoints(checkpoints)
-        chosen = chosen_format(option.report_format)
-        summary = step_summary(chosen)
         known = _known_baseline(settings, found, renews=option.update_baseline)
-        if not option.update_baseline:
-            refuse_unused_limits(check_limits(option.limit), wanted, settings, known)
-        _check_targets(option, summary)
+        settings, wanted = judged_by(settings, option, known, renews_baseline=option.update_baseline)
+        ci = ci_output(option)
+        if option.page is not None:
+            check_report_target(option.page)
         work = [
             CheckJob(name, settings, wanted, option.trust, option.device, known, folder, option.update_baseline)
             for name, folder in zip(found, _evidence_folders(evidence, found), strict=True)
         ]
-        tables, messages = consoles(json=chosen in ("json", "markdown"))
+        tables, messages = consoles(json=ci.format in ("json", "markdown"))
         at_once = min(option.jobs, len(found))
         results = _run(work, _limits(option, at_once), at_once, messages)
         reports = [each.report for each in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
         writers = [
-            *ci_writers(reports, option.junit, summary, seconds=seconds, job=job),
+            *ci.writers(reports, seconds=seconds, job=job),
             *_page_writer(reports, option.page, seconds),
         ]
         if option.update_baseline:
@@ -112,10 +101,12 @@ def check(
         if option.sarif is not None:
             writers.append(partial(write_sarif, option.sarif, reports, config))
         failures = write_each(writers)
-    _show(reports, chosen, tables, job, time.perf_counter() - began)
+    _show(reports, ci, tables, job, time.perf_counter() - began)
     if option.page is not None and not failures:
-        tables.print(page_line(option.page), soft_wrap=True)
-    _say_no_evidence(reports, evidence)
+        print_page(option.page, tables)
+    if evidence is not None and all(each.passed for each in reports):
+        path = safe_text(str(evidence))
+        typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
     _show_bugs(results)
     return most_severe([*(each.exit_code for each in reports), *map(report, failures)])
 
@@ -162,14 +153,6 @@ def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: 
         raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
     check_writable(settings.baseline, "--baseline")
     return None
-
-
-def _check_targets(option: options.Check, summary: Path | None) -> None:
-    from hookscope.results.runs.reports import check_report_target
-
-    check_ci_files(option.junit, summary)
-    if option.page is not None:
-        check_report_target(option.page)
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
@@ -245,28 +228,16 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     typer.echo(f"hookscope: wrote the baseline to {path}{failed}; review the change before you commit it.", err=True)
 
 
-def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job: str, seconds: float) -> None:
-    if chosen == "json":
+def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job: str, seconds: float) -> None:
+    if ci.format == "json":
         from hookscope.results.check import checks_to_json
 
         typer.echo(checks_to_json(reports), nl=False)
-    elif chosen == "markdown":
-        from hookscope.render.github import checks_to_markdown
-
-        typer.echo(checks_to_markdown(reports, seconds=seconds, job=job), nl=False)
-    else:
+    elif ci.format != "markdown":
         from hookscope.render.check_report import check_report
 
         tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
-    if chosen == "github":
-        print_annotations(reports)
-
-
-def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:
-    """Print why `--evidence` wrote nothing if every checkpoint passes."""
-    if evidence is not None and all(each.passed for each in reports):
-        path = safe_text(str(evidence))
-        typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
+    ci.print(reports, seconds=seconds, job=job)
 
 
 def _show_bugs(results: "Sequence[Checked]") -> None:

@@ -3,12 +3,14 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from hookscope import options
 from hookscope.errors import HookscopeError
 
 if TYPE_CHECKING:
@@ -17,43 +19,55 @@ if TYPE_CHECKING:
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-def chosen_format(given: str | None) -> str:
-    """Return the format that was given, else "github" in GitHub Actions, else "text"."""
-    return given or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+@dataclass(frozen=True, slots=True)
+class CiOutput:
+    """The format on stdout, and the files for CI; `seconds` and `job` are as in `checks_to_markdown`.
+
+    Attributes:
+        format: The given one, else "github" in GitHub Actions, else "text".
+        summary: The file of the step summary, which GitHub Actions sets, for the format "github".
+    """
+
+    format: str
+    junit: Path | None
+    summary: Path | None
+
+    def print(self, reports: "Sequence[CheckReport]", *, seconds: float | None = None, job: str = "") -> None:
+        """Print Markdown, or the lines that GitHub Actions turns into annotations."""
+        from hookscope.render.github import annotations, checks_to_markdown
+
+        if self.format == "markdown":
+            typer.echo(checks_to_markdown(reports, seconds=seconds, job=job), nl=False)
+        if self.format == "github":
+            sys.stdout.flush()
+            repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
+            typer.echo(annotations(reports, repository=repository), nl=False)
+
+    def writers(
+        self, reports: "Sequence[CheckReport]", *, seconds: float | None = None, job: str = ""
+    ) -> Iterator[Callable[[], None]]:
+        """Yield a function for each file to write."""
+        from hookscope.render.github import checks_to_markdown
+        from hookscope.render.junit import checks_to_junit
+        from hookscope.results.runs.atomic import append, write_whole
+
+        if self.summary is not None:
+            yield partial(append, self.summary, checks_to_markdown(reports, seconds=seconds, job=job), _SUMMARY)
+        if self.junit is not None:
+            yield partial(write_whole, self.junit, checks_to_junit(reports), "--junit")
 
 
-def step_summary(chosen: str) -> Path | None:
-    """Return the file of the step summary, which GitHub Actions sets, for the format "github"."""
-    path = os.environ.get(_SUMMARY) if chosen == "github" else None
-    return Path(path) if path else None
-
-
-def check_ci_files(junit: Path | None, summary: Path | None) -> None:
-    """Raise an OutputError for a file that could not be written, before a model is run for nothing."""
+def ci_output(option: options.Check | options.Diff) -> CiOutput:
+    """Return what to write; raise OutputError for a file that cannot be written, before a model is run for nothing."""
     from hookscope.results.runs.atomic import check_writable
 
-    for path, name in ((junit, "--junit"), (summary, _SUMMARY)):
-        if path is not None:
-            check_writable(path, name)
-
-
-def ci_writers(
-    reports: "Sequence[CheckReport]",
-    junit: Path | None,
-    summary: Path | None,
-    *,
-    seconds: float | None = None,
-    job: str = "",
-) -> Iterator[Callable[[], None]]:
-    """Yield a function for each file to write; `seconds` and `job` are as in `checks_to_markdown`."""
-    from hookscope.render.github import checks_to_markdown
-    from hookscope.render.junit import checks_to_junit
-    from hookscope.results.runs.atomic import append, write_whole
-
-    if summary is not None:
-        yield partial(append, summary, checks_to_markdown(reports, seconds=seconds, job=job), _SUMMARY)
-    if junit is not None:
-        yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
+    chosen = option.report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+    path = os.environ.get(_SUMMARY) if chosen == "github" else None
+    output = CiOutput(chosen, option.junit, Path(path) if path else None)
+    for file, name in ((output.junit, "--junit"), (output.summary, _SUMMARY)):
+        if file is not None:
+            check_writable(file, name)
+    return output
 
 
 def write_each(writers: Iterable[Callable[[], None]]) -> list[HookscopeError]:
@@ -65,12 +79,3 @@ def write_each(writers: Iterable[Callable[[], None]]) -> list[HookscopeError]:
         except HookscopeError as error:
             failures.append(error)
     return failures
-
-
-def print_annotations(reports: "Sequence[CheckReport]") -> None:
-    """Print the lines on stdout that GitHub Actions turns into annotations."""
-    from hookscope.render.github import annotations
-
-    repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
-    sys.stdout.flush()
-    typer.echo(annotations(reports, repository=repository), nl=False)

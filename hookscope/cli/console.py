@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 import typer
 
@@ -23,10 +23,14 @@ def report(error: HookscopeError) -> int:
 
     A usage error may have further lines: an expression, and a caret below the place that is wrong.
     """
-    lines = str(error).split("\n") if isinstance(error, UsageError) else [str(error)]
-    with suppress(OSError):  # where stderr cannot be written, only the exit code is left
-        typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
+    print_error(*str(error).split("\n")) if isinstance(error, UsageError) else print_error(str(error))
     return error.exit_code
+
+
+def print_error(*lines: str) -> None:
+    """Print the lines of an error to stderr; if that cannot be written, only the exit code is left."""
+    with suppress(OSError):
+        typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
 
 
 def consoles(*, json: bool) -> "tuple[Console, Console]":
@@ -66,6 +70,8 @@ class _WithoutTrailingBlanks:
 # Seconds between lines about the progress where there is no terminal.
 _BETWEEN_LINES = 10.0
 
+_WHOLE_RUN = 1e9  # seconds
+
 
 @contextmanager
 def progress_bar(console: "Console", *, shown: bool, of: str = "inputs") -> Iterator[Callable[[int, int], None]]:
@@ -76,53 +82,26 @@ def progress_bar(console: "Console", *, shown: bool, of: str = "inputs") -> Iter
     if not shown:
         yield lambda _finished, _total: None
         return
-    if not console.is_terminal:
-        yield _line_now_and_then(of)
-        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    is_bar = console.is_terminal
     loading = TextColumn("{task.description}"), BarColumn()
     running = MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
-    with Progress(*loading, console=console, transient=True) as progress:
+    settings: Any = {"transient": True, "disable": not is_bar, "speed_estimate_period": _WHOLE_RUN}
+    with Progress(*loading, console=console, **settings) as progress:
         task = progress.add_task("loading", total=None, rate="")
-        rate = _Rate()
+        printed = time.monotonic()
 
         def advance(finished: int, total: int) -> None:
+            nonlocal printed
             progress.columns = (*loading, *running)
-            rate.see(finished)
-            progress.update(task, description="running", completed=finished, total=total, rate=rate.words)
+            progress.update(task, description="running", completed=finished, total=total)
+            speed = progress.tasks[task].speed  # since the first update: what was finished before does not count
+            rate = f"{speed:.3g} per second" if speed else ""
+            progress.update(task, rate=rate)
+            if not is_bar and finished < total and time.monotonic() - printed >= _BETWEEN_LINES:
+                printed = time.monotonic()
+                left = f", {rate}, {(total - finished) / speed:,.0f} s left" if speed else ""
+                typer.echo(f"hookscope: {finished} of {total} {of} finished{left}", err=True)
 
         yield advance
-
-
-def _line_now_and_then(of: str) -> Callable[[int, int], None]:
-    printed = time.monotonic()
-    rate = _Rate()
-
-    def advance(finished: int, total: int) -> None:
-        nonlocal printed
-        rate.see(finished)
-        if finished < total and time.monotonic() - printed >= _BETWEEN_LINES:
-            printed = time.monotonic()
-            left = f", {rate.words}, {(total - finished) / rate.per_second:,.0f} s left" if rate.per_second else ""
-            typer.echo(f"hookscope: {finished} of {total} {of} finished{left}", err=True)
-
-    return advance
-
-
-class _Rate:
-    """How many are finished in a second, since the first that were seen: what was there before does not count."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self.per_second = 0.0
-
-    def see(self, finished: int) -> None:
-        now = time.monotonic()
-        self._first = self._first or (now, finished)
-        began, before = self._first
-        self.per_second = (finished - before) / (now - began) if finished > before and now > began else 0.0
-
-    @property
-    def words(self) -> str:
-        return f"{self.per_second:.3g} per second" if self.per_second else ""

@@ -13,7 +13,6 @@ import typer
 from hookscope import options
 from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
-from hookscope.cli.options import with_options
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.text import counted, safe_text, some_of, strict_json
@@ -43,7 +42,6 @@ class Fact:
     broken: bool = False
 
 
-@with_options
 def doctor(*, option: options.JsonOption) -> int:
     """List what is installed: torch, devices, the compiled kernel, extras, cached weights, terminal pictures.
 

@@ -23,13 +23,13 @@ _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on
 _RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own files"
 
 
-def check_exports(run: Path, option: options.LinesOptions) -> None:
+def check_exports(run: Path, option: options.OutputOptions) -> None:
     """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
     if isinstance(option, options.ShowOption) and option.show and find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
         check_tensorboard(option.tensorboard, run)
-    if isinstance(option, options.PageOption) and option.page is not None:
+    if option.page is not None:
         from hookscope.results.runs.reports import check_report_target
 
         check_report_target(option.page)
@@ -37,22 +37,11 @@ def check_exports(run: Path, option: options.LinesOptions) -> None:
             raise OutputError(f"Cannot write to '{safe_text(str(option.page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
-def export(run: Path, consoles: "tuple[Console, Console]", option: options.OutputOptions, *, show: bool) -> None:
-    """Write the page of a run, and show its overview, if the options ask for them; consoles: tables, messages."""
-    if option.page is not None:
-        from hookscope.commands import report
-
-        print_page(report(run, option.page), consoles[0], option)
-    if show:
-        from hookscope.results.runs.directory import OVERVIEW
-
-        show_picture(run / OVERVIEW, *consoles, json=option.json)
-
-
-def print_page(page: Path, tables: "Console", option: options.LinesOptions) -> None:
+def print_page(page: Path, tables: "Console") -> None:
     """Print the line about a page that was written."""
-    if not option.quiet:
-        tables.print(page_line(page), soft_wrap=True)
+    megabytes = page.stat().st_size / 1e6
+    size = f"{megabytes:.1f}" if megabytes >= 0.05 else "under 0.1"
+    tables.print(f"Report: {safe_text(str(page))} ({size} MB)", soft_wrap=True)
 
 
 def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
@@ -87,12 +76,6 @@ def is_interactive(console: "Console") -> bool:
         # A process in the background that touches the terminal's mode is stopped.
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     return False
-
-
-def page_line(page: Path) -> str:
-    """Return the line about a page that was written."""
-    megabytes = page.stat().st_size / 1e6
-    return f"Report: {safe_text(str(page))} ({f'{megabytes:.1f}' if megabytes >= 0.05 else 'under 0.1'} MB)"
 
 
 def check_tensorboard(folder: Path, run: Path) -> None:

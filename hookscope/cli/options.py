@@ -29,6 +29,8 @@ Images = Annotated[
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command whose last parameter, `option`, is spread into the options of its class, for typer."""
     arguments = dict(signature(command).parameters)
+    if "option" not in arguments:
+        return command
     kind = arguments.pop("option").annotation
     options = in_help(kind)
     completes = not {"model", "a"}.isdisjoint(arguments)

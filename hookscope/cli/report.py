@@ -8,12 +8,10 @@ import typer
 from hookscope import options
 from hookscope.cli.console import consoles
 from hookscope.cli.exporters import check_tensorboard, print_page
-from hookscope.cli.options import with_options
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
 
-@with_options
 def report(
     run: Annotated[
         Path,
@@ -43,7 +41,9 @@ def report(
         raise UsageError(
             "--tensorboard is for a watched training. For another run, give it to the command that makes the run."
         )
-    print_page(commands.report(run, option.out), consoles(json=False)[0], option)
+    page = commands.report(run, option.out)
+    if not option.quiet:
+        print_page(page, consoles(json=False)[0])
     return 0
 
 
@@ -74,5 +74,6 @@ def _report_training(run: Path, option: options.Report) -> int:
         from hookscope.cli.tensorboard import write_training
 
         write_training(option.tensorboard, log)
-    print_page(page, tables, option)
+    if not option.quiet:
+        print_page(page, tables)
     return 0

@@ -45,22 +45,15 @@ _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "satu
 _LARGEST = 1e150  # beyond it a square overflows
 
 
-def write_run(folder: Path, inspection: Activations | Gradients, pictures: Sequence[Path]) -> None:
+def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: Sequence[Path]) -> None:
     """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
 
-    `folder` is made if need be. What is there stays; TensorBoard takes all files of one folder for one run. `pictures`
-    are PNG files of the feature maps, or of the gradient maps. Raises OutputError if something cannot be written.
+    Of a survey also dead channels and the accuracy. `folder` is made if need be. What is there stays; TensorBoard takes
+    all files of one folder for one run. `pictures` are PNG files of the feature maps, or of the gradient maps. Raises
+    OutputError if something cannot be written.
     """
-    values = _values(inspection, pictures)
+    values = _survey(result) if isinstance(result, Survey) else _values(result, pictures)
     _write_events(folder, ((_STEP, [value]) for value in values))
-
-
-def write_survey(folder: Path, result: Survey) -> None:
-    """Write scalars and histograms of every output over a data set, dead channels, and the accuracy.
-
-    Raises as `write_run`.
-    """
-    _write_events(folder, ((_STEP, [value]) for value in _survey(result)))
 
 
 def _survey(result: Survey) -> Iterator[Summary.Value]:

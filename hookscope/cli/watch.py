@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from hookscope import options
-from hookscope.cli.options import with_options
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import UsageError
 from hookscope.text import printable
@@ -41,7 +40,6 @@ class WatchCommand(SectionedCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
-@with_options
 def watch(
     context: typer.Context,
     script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The training script.")] = None,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -25,7 +26,7 @@ from hookscope import options
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.checks.rules import RULES
 from hookscope.errors import NothingMatchedError
-from hookscope.options import on_command_line, options_of
+from hookscope.options import on_command_line
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
@@ -295,7 +296,7 @@ def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(c
 
 def test_check_takes_the_options_of_activations_that_load_a_model_or_prepare_its_input() -> None:
     def options_under(kind: type, *headings: str) -> set[str]:
-        return {each.name for each in options_of(kind) if on_command_line(each).section in headings}
+        return {each.name for each in fields(kind) if on_command_line(each).section in headings}
 
     taken = options_under(options.Activations, "Model", "Input")
     assert taken - options_under(options.Check, "Model", "Input") == {"weights", "batch_size"}

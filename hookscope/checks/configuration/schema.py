@@ -1,11 +1,11 @@
 """The tables of a configuration file as pydantic models, and each mistake in one as a message with its line."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from hookscope.checks.configuration.document import Entry, KeyPath, key_of
+from hookscope.checks.configuration.document import Entry, key_of
 from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
@@ -160,6 +160,11 @@ class _Table(BaseModel):
         """Return what the file gives, by the names of the settings."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
+    def changed(self) -> dict[str, Any]:
+        """Return what the file gives, without what only repeats a default."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self.given().items() if value != fields[name].default}
+
 
 class _Model(_Table):
     arch: Dotted | None = None
@@ -231,9 +236,7 @@ class _Expect(_Table):
 
 
 class _Rule(_Table):
-    """A rule; fields for its limits are added."""
-
-    level: Literal["fail", "warn", "off"] | None = None
+    """A rule; fields for its level and its limits are added, with their defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -277,10 +280,11 @@ def settings_in(top: Entry) -> CheckSettings:
     Raises:
         UsageError: If it holds an unknown key or a value that cannot be right.
     """
+    rules = {name: _rule_table(rule) for name, rule in RULES.items()}
     tables: dict[str, Any] = {
         **_SECTIONS,
-        "rules": _with_rules(_Table, _settings_of),
-        "layers": list[_with_rules(_Layers, _settings_for_layers)],  # type: ignore[misc] # it is made here
+        "rules": _with_rules(_Table, rules),
+        "layers": list[_with_rules(_Layers, rules)],  # type: ignore[misc] # it is made here
         "expect": list[_Expect],
     }
     fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
@@ -288,13 +292,13 @@ def settings_in(top: Entry) -> CheckSettings:
     try:
         found = model.model_validate(top.value, context=top.document.folder).given()
     except ValidationError as error:
-        raise _mistake(top, error.errors(include_url=False)) from None
+        raise _mistake(model, top, error.errors(include_url=False)) from None
     flat: dict[str, Any] = {}
     for name in SECTIONS:
         flat |= found[name].given() if name in found else {}
     settings = CheckSettings(
         **flat,
-        rules=_changed(_by_rule(found["rules"])) if "rules" in found else {},
+        rules=_by_rule(found["rules"]) if "rules" in found else {},
         layers=tuple(LayerSettings(each.pattern, _by_rule(each)) for each in found.get("layers", ())),
         expectations=tuple(Expectation(**each.given()) for each in found.get("expect", ())),
         source=top.document.name,
@@ -305,33 +309,31 @@ def settings_in(top: Entry) -> CheckSettings:
     return settings
 
 
-def _with_rules(base: type[_Table], read: Callable[[Rule, _Rule], RuleSettings]) -> type[_Table]:
-    """Return a table with a key for each rule, whose value `read` turns into settings."""
+def _with_rules(base: type[_Table], tables: Mapping[str, type[_Rule]]) -> type[_Table]:
+    """Return a table with a key for each rule, whose value becomes settings."""
+    read = _settings_for_layers if base is _Layers else _settings_of
     fields: dict[str, Any] = {
-        rule.identifier.replace("-", "_"): (
-            Annotated[_rule_table(rule.identifier, tuple(rule.limits)), AfterValidator(partial(read, rule))],
-            None,
-        )
-        for rule in RULES.values()
+        name.replace("-", "_"): (Annotated[table, AfterValidator(partial(read, RULES[name]))], None)
+        for name, table in tables.items()
     }
     return create_model(base.__name__, __base__=base, **fields)
 
 
-@cache
-def _rule_table(identifier: str, limits: tuple[str, ...]) -> type[_Rule]:
-    fields: dict[str, Any] = {
-        name: (Fraction if "fraction" in name.split("_") else PositiveNumber, None) for name in limits
-    }
-    return create_model(identifier, __base__=_Rule, **fields)
+def _rule_table(rule: Rule) -> type[_Rule]:
+    fields: dict[str, Any] = {"level": (Literal["fail", "warn", "off"], rule.level)}
+    for name, limit in rule.limits.items():
+        fields[name] = (Fraction if "fraction" in name.split("_") else PositiveNumber, limit.default)
+    return create_model(rule.identifier, __base__=_Rule, **fields)
 
 
 def _settings_of(_: Rule, table: _Rule) -> RuleSettings:
-    limits = table.given()
+    limits = table.changed()
     return RuleSettings(limits.pop("level", None), limits)
 
 
 def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
-    settings = _settings_of(rule, table)
+    limits = table.given()  # a default, too, overrides what the whole network has
+    settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
     if rule.needs == "gradients" and settings.limits:
@@ -340,24 +342,15 @@ def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
 
 
 def _by_rule(table: _Table) -> dict[str, RuleSettings]:
-    return {key_of(name): value for name, value in table.given().items() if name != "pattern"}
-
-
-def _changed(rules: Mapping[str, RuleSettings]) -> dict[str, RuleSettings]:
-    """Leave out what only repeats the defaults."""
-    changed = {}
-    for name, settings in rules.items():
-        rule = RULES[name]
-        limits = {each: limit for each, limit in settings.limits.items() if limit != rule.limits[each].default}
-        changed[name] = RuleSettings(None if settings.level == rule.level else settings.level, limits)
-    return {name: settings for name, settings in changed.items() if settings != RuleSettings()}
+    given = table.given().items()
+    return {key_of(name): value for name, value in given if name != "pattern" and value != RuleSettings()}
 
 
 # What pydantic calls by names of Python's types.
 _CALLED = {"model_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list"}
 
 
-def _mistake(top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
+def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
     """Return the error for an unknown key, else for the innermost value that is wrong.
 
     Of a union pydantic reports every branch, and appends the branch to the location.
@@ -365,7 +358,7 @@ def _mistake(top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
     for error in errors:
         if error["type"] == "extra_forbidden":
             *above, key = error["loc"]
-            return _entry(top, above).unknown(str(key), _hint(str(key), tuple(above)))
+            return _entry(top, above).unknown(str(key), _hint(str(key), _keys_at(model, above)))
     located = [(_entry(top, error["loc"]), error) for error in errors]
     entry, error = max(located, key=lambda each: len(each[0].path))
     if error["type"] == "value_error":
@@ -390,28 +383,20 @@ def _wanted(error: ErrorDetails) -> str:
     return _CALLED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
 
 
-def _known(path: KeyPath) -> Sequence[str]:
-    match path:
-        case ():
-            return (*SECTIONS, "rules", "layers", "expect")
-        case ("rules",):
-            return [*RULES]
-        case ("layers", int()):
-            return ["pattern", *RULES]
-        case ("expect", int()):
-            return _Expect.keys()
-        case (*_, rule) if path[0] in ("rules", "layers"):
-            return ["level", *map(key_of, RULES[str(rule)].limits)]
-    return SECTIONS[str(path[0])]
+def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str]:
+    """Return the keys of the table at a location."""
+    for step in (step for step in location if isinstance(step, str)):
+        annotation: Any = table.model_fields[step.replace("-", "_")].annotation
+        (table,) = get_args(annotation) or (annotation,)  # of a list, its tables
+    return table.keys()
 
 
-def _hint(key: str, path: KeyPath) -> str:
+def _hint(key: str, known: Sequence[str]) -> str:
     """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
     tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
     homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
     if homes:
         return f" It belongs in {' or '.join(homes)}."
-    known = _known(path)
     if close := nearest(key, known, count=1):
         return close
     if "forward" in known:
