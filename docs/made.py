@@ -73,7 +73,7 @@ TABLES: Mapping[str, Part] = {
 
 def rules() -> str:
     """Return a table of all rules, then each with its limits, their basis and its explanation."""
-    lines = ["| rule | level | it objects that |", "|---|---|---|"]
+    lines = ["| rule | level | it reports that |", "|---|---|---|"]
     for each, rule in RULES.items():
         lines += [f"| [{each}](#{each}) | {rule.level} | {_cell(rule.meaning)} |"]
     return "\n\n".join(["\n".join(lines), *map(_rule, RULES.values())])

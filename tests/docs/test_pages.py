@@ -109,9 +109,7 @@ MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", 
 
 # Why a command does not run here.
 NOT_RUN = {
-    "hookscope diff resnet50 timm:resnet50 photos/ --weights IMAGENET1K_V1": "its weights would have to be downloaded",
     "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
-    "hookscope attribute r3d_18 clip.pt --method integrated-gradients": "it takes minutes on two cores",
     "hookscope survey --merge runs/photos": "its shards would have to be measured first",
     "hookscope survey net.py:build data.pt": "its network takes two arguments, in tests/surveys/test_brute_force.py",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
