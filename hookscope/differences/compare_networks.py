@@ -40,12 +40,13 @@ from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queued
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
-from hookscope.inspection.run import Break, choose, run_batches
+from hookscope.inspection.run import Break, InspectionOptions, choose, run_batches
 from hookscope.inspection.session import (
     OnError,
     OnProgress,
@@ -369,14 +370,22 @@ def _differentiated(
     threads = (None, options_b.threads, None)
     differentiated = []
     for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
-        options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
-        options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
+        options = GradientOptions(
+            layers=patterns[at],
+            hooked=frozenset(network.hooked),
+            ops=ops,
+            edits=edits[at],
+            seed=session.seed,
+            include_inputs=True,
+            mode=network.mode,
+            autocast=network.autocast,
+        )
         differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
     if compiled is None:
         return differentiated, None
     b = differentiated[B] = replace(differentiated[B], around=compiled.forwards)
     loaded_whole = replace(other, module=compiled.whole.inspected.network)
-    return differentiated, replace(b, loaded=loaded_whole, options={**b.options, "hooked": frozenset()})
+    return differentiated, replace(b, loaded=loaded_whole, options=replace(b.options, hooked=()))
 
 
 def _batches_again(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
@@ -389,7 +398,7 @@ def _batches_again(session: Session, batch_size: int, on_error: OnError | None) 
             report(error)
 
     new = None if report is None else report_new
-    return queue_of(session.inputs.batches(batch_size, new), new)
+    return queued(session.inputs, batch_size, new)
 
 
 def _input_of(error: HookscopeError) -> object:
@@ -410,7 +419,8 @@ def _hooked_network(
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.places = TokenPlaces(inspected.network) if side == "A" else None  # maps lie as in A
-    selected, operations, placed = choose(inspected, queue, layers, options.edits, recorder, ops=ops)
+    observed = InspectionOptions(layers=layers, ops=ops, edits=options.edits)
+    selected, operations, placed = choose(inspected, queue, observed, recorder.axes)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
         inspected=inspected,

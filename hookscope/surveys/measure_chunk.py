@@ -17,7 +17,8 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.network import queued
 from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
@@ -262,17 +263,18 @@ def measure_chunk(
         with rows_used or nullcontext():
             run = inspect(
                 loaded,
-                inputs.batches(options.batch_size, report),
-                options.layers,
-                ops=options.ops,
-                with_activations=True,
-                seed=options.seed,
-                verify=verify,
-                distributions=True,
+                queued(inputs, options.batch_size, report),
+                ForwardOptions(
+                    layers=options.layers,
+                    ops=options.ops,
+                    with_activations=True,
+                    seed=options.seed,
+                    verify=verify,
+                    distributions=True,
+                ),
                 on_tensor=recorder.see,
                 on_output=recorder.keep,
                 on_batch=end_batch,
-                on_error=report,
             )
     except ForwardError as error:
         if is_first:
