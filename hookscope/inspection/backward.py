@@ -12,6 +12,7 @@ from hookscope.errors import ModelError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given
+from hookscope.hooks.step_gradients import StepWatch
 from hookscope.inputs import Batch
 from hookscope.inspection.differentiation import (
     GradientOptions,
@@ -115,12 +116,11 @@ def inspect_gradients(
             recorder.observe,
             gradients=gradient_recorder.observe,
             with_inputs=options.include_inputs,
-            with_steps=True,
             track=ends.at_outputs,
             edits=chosen.edits.by_name,
             operations=chosen.operations,
-            modules=modules,
         ) as captured:
+            captured.watch.steps = StepWatch()
             state.mark_hooks()
             run = GradientRun(
                 options=options,

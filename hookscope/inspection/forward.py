@@ -136,7 +136,6 @@ def inspect(
             recorder.observe,
             edits=chosen.edits.by_name,
             operations=chosen.operations,
-            modules=modules,
         ) as captured,
     ):
         state.mark_hooks()

@@ -331,9 +331,9 @@ def choose(
         layers = {} if others is None else select_from(modules, inspected.aliases, others, order)
     placed = place_edits(options.edits, inspected.network, order, axes)
     judged = options.judged and any(has_own_operations(each) or _is_script(each) for each in modules.values())
-    if placed.of_operations or judged:
+    if operations is not None or placed.of_operations or judged:
         operations = operations or OperationChoice(())
-        operations.edits, operations.judged = placed.of_operations, judged
+        operations.edits, operations.judged, operations.modules = placed.of_operations, judged, modules
     return Chosen(layers, operations, placed)
 
 
