@@ -171,11 +171,10 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     elif by_position and has_images:
         changes["shape"] = tuple(each for each in shapes or () if each.name) or None
     if has_images:
-        is_list = isinstance(option.images, list | tuple)
-        if settings.expectations and not is_list:
-            raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
-        if is_list:
+        if isinstance(option.images, list | tuple):
             changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in option.images)
+        elif settings.expectations:
+            raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
     changes |= {name: Path(changes[name]) for name in ("data", "survey", "baseline") if name in changes}
     return replace(settings, **changes)
 

@@ -46,7 +46,7 @@ from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queued
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
-from hookscope.inspection.run import Break, InspectionOptions, choose, run_batches
+from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.session import (
     OnError,
     OnProgress,
@@ -235,7 +235,7 @@ def compare_networks(
     gradients = GradientDifferences()
     if loss is not None:
         forward = Forward(comparison.pairing, every_row, eps, networks[A].has_rows)
-        differentiated, whole = _differentiated(session, apart, comparison, options_b, layers=layers, ops=option.ops)
+        differentiated, whole = _differentiated(session, apart, comparison)
         again = _batches_again(session, batch_size, on_error)
         gradients = compare_gradients(differentiated, again, loss, forward, whole)
     about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
@@ -352,35 +352,17 @@ def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
 
 
 def _differentiated(
-    session: Session,
-    other: LoadedModel,
-    comparison: _Comparison,
-    options_b: RunOptions,
-    *,
-    layers: Sequence[str],
-    ops: bool,
+    session: Session, other: LoadedModel, comparison: _Comparison
 ) -> tuple[list[Differentiated], Differentiated | None]:
     """Return how each network is differentiated, and the whole of B if B is compiled in blocks."""
     networks, compiled = comparison.networks, comparison.compiled
     loaded = [session.loaded, other]
     if len(networks) > len(loaded):
         loaded.append(replace(session.loaded, module=networks[REFERENCE].inspected.network))
-    edits: tuple[Sequence[str | Edit], ...] = ((), options_b.edits, ())
-    patterns: tuple[Sequence[str], ...] = (layers, (), layers)
-    threads = (None, options_b.threads, None)
     differentiated = []
-    for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
-        options = GradientOptions(
-            layers=patterns[at],
-            hooked=frozenset(network.hooked),
-            ops=ops,
-            edits=edits[at],
-            seed=session.seed,
-            include_inputs=True,
-            mode=network.mode,
-            autocast=network.autocast,
-        )
-        differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
+    for each, network in zip(loaded, networks, strict=True):
+        options = replace(network.options, hooked=frozenset(network.hooked))
+        differentiated.append(Differentiated(each, partial(_placed_for, network), options, network.cpu_threads))
     if compiled is None:
         return differentiated, None
     b = differentiated[B] = replace(differentiated[B], around=compiled.forwards)
@@ -419,7 +401,15 @@ def _hooked_network(
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.places = TokenPlaces(inspected.network) if side == "A" else None  # maps lie as in A
-    observed = InspectionOptions(layers=layers, ops=ops, edits=options.edits)
+    observed = GradientOptions(
+        layers=layers,
+        ops=ops,
+        edits=options.edits,
+        seed=seed,
+        include_inputs=True,
+        mode=options.mode,
+        autocast=getattr(torch, options.autocast) if options.autocast else None,
+    )
     selected, operations, placed = choose(inspected, queue, observed, recorder.axes)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
@@ -429,9 +419,7 @@ def _hooked_network(
         operations=operations,
         edits=placed,
         recorder=recorder,
-        seed=seed,
-        mode=options.mode,
-        autocast=getattr(torch, options.autocast) if options.autocast else None,
+        options=observed,
         cpu_threads=options.threads,
         keeps=keeps,
     )

@@ -58,6 +58,7 @@ _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 OnError = Callable[[HookscopeError], None]
 OnProgress = Callable[[int, int], None]
 Run = TypeVar("Run", Activations, Gradients)
+Options = TypeVar("Options", bound=InspectionOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +159,7 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    reported = ForwardOptions(
-        layers=option.layer,
-        ops=option.ops,
-        judged=True,
-        seed=session.seed,
-        output_key=option.output_key,
-        verify=option.verify,
-        distributions=True,
-        keeps_values=True,
-        grids_for=option.grids_for,
-        max_channels=option.max_channels,
-        summaries=True,
-        tokens=True,
-    )
+    reported = _reported(session, option, ForwardOptions(summaries=True, tokens=True))
     run, collector = partial(inspect, session.loaded), TensorCollector(input_count(session), on_progress)
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
@@ -224,18 +212,7 @@ def run_backward(
     """
     dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
     alone = GradientOptions(layers=option.layer, seed=session.seed, mode=option.mode, autocast=dtype)
-    reported = replace(
-        alone,
-        ops=option.ops,
-        judged=True,
-        output_key=option.output_key,
-        verify=option.verify,
-        distributions=True,
-        keeps_values=True,
-        grids_for=option.grids_for,
-        max_channels=option.max_channels,
-        include_inputs=option.inputs,
-    )
+    reported = _reported(session, option, replace(alone, include_inputs=option.inputs))
     run = partial(inspect_gradients, session.loaded, loss=loss)
     collector, report = TensorCollector(input_count(session), on_progress), reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
@@ -258,6 +235,23 @@ def run_backward(
         provenance=provenance_of(
             session, option.layer, {"edits": [*option.edit], **settings, "autocast": option.autocast}
         ),
+    )
+
+
+def _reported(session: Session, option: options.Activations | options.Grads, own: Options) -> Options:
+    """Return the options of a command's own run with those that `activations` and `grads` share."""
+    return replace(
+        own,
+        layers=option.layer,
+        ops=option.ops,
+        judged=True,
+        seed=session.seed,
+        output_key=option.output_key,
+        verify=option.verify,
+        distributions=True,
+        keeps_values=True,
+        grids_for=option.grids_for,
+        max_channels=option.max_channels,
     )
 
 
