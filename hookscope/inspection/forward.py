@@ -131,11 +131,7 @@ def inspect(
     with (
         preserved(network, options.seed, modules=modules.values(), differentiates=False) as state,
         capture(
-            network,
-            observed,
-            recorder.observe,
-            edits=chosen.edits.by_name,
-            operations=chosen.operations,
+            network, observed, recorder.observe, edits=chosen.edits.by_name, operations=chosen.operations
         ) as captured,
     ):
         state.mark_hooks()

@@ -296,22 +296,12 @@ def _is_script(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def choose(
-    inspected: InspectedNetwork,
-    queue: BatchQueue,
-    options: InspectionOptions,
-    axes: AxisReader,
-) -> Chosen:
+def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOptions, axes: AxisReader) -> Chosen:
     """Return the layers that patterns select, the operations, and the edits ready for `capture`.
 
     Patterns of operations alone select no layers. Whether they select an operation is known after the run: see
-    `OperationChoice.missing`.
-
-    Args:
-        inspected: The network.
-        queue: Its inputs, for patterns that choose by position.
-        options: `judged` matters if the network's own code or TorchScript, where operations are not seen, may call any.
-        axes: Tells which axis counts channels.
+    `OperationChoice.missing`. Patterns that choose by position need the inputs in the `queue`. Operations that verdicts
+    are about are left out where neither the network's own code nor TorchScript can call any.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
