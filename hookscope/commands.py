@@ -394,7 +394,6 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
         wanted,
         trust=option.trust,
         device=choose_device(option.device) if isinstance(checkpoint, str | Path) and option.device != "cpu" else None,
-        given=None if isinstance(inputs, list) else inputs,
         baseline=known,
         evidence=None if option.evidence is None else Path(option.evidence),
     )
@@ -450,7 +449,6 @@ def history(
         wanted,
         searches=option.bisect,
         device=choose_device(option.device) if option.device != "cpu" else None,
-        given=None if isinstance(inputs, list) else inputs,
         on_progress=on_progress,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.judging import judge, refused
@@ -40,7 +40,6 @@ from hookscope.errors import (
     UsageError,
     is_out_of_memory,
 )
-from hookscope.inputs import Batch
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.inspection.device import full_float32
@@ -59,14 +58,13 @@ from hookscope.results.runs.record import RunRecord
 _MOST_DRAWN = 12
 
 
-def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and compared with
+def check_checkpoint(
     model: str | nn.Module | LoadedModel | Mapping[str, Any],
     settings: CheckSettings,
     wanted: AbstractSet[str],
     *,
     trust: bool | None = False,
     device: torch.device | None = None,
-    given: Batch | Tensor | None = None,
     baseline: Baseline | None = None,
     evidence: Path | None = None,
     on_measured: Callable[[CheckMeasurements], None] | None = None,
@@ -83,7 +81,6 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read; None where nobody can ask for that.
         device: Where to run; None for the CPU, or where a given network is.
-        given: Inputs in place of those of the settings.
         baseline: What to compare its statistics with.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
         on_measured: Called with the measurements, if they could be made.
@@ -98,7 +95,7 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         elif settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
-            prepared = prepare(model, settings, trust=trust, device=device, given=given)
+            prepared = prepare(model, settings, trust=trust, device=device)
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
             keeps_rows = on_measured is not None or evidence is not None
             kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}

@@ -13,6 +13,9 @@ from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
+
+    from hookscope.inputs import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class CheckSettings(PictureOptions):
         key: Where in the file the weights are; None to find them.
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
         allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
-        images: Pictures, tensor files and folders to run it on; none means noise, where no batch is given beside.
+        images: Pictures, tensor files and folders to run it on, or tensors; none means noise.
         data: Labelled pictures: a folder of class folders, a CSV or a JSON file; None for none.
         survey: Folder of a survey of the network, which rules about activations look at; None for none.
         shape: The noise, as `parse_noise_shapes` takes it; None for two inputs of the network's known input shape.
@@ -84,7 +87,7 @@ class CheckSettings(PictureOptions):
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
     allow_global: tuple[str, ...] = ()
-    images: "tuple[Path | Image, ...]" = ()
+    images: "tuple[Path | Image, ...] | Tensor | Batch" = ()
     data: Path | None = None
     survey: Path | None = None
     shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
@@ -139,9 +142,9 @@ _RUN_SETTINGS = {
 def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     """Return settings with the options put over them that are given.
 
-    Pictures take the place of those in the configuration and of noise, and so does a batch of tensors, which settings
-    do not hold; the shape of noise takes that of pictures. Settings of the configuration that need a network are
-    ignored where the options ask for none.
+    Pictures take the place of those in the configuration and of noise, and so does a batch of tensors; the shape of
+    noise takes that of pictures. Settings of the configuration that need a network are ignored where the options ask
+    for none.
 
     Raises:
         UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class
@@ -168,10 +171,10 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     elif by_position and has_images:
         changes["shape"] = tuple(each for each in shapes or () if each.name) or None
     if has_images:
-        files = option.images if isinstance(option.images, list | tuple) else None
-        if settings.expectations and files is None:
+        if isinstance(option.images, list | tuple):
+            changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in option.images)
+        elif settings.expectations:
             raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
-        changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files or ())
     changes |= {name: Path(changes[name]) for name in ("data", "survey", "baseline") if name in changes}
     return replace(settings, **changes)
 

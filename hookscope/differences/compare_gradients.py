@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from hookscope.inputs import Batch, length_of
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.device import cpu_threads
-from hookscope.inspection.differentiation import LossFunction
+from hookscope.inspection.differentiation import GradientOptions, LossFunction
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.run import Break, run_batches
 from hookscope.models import LoadedModel
@@ -43,14 +42,13 @@ class Differentiated:
 
     Attributes:
         brought: Makes a copy of a batch where and in which dtype the network takes it.
-        options: Of `inspect_gradients`.
         around: Entered for each pass, to compile the network.
         threads: Of the CPU; None for as many as torch takes.
     """
 
     loaded: LoadedModel
     brought: Callable[[Batch], Batch]
-    options: dict[str, Any]
+    options: GradientOptions
     threads: int | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -211,7 +209,7 @@ def compare_gradients(
         records.extend(batch.records)
         return None
 
-    ended = run_batches(queue, run, records, lambda _count: None, keep=lambda _batch: error, undo=lambda: None)
+    ended = run_batches(queue, run, records, None, keep=lambda _batch: error, undo=lambda: None)
     if ended is not None and ended[1] is not None:
         raise ended[1]
     summed = [_Pair(rows) for rows in parameters.values()]
@@ -351,13 +349,11 @@ def _differentiate(
     gradients: dict[str, Value] = {}
     versions = Versions(spool.keep)  # what arrives at an input is often what left the next layer
 
-    def keep(label: str, gradient: Tensor) -> None:
+    def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
     with cpu_threads(side.threads), side.around():
-        seen = inspect_gradients(
-            side.loaded, [side.brought(batch)], loss, on_tensor=keep, include_inputs=True, **side.options
-        )
+        seen = inspect_gradients(side.loaded, [side.brought(batch)], loss, side.options, on_tensor=keep)
     return seen, gradients
 
 

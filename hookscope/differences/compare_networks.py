@@ -40,9 +40,10 @@ from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queued
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break, choose, run_batches
@@ -234,7 +235,7 @@ def compare_networks(
     gradients = GradientDifferences()
     if loss is not None:
         forward = Forward(comparison.pairing, every_row, eps, networks[A].has_rows)
-        differentiated, whole = _differentiated(session, apart, comparison, options_b, layers=layers, ops=option.ops)
+        differentiated, whole = _differentiated(session, apart, comparison)
         again = _batches_again(session, batch_size, on_error)
         gradients = compare_gradients(differentiated, again, loss, forward, whole)
     about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
@@ -351,32 +352,22 @@ def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
 
 
 def _differentiated(
-    session: Session,
-    other: LoadedModel,
-    comparison: _Comparison,
-    options_b: RunOptions,
-    *,
-    layers: Sequence[str],
-    ops: bool,
+    session: Session, other: LoadedModel, comparison: _Comparison
 ) -> tuple[list[Differentiated], Differentiated | None]:
     """Return how each network is differentiated, and the whole of B if B is compiled in blocks."""
     networks, compiled = comparison.networks, comparison.compiled
     loaded = [session.loaded, other]
     if len(networks) > len(loaded):
         loaded.append(replace(session.loaded, module=networks[REFERENCE].inspected.network))
-    edits: tuple[Sequence[str | Edit], ...] = ((), options_b.edits, ())
-    patterns: tuple[Sequence[str], ...] = (layers, (), layers)
-    threads = (None, options_b.threads, None)
     differentiated = []
-    for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
-        options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
-        options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
-        differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
+    for each, network in zip(loaded, networks, strict=True):
+        options = replace(network.options, hooked=frozenset(network.hooked))
+        differentiated.append(Differentiated(each, partial(_placed_for, network), options, network.cpu_threads))
     if compiled is None:
         return differentiated, None
     b = differentiated[B] = replace(differentiated[B], around=compiled.forwards)
     loaded_whole = replace(other, module=compiled.whole.inspected.network)
-    return differentiated, replace(b, loaded=loaded_whole, options={**b.options, "hooked": frozenset()})
+    return differentiated, replace(b, loaded=loaded_whole, options=replace(b.options, hooked=()))
 
 
 def _batches_again(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
@@ -389,7 +380,7 @@ def _batches_again(session: Session, batch_size: int, on_error: OnError | None) 
             report(error)
 
     new = None if report is None else report_new
-    return queue_of(session.inputs.batches(batch_size, new), new)
+    return queued(session.inputs, batch_size, new)
 
 
 def _input_of(error: HookscopeError) -> object:
@@ -410,7 +401,16 @@ def _hooked_network(
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.places = TokenPlaces(inspected.network) if side == "A" else None  # maps lie as in A
-    selected, operations, placed = choose(inspected, queue, layers, options.edits, recorder, ops=ops)
+    observed = GradientOptions(
+        layers=layers,
+        ops=ops,
+        edits=options.edits,
+        seed=seed,
+        include_inputs=True,
+        mode=options.mode,
+        autocast=getattr(torch, options.autocast) if options.autocast else None,
+    )
+    selected, operations, placed = choose(inspected, queue, observed, recorder.axes)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
         inspected=inspected,
@@ -419,9 +419,7 @@ def _hooked_network(
         operations=operations,
         edits=placed,
         recorder=recorder,
-        seed=seed,
-        mode=options.mode,
-        autocast=getattr(torch, options.autocast) if options.autocast else None,
+        options=observed,
         cpu_threads=options.threads,
         keeps=keeps,
     )

@@ -24,11 +24,12 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
 from hookscope.inputs import Batch
 from hookscope.inspection.device import cpu_threads
+from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import PlacedEdits
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder
-from hookscope.inspection.state.preservation import Mode, Preserved, preserved
+from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.network import row_label
 
@@ -115,7 +116,7 @@ class HookedNetwork:
         selected: The layers that have rows.
         hooked: The selected layers, the default layers, and the modules around them.
         partner: Maps a call of this network to its key in A; None for a call without a partner.
-        autocast: The dtype of autocast; None for none.
+        options: How it runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
         keeps: What to keep of each call until it returns: its inputs from before any hook, or the states of autocast
             and of the random generators.
@@ -132,9 +133,7 @@ class HookedNetwork:
     operations: OperationChoice | None
     edits: PlacedEdits
     recorder: Recorder
-    seed: int
-    mode: Mode = "eval"
-    autocast: torch.dtype | None = None
+    options: GradientOptions
     cpu_threads: int | None = None
     keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
@@ -157,7 +156,7 @@ class HookedNetwork:
         """Let the network run in the block, and restore it after the block."""
         modules = self.inspected.modules
         self._stored = {} if self.operations is None else _stored_tensors(modules)
-        with preserved(self.inspected.network, self.seed, self.mode, modules.values()) as self._state:
+        with preserved(self.inspected.network, self.options.seed, self.options.mode, modules.values()) as self._state:
             yield
 
     def run(self, batch: Batch, observer: Observer) -> Finished:
@@ -210,11 +209,11 @@ class HookedNetwork:
     @contextmanager
     def casting(self) -> Iterator[None]:
         """Enable autocast if the network runs with it."""
-        if self.autocast is None:
+        if self.options.autocast is None:
             yield
             return
         device = torch.device(self.inspected.placed[0]).type
-        with torch.autocast(device, self.autocast, cache_enabled=False):
+        with torch.autocast(device, self.options.autocast, cache_enabled=False):
             yield
 
     def has_rows(self, layer: str) -> bool:
@@ -386,7 +385,7 @@ def precision_notes(networks: Sequence[HookedNetwork]) -> list[str]:
 def _epsilons(network: HookedNetwork) -> tuple[float, str]:
     device, dtype = network.inspected.placed
     kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
-    kinds += [network.autocast] if network.autocast else []
+    kinds += [network.options.autocast] if network.options.autocast else []
     known = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
     cudnn: Any = torch.backends.cudnn
     if device.startswith("cuda") and torch.float32 in kinds and cudnn.conv.fp32_precision == "tf32":
@@ -404,7 +403,7 @@ def run_once(
     """Run a network over a batch, up to its end or its first error, and leave no trace of it; return the capture."""
     module = network.inspected.network
     with (
-        preserved(module, network.seed, network.mode, network.inspected.modules.values()),
+        preserved(module, network.options.seed, network.options.mode, network.inspected.modules.values()),
         capture(module, layers, observe, operations=operations) as captured,
     ):
         try:

@@ -23,7 +23,6 @@ from hookscope.hooks.interventions import Intervention, hook_edits, separate_edi
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
 from hookscope.hooks.selection import module_index
-from hookscope.hooks.step_gradients import StepWatch
 from hookscope.hooks.tracing import eager, operators_left_to_torch
 
 T = TypeVar("T")
@@ -111,18 +110,16 @@ class Capture(Generic[T]):
 
 
 @contextmanager
-def capture(  # noqa: PLR0913 - what is observed, and what is changed
+def capture(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     observe: Callable[[ModuleCall, str, Tensor], T],
     *,
     gradients: Callable[[GradientSite[T], Tensor], T] | None = None,
     with_inputs: bool = False,
-    with_steps: bool = False,
     track: bool = False,
     edits: Mapping[str, Sequence[Intervention]] | None = None,
     operations: OperationChoice | None = None,
-    modules: Mapping[str, nn.Module] | None = None,
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
@@ -141,12 +138,10 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
             None watches no gradients, which costs less.
         with_inputs: Also watch the gradients of inputs, along the path through the module alone. Gradients of
             parameters may then differ in the last bits, because terms are summed in a different order.
-        with_steps: Also watch the gradient at every time step of the inputs of recurrent layers and attention.
         track: Make floating outputs that autograd does not track require a gradient, for networks without trainable
             parameters.
         edits: Changes by name of a module or, for "parameter grad", of a parameter. Observers see the edited values.
         operations: The operations of the model's own forward code to observe, as if they were modules, and to edit.
-        modules: All modules of the model, as `module_index` gives them, from a caller that has listed them already.
 
     Yields:
         The capture; read `observations` and `gradients` after the passes, or call `restart()` between them. For correct
@@ -154,8 +149,6 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
     """
     lock = RLock()
     watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
-    if watch is not None and with_steps:
-        watch.steps = StepWatch()
     mode: OperationMode[T] | None = None
     call_hooks = CallHooks(observe, watch, lock)
     if operations is not None:
@@ -168,8 +161,8 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
     handles: list[RemovableHandle] = []
     with eager(captured.traced), ExitStack() as block:
         try:
-            if mode is not None:
-                block.enter_context(operations_observed(mode, module_index(model)[0] if modules is None else modules))
+            if mode is not None and operations is not None:
+                block.enter_context(operations_observed(mode, operations.modules or module_index(model)[0]))
             if edits:
                 hook_edits(model, edits, handles)
             _hook(layers, captured)

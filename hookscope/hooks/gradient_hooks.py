@@ -53,7 +53,7 @@ class GradientWatch(Generic[T]):
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
-        steps: Watches inputs over time; None if that is not wanted.
+        steps: Watches inputs over time; None, as at first, if that is not wanted.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have received a gradient.
@@ -216,8 +216,8 @@ class GradientWatch(Generic[T]):
         return alias
 
     def replaces_inputs(self, kind: type[nn.Module]) -> bool:
-        """Tell whether modules of a class are called with other tensors than their caller gave."""
-        return self.with_inputs or (self.steps is not None and kind in STEPPED)
+        """Tell whether modules of a class may be called with other tensors than their caller gave."""
+        return self.with_inputs or kind in STEPPED
 
     def inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]

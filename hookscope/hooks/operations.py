@@ -62,6 +62,7 @@ class OperationChoice:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
         judged: Whether to observe the operations that verdicts need, even if no pattern selects them.
+        modules: All modules of the network, from a caller that has listed them; empty where that is still to be done.
         matched: Texts of the patterns that have selected an operation.
         seen: (module, operation) pairs that ran, to suggest the nearest names.
     """
@@ -69,6 +70,7 @@ class OperationChoice:
     patterns: Sequence[OperationPattern]
     edits: Sequence[tuple[OperationPattern, Intervention]] = ()
     judged: bool = False
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
     seen: dict[tuple[str, str], None] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)
 

@@ -1,20 +1,27 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
+from hookscope.errors import ModelError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given
+from hookscope.hooks.step_gradients import StepWatch
 from hookscope.inputs import Batch
-from hookscope.inspection.differentiation import GradientRun, LossFunction, differentiable, merge_batch, run_batch
-from hookscope.inspection.edits import Edit
+from hookscope.inspection.differentiation import (
+    GradientOptions,
+    GradientRun,
+    LossFunction,
+    differentiable,
+    merge_batch,
+    run_batch,
+)
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,
     NamedParameter,
@@ -24,15 +31,13 @@ from hookscope.inspection.gradient_rows import (
     parameter_rows,
     step_rows,
 )
-from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import BatchQueue, inspected_network, queue_of
-from hookscope.inspection.rows import Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
+from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
 from hookscope.inspection.run import Break, choose, run_batches
-from hookscope.inspection.state.preservation import Mode, preserved
+from hookscope.inspection.state.preservation import preserved
 from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics.reducer import Reducer
 from hookscope.statistics.token_places import TokenPlaces
 
 
@@ -49,30 +54,14 @@ class PassError(ModelError):
         self.inspection = inspection
 
 
-def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are described there
+def inspect_gradients(
     model: nn.Module | LoadedModel,
     inputs: Tensor | Batch | Iterable[Batch],
-    loss: str | LossFunction = "projection",
-    layers: Sequence[str] = (),
+    loss: LossFunction,
+    options: GradientOptions,
     *,
-    target: str | int | Tensor | None = None,
-    ops: bool = False,
-    judged: bool = False,
-    include_inputs: bool = False,
-    hooked: Collection[str] | None = None,
-    mode: Mode = "eval",
-    grids_for: int = 0,
-    max_channels: int | None = None,
-    seed: int = 0,
-    edits: Sequence[str | Edit] = (),
-    output_key: str | None = None,
-    autocast: torch.dtype | None = None,
-    verify: bool = False,
-    distributions: bool = False,
-    keeps_values: bool = False,
-    on_tensor: Callable[[str, Tensor], None] | None = None,
+    on_tensor: OnTensor | None = None,
     on_batch: Callable[[int], None] | None = None,
-    on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> Gradients:
     """Run a model forward and backward, and report on the gradients of its layers and parameters.
 
@@ -85,90 +74,65 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     A network without a trainable parameter is differentiated with respect to its floating inputs or, if it has none, to
     the first floating tensors that its layers return.
 
-    Arguments that are not described here are those of `inspect` and of `hookscope.grads`.
-
     Args:
-        inputs: As for `inspect`; copied, so that a model which overwrites its input leaves them alone.
-        loss: What to differentiate: a name in `LOSSES`, what `choose_loss` returns, or a function of the output and the
-            batch that returns a 0-d tensor.
-        target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
-        judged: Also observe the operations that verdicts are about; the result's `unlisted` names them.
-        include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
-            parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
-            then differ in the last bits, because parts are added in another order.
-        hooked: Names of the layers to observe instead of those that `layers` selects.
-        mode: "eval", or "train" for batch statistics and dropout as in training; a network that is in train mode
-            already keeps the parts that its owner has put in eval mode.
-        seed: Seeds the random numbers the passes may draw, and the loss if it is given by name.
-        output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
-        distributions: Count how values are distributed, for quantiles, histograms and the verdict
-            `saturated-activation`, which takes more time.
-        keeps_values: Keep values of every output and every gradient, so that the run can be compared with others.
-        on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
-            with "NAME grad" for each parameter; clone what must outlive the call.
-        on_error: Called for an input that the model raised on, which is then left out; in eval mode the other inputs of
-            its batch are run again, one by one, in train mode the whole batch is left out. Without it the error is
-            raised.
+        model: As for `inspect`.
+        inputs: As for `inspect`; copied, so that a model which overwrites its input leaves them alone. In train mode
+            the whole batch is left out that the model raised on.
+        loss: What to differentiate: a function of the output and the batch that returns a 0-d tensor; see
+            `choose_loss`.
+        options: What is observed, and how.
+        on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input", each gradient and the axis that
+            counts its channels, and at the end with "NAME grad" for each parameter; clone what must outlive the call.
+        on_batch: As for `inspect`.
 
     Returns:
         What was seen, without verdicts.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
-        PassError: If the model raised or ran out of memory, with `on_error` on every input, or has no gradient at all;
-            carries what was seen until then.
+        PassError: If the model raised or ran out of memory on an input, or on every input that may be left out, or has
+            no gradient at all; carries what was seen until then.
         UsageError: If a pattern or an edit is malformed, or the loss does not fit the output or is not one real number.
     """
-    inspected = inspected_network(model)
-    network = inspected.network
-    if isinstance(loss, str):
-        loss = choose_loss(loss, target=target, seed=seed, categories=inspected.info.categories, output_key=output_key)
-    queue = queue_of(inputs, on_error)
-    recorder = Recorder(0, None, None, Reducer(distributions=distributions, keeps_values=keeps_values))
-    selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
-    if hooked is not None:
-        selected = {name: each for name, each in inspected.modules.items() if name in hooked}
-    maps = Recorder(grids_for, max_channels, None, recorder.reducer, recorder.axes, operations)
-    recorder.places = maps.places = TokenPlaces(network) if grids_for else None
+    inspected, queue = inspected_network(model), queue_of(inputs)
+    network, modules = inspected.network, inspected.modules
+    recorder = Recorder(0, None, None, options.reducer())
+    chosen = choose(inspected, queue, options, recorder.axes)
+    maps = Recorder(options.grids_for, options.max_channels, None, recorder.reducer, recorder.axes, chosen.operations)
+    recorder.places = maps.places = TokenPlaces(network) if options.grids_for else None
     gradient_recorder = GradientRecorder(maps, on_tensor)
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        preserved(network, seed, mode, inspected.modules.values()) as state,
+        preserved(network, options.seed, options.mode, modules.values()) as state,
     ):
         parameters = inspected.parameters()
-        ends = _ends(parameters, queue, include_inputs=include_inputs)
+        ends = _ends(parameters, queue, include_inputs=options.include_inputs)
         for parameter in parameters:
             parameter.grad = None
         with capture(
             network,
-            selected,
+            chosen.layers,
             recorder.observe,
             gradients=gradient_recorder.observe,
-            with_inputs=include_inputs,
-            with_steps=True,
+            with_inputs=options.include_inputs,
             track=ends.at_outputs,
-            edits=placed.by_name,
-            operations=operations,
-            modules=inspected.modules,
+            edits=chosen.edits.by_name,
+            operations=chosen.operations,
         ) as captured:
+            captured.watch.steps = StepWatch()
             state.mark_hooks()
             run = GradientRun(
+                options=options,
                 inspected=inspected,
                 queue=queue,
-                selected=selected,
-                operations=operations,
-                edits=placed,
+                chosen=chosen,
                 recorder=recorder,
                 state=state,
                 captured=captured,
-                output_key=output_key,
-                verify=verify and not edits,
                 loss=loss,
-                with_inputs=include_inputs,
                 track_inputs=ends.at_inputs,
                 ends_at_parameters=ends.at_parameters,
-                autocast=autocast,
                 gradient_recorder=gradient_recorder,
                 parameter_ids={*map(id, parameters)},
             )
@@ -177,10 +141,10 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
                 queue,
                 batches.run_one,
                 run.records,
-                on_batch or (lambda _count: None),
+                on_batch,
                 keep=batches.keep,
                 undo=batches.undo,
-                takes_apart=mode == "eval",
+                takes_apart=options.mode == "eval",
             )
             with torch._C.DisableTorchFunction():  # which would see `.grad` read
                 named = named_parameters(network)
@@ -189,8 +153,12 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         broken, seen = ended
         for name, value in seen.items():
             setattr(run, name, value)
-    _end(run, broken, ends, verify=verify)
-    inspection = _result(run, broken, named, on_tensor, mode=mode, seed=seed)
+    merge_batch(run)
+    run.end(broken)
+    run.loss_warnings += ends.warnings()
+    if not options.verify:  # aliases may have needed it
+        run.verification = None
+    inspection = _result(run, broken, named)
     if broken is not None:
         raise PassError(broken.message, inspection) from broken.error
     return inspection
@@ -223,32 +191,10 @@ def _first_inputs(queue: BatchQueue) -> list[Tensor]:
     return [] if first is None else [tensor for _, tensor in tensors_given(first.args, first.kwargs)]
 
 
-def _end(run: GradientRun, broken: Break | None, ends: _Ends, *, verify: bool) -> None:
-    """Merge the last batch, and keep what the result is to have of the run.
-
-    Raises:
-        LayerNotFoundError: If a pattern has selected no operation.
-    """
-    merge_batch(run)
-    run.is_broken = broken is not None
-    if broken is None and (missing := run.missing_operations()):
-        raise LayerNotFoundError(missing)
-    run.loss_warnings += ends.warnings()
-    if not verify:  # aliases may have needed it
-        run.verification = None
-
-
-def _result(
-    run: GradientRun,
-    broken: Break | None,
-    named: Sequence[NamedParameter],
-    on_tensor: Callable[[str, Tensor], None] | None,
-    *,
-    mode: Mode,
-    seed: int,
-) -> Gradients:
+def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParameter]) -> Gradients:
     """Return what a run has gathered, or did until it was broken, as rows."""
-    inspected, recorder = run.inspected, run.gradient_recorder
+    inspected, recorder, mode = run.inspected, run.gradient_recorder, run.options.mode
+    layers, operations, _ = run.chosen
     raised = broken is not None and broken.error is not None and not broken.overwritten
     failure = None if broken is None else broken.failure
     rows = layer_rows(inspected, run.rows)
@@ -262,9 +208,9 @@ def _result(
         loss=loss_record(run.losses),
         rows=rows,
         gradients=gradients,
-        parameters=parameter_rows(named, on_tensor, run.recorder.reducer, raised=raised),
+        parameters=parameter_rows(named, recorder.on_tensor, run.recorder.reducer, raised=raised),
         uncalled=uncalled(
-            inspected, run.selected, called, run.silent, broke_off=broke_off, mode=mode, traced=run.captured.traced
+            inspected, layers, called, run.silent, broke_off=broke_off, mode=mode, traced=run.captured.traced
         ),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
@@ -276,12 +222,12 @@ def _result(
         failure=failure,
         over_time=step_rows(run.steps),
         mode=mode,
-        seed=seed,
+        seed=run.options.seed,
         device=device,
         dtype=dtype,
         timings=run.seconds,
         verification=run.verification,
-        unlisted=unlisted(rows, run.selected, run.operations),
+        unlisted=unlisted(rows, layers, operations),
         repeated=run.repeated_arguments(),
     )
 

@@ -34,8 +34,8 @@ from hookscope.inspection.gradient_rows import (
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.rows import merge_observations
-from hookscope.inspection.run import Break, Run, verified
-from hookscope.inspection.state.preservation import Preserved
+from hookscope.inspection.run import Break, InspectionOptions, Run, verified
+from hookscope.inspection.state.preservation import Mode, Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
 from hookscope.results.network import Failure
 from hookscope.statistics.reducer import Measured, Pending
@@ -52,23 +52,39 @@ _SAME_LOSS = 1e-3
 _NO_ALIASES = "{} if its inputs are replaced by aliases"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientOptions(InspectionOptions):
+    """What `inspect_gradients` observes, and how it runs.
+
+    Attributes:
+        include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
+            parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
+            then differ in the last bits, because parts are added in another order.
+        mode: "eval", or "train" for batch statistics and dropout as in training; a network that is in train mode
+            already keeps the parts that its owner has put in eval mode.
+        autocast: The dtype of autocast; None for none.
+    """
+
+    include_inputs: bool = False
+    mode: Mode = "eval"
+    autocast: torch.dtype | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class GradientRun(Run):
     """A run that differentiates.
 
     Attributes:
-        with_inputs: Whether gradients of layers' inputs are wanted too.
         track_inputs: Whether the network's floating inputs require a gradient.
         ends_at_parameters: Whether parameters require one.
         parameter_ids: The ids of the parameters that the network came with.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
     """
 
+    options: GradientOptions
     loss: LossFunction
-    with_inputs: bool
     track_inputs: bool
     ends_at_parameters: bool
-    autocast: torch.dtype | None
     gradient_recorder: GradientRecorder
     parameter_ids: set[int]
     gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
@@ -100,7 +116,7 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
     if first and _aliases_may_have_failed(run, done) and not _fails_without_hooks(run, batch):
         run.captured.watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
         done = _again(run, batch, began)
-    if first and done.broken is None and (run.verify or _aliases_may_matter(run)):
+    if first and done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
         for give_up in (_give_up_tracking, _give_up_aliases):
             if done.broken is None and _differs(run) and give_up(run):
@@ -135,9 +151,9 @@ def differentiable(tensor: Tensor) -> bool:
 def _aliases_may_matter(run: GradientRun) -> bool:
     """Tell whether the network may compute something else because tensors were replaced by aliases."""
     watch = run.captured.watch
-    if run.edits.by_name or not watch.gave_aliases:
+    if run.chosen.edits.by_name or not watch.gave_aliases:
         return False
-    return run.with_inputs or watch.aliases_meet or asks_for_identity(run.inspected.modules.values())
+    return run.options.include_inputs or watch.aliases_meet or asks_for_identity(run.inspected.modules.values())
 
 
 def _aliases_may_have_failed(run: GradientRun, done: _Pass) -> bool:
@@ -197,7 +213,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.gradient_recorder.axes = {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in observations}
     if value is None:
         return _Pass(output, None, amount, broken)
-    if not run.losses and (_aliases_may_matter(run) or (run.verify and run.captured.watch.gave_aliases)):
+    if not run.losses and (_aliases_may_matter(run) or (run.verifies and run.captured.watch.gave_aliases)):
         run.gradient_recorder.waiting = []
     run.differentiated = value.value
     began = time.perf_counter()
@@ -221,7 +237,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
         with _quietly():
             output, loss = _output_and_loss(run, batch, tracks=run.track_inputs and not run.ends_at_parameters)
             outcome = outcome_of(output, _amount(loss))
-            if not run.verify:
+            if not run.verifies:
                 return outcome
             broken = _backward(run, loss.value)
             if broken is not None and broken.error is not None:
@@ -229,11 +245,11 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
             return outcome._replace(gradients=_gradients(run), is_exact=is_exact)
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
-        network, inputs, ignore = run.inspected.network, run.with_inputs, lambda *_: None
+        network, inputs, ignore = run.inspected.network, run.options.include_inputs, lambda *_: None
         return capture(network, layers, ignore, gradients=ignore, with_inputs=inputs, operations=operations)
 
     hooked = outcome_of(done.output, done.amount)
-    if run.verify:
+    if run.verifies:
         hooked = hooked._replace(
             gradients=_gradients(run), is_exact=is_exact and not run.captured.watch.replaced_tensors
         )
@@ -347,9 +363,8 @@ def _same(first: float, second: float) -> bool:
 
 
 def _autocast(run: GradientRun) -> AbstractContextManager[object]:
-    if run.autocast is None:
-        return nullcontext()
-    return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=run.autocast)
+    dtype = run.options.autocast
+    return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=dtype) if dtype else nullcontext()
 
 
 def _quietly() -> AbstractContextManager[object]:

@@ -4,24 +4,24 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
+from hookscope.errors import LayerNotFoundError, ModelError
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
-from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import first_calls
 from hookscope.inspection.map_summaries import FEW_ROWS, MapRecorder, map_summaries
 from hookscope.inspection.network import count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
+    OnCall,
+    OnTensor,
     Recorder,
     fast_path_warning,
     feature_maps,
@@ -30,7 +30,15 @@ from hookscope.inspection.rows import (
     uncalled,
     unlisted,
 )
-from hookscope.inspection.run import Break, Run, choose, run_batches, split_patterns, verified
+from hookscope.inspection.run import (
+    Break,
+    InspectionOptions,
+    Run,
+    choose,
+    run_batches,
+    split_patterns,
+    verified,
+)
 from hookscope.inspection.state.preservation import preserved
 from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.inspection.verification import Outcome, outcome_of
@@ -55,52 +63,42 @@ class ForwardError(ModelError):
         self.inspection = inspection
 
 
-def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are described there
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOptions(InspectionOptions):
+    """What `inspect` observes, and how it runs.
+
+    Attributes:
+        keeps_judged: Also call `on_tensor` with the outputs that are only `judged`, and measure them in full.
+        summaries: Whether `map_summaries` has the maps of the first inputs, of the rows that an overview may show.
+        tokens: Measure the norms of tokens, of outputs (N, T, D).
+    """
+
+    keeps_judged: bool = False
+    summaries: bool = False
+    tokens: bool = False
+
+
+def inspect(
     model: nn.Module | LoadedModel,
     inputs: Tensor | Batch | Iterable[Batch],
-    layers: Sequence[str] = (),
+    options: ForwardOptions,
     *,
-    ops: bool = False,
-    judged: bool = False,
-    keeps_judged: bool = False,
-    with_activations: bool = False,
-    grids_for: int = 0,
-    max_channels: int | None = None,
-    summaries: Literal["none", "overview", "every row"] = "none",
-    seed: int = 0,
-    edits: Sequence[str | Edit] = (),
-    output_key: str | None = None,
-    verify: bool = False,
-    distributions: bool = False,
-    keeps_values: bool = False,
-    tokens: bool = False,
-    on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
-    on_call: Callable[[ModuleCall], None] | None = None,
+    on_tensor: OnTensor | None = None,
+    on_call: OnCall | None = None,
     on_output: Callable[[Batch, object], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
-    on_error: Callable[[UnfitInputError], None] | None = None,
 ) -> Activations:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
     The model comes out as it went in, also after an exception: `preserved` in `hookscope.inspection.state` lists what
     is restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
 
-    Arguments that are not described here are those of `hookscope.activations`.
-
     Args:
         model: The network, on its device, or what `load_model` returned.
-        inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
-        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        judged: Also observe the operations that rules are about, and what the network returns; the result's `unlisted`
-            names the rows that are only for them.
-        keeps_judged: Also call `on_tensor` with these outputs, and keep their maps.
-        with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
-        summaries: Whether `map_summaries` has the maps of the first inputs, and of which rows: those that an overview
-            may show, or every one.
-        verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
-        distributions: Count how values are distributed, for quantiles and histograms, which takes more time.
-        keeps_values: Keep values of every output, so that the run can be compared with others.
-        tokens: Measure the norms of tokens, of outputs (N, T, D).
+        inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device. If they
+            are a `BatchQueue` with an `on_error`, that is called for an input that the model raised on, which is then
+            left out; the other inputs of its batch are run again, one by one. Else the error is raised.
+        options: What is observed, and how.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_call: Called in the hook with the call, which has the inputs, once for each tensor that it returns.
@@ -108,62 +106,49 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
             returned for it; clone what must outlive the call.
         on_batch: Called after each batch with the number of inputs finished, which does not count inputs that the model
             raised on.
-        on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
-            are run again, one by one. Without it the error is raised.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
-        ForwardError: If the model raised, with `on_error` on every input; carries what was seen until then.
+        ForwardError: If the model raised on an input, or on every input that may be left out; carries what was seen
+            until then.
         UsageError: If a pattern is malformed.
     """
-    inspected = inspected_network(model)
-    network = inspected.network
-    queue = queue_of(inputs, on_error)
-    reducer = Reducer(distributions=distributions, keeps_values=keeps_values)
-    recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
-    selected, operations, placed = choose(
-        inspected, queue, layers, edits, recorder, ops=ops, judged=judged, with_activations=with_activations
-    )
-    if summaries != "none":
-        recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
+    inspected, queue = inspected_network(model), queue_of(inputs)
+    network, modules = inspected.network, inspected.modules
+    recorder = Recorder(options.grids_for, options.max_channels, on_tensor, options.reducer(), on_call=on_call)
+    chosen = choose(inspected, queue, options, recorder.axes)
+    if options.summaries:
+        recorder.maps = MapRecorder(every_row=len(chosen.layers) <= FEW_ROWS)
     recorder.places = TokenPlaces(network)
-    recorder.tokens = TokenRecorder(network) if tokens else None
-    recorder.operations = None if keeps_judged else operations
-    recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
-    observed = selected
-    if judged and "" not in selected:
-        observed = {**selected, "": inspected.modules[""]}
+    recorder.tokens = TokenRecorder(network) if options.tokens else None
+    recorder.operations = None if options.keeps_judged else chosen.operations
+    recorder.judged_reducer = Reducer() if options.judged and not options.keeps_judged else None
+    observed = chosen.layers
+    if options.judged and "" not in observed:
+        observed = {**observed, "": modules[""]}
         recorder.judged_alone = frozenset({""})
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=inspected.modules.values(), differentiates=False) as state,
+        preserved(network, options.seed, modules=modules.values(), differentiates=False) as state,
         capture(
-            network,
-            observed,
-            recorder.observe,
-            edits=placed.by_name,
-            operations=operations,
-            modules=inspected.modules,
+            network, observed, recorder.observe, edits=chosen.edits.by_name, operations=chosen.operations
         ) as captured,
     ):
         state.mark_hooks()
         run = Run(
+            options=options,
             inspected=inspected,
             queue=queue,
-            selected=selected,
-            operations=operations,
-            edits=placed,
+            chosen=chosen,
             recorder=recorder,
             state=state,
             captured=captured,
-            output_key=output_key,
-            verify=verify and not edits,
         )
         ended = run_batches(
             queue,
             partial(_run_batch, run, on_output),
             run.records,
-            on_batch or (lambda _count: None),
+            on_batch,
             keep=lambda batch: (batch.records, captured.restart()),
             undo=partial(_undo, run),
         )
@@ -172,35 +157,31 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     broken = None
     if ended is not None:
         broken, (records, seen) = ended
-        run.is_broken = True
         merge_observations(run.rows, seen, len(records))
         run.records.extend(records)
-    elif missing := run.missing_operations():
-        raise LayerNotFoundError(missing)
-    failure = None if broken is None else broken.failure
-    inspection = _result(run, failure, {"forward": seconds}, judged=judged, seed=seed)
+    run.end(broken)
+    inspection = _result(run, None if broken is None else broken.failure, {"forward": seconds})
     if broken is not None:
         raise ForwardError(broken.message, inspection) from broken.error
     return inspection
 
 
-def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, judged: bool, seed: int) -> Activations:
+def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> Activations:
     """Return what a run has gathered as rows; those for verdicts alone are left out unless it is `judged`."""
-    inspected, recorder = run.inspected, run.recorder
+    inspected, recorder, judged = run.inspected, run.recorder, run.options.judged
+    layers, operations, _ = run.chosen
     tokens, maps = recorder.tokens, recorder.maps
     called = run.captured.called | ({failure.layer} if failure else set())
     rows = layer_rows(inspected, run.rows, None if tokens is None else tokens.results())
-    left_out = unlisted(rows, run.selected, run.operations)
+    left_out = unlisted(rows, layers, operations)
     hidden = frozenset(left_out)
-    fused = fast_path_warning(inspected.modules, run.selected, with_operations=run.operations is not None)
+    fused = fast_path_warning(inspected.modules, layers, with_operations=operations is not None)
     device, dtype = inspected.placed
     result = Activations(
         model=inspected.info,
         inputs=tuple(run.records),
         rows=rows,
-        uncalled=uncalled(
-            inspected, run.selected, called, run.silent, broke_off=run.is_broken, traced=run.captured.traced
-        ),
+        uncalled=uncalled(inspected, layers, called, run.silent, broke_off=run.is_broken, traced=run.captured.traced),
         feature_maps=feature_maps(rows, recorder.kept),
         map_summaries=map_summaries(rows, () if maps is None else maps.saved),
         token_maps=()
@@ -210,7 +191,7 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
         warnings=run.warnings(fused),
         notes=run.notes(),
         failure=failure,
-        seed=seed,
+        seed=run.options.seed,
         device=device,
         dtype=dtype,
         timings=timings,
@@ -227,7 +208,7 @@ def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batc
         run.state.mark()
     places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
     run.recorder.start(places, pictures=batch.pictures)
-    to_verify = run.verify and not run.records
+    to_verify = run.verifies and not run.records
     # The network may overwrite its inputs, and the batch may have to run again.
     again = to_verify or on_output is not None or (may_leave_out and len(places) > 1)
     output, broken = _outcome(run, copy_of(batch) if again else batch)

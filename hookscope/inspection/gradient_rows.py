@@ -1,7 +1,7 @@
 """From gradients to rows: merge them over batches, give each its status, measure those of parameters."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from hookscope.hooks.step_gradients import StepGradient, by_layer
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.rows import Recorder, same_values, with_whole_shape
+from hookscope.inspection.rows import OnTensor, Recorder, same_values, with_whole_shape
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow, StepsRow
 from hookscope.results.network import row_label
@@ -104,9 +104,9 @@ class GradientRecorder:
     """
 
     maps: Recorder
-    on_tensor: Callable[[str, Tensor], None] | None
+    on_tensor: OnTensor | None
     axes: dict[Place, int | None] = field(default_factory=dict)
-    waiting: list[tuple[str, Tensor]] | None = None
+    waiting: list[tuple[str, Tensor, int | None]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
@@ -116,26 +116,26 @@ class GradientRecorder:
         key = (site.layer, site.call, site.slot)
         self.nodes[site.key] = torch._C._current_autograd_node()
         is_kept = (self.on_tensor or self.maps.grids_for) and self.maps.lists(site) and not missing_memory(gradient)
-        if is_kept and self.on_tensor is not None:
-            label = f"{row_label(*key)} grad_{site.role}"
-            if self.waiting is None:
-                self.on_tensor(label, gradient)
-            else:
-                self.waiting.append((label, gradient.detach().clone()))
         if site.role == "output":
             axis = self.axes.get(key)
             if is_kept and self.maps.grids_for:
                 self.maps.keep(key, gradient, axis)
         else:
             axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.maker, tuple(gradient.shape))
+        if is_kept and self.on_tensor is not None:
+            label = f"{row_label(*key)} grad_{site.role}"
+            if self.waiting is None:
+                self.on_tensor(label, gradient, axis)
+            else:
+                self.waiting.append((label, gradient.detach().clone(), axis))
         return self.maps.reducer.reduce(gradient, axis, len(self.maps.indices))
 
     def release(self) -> None:
         """Call `on_tensor` with the waiting copies."""
         waiting, self.waiting = self.waiting or (), None
-        for label, gradient in waiting:
+        for label, gradient, axis in waiting:
             if self.on_tensor is not None:
-                self.on_tensor(label, gradient)
+                self.on_tensor(label, gradient, axis)
 
 
 def gradient_rows(
@@ -261,7 +261,7 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 
 def parameter_rows(
     parameters: Sequence[NamedParameter],
-    on_tensor: Callable[[str, Tensor], None] | None,
+    on_tensor: OnTensor | None,
     reducer: Reducer,
     *,
     raised: bool,
@@ -282,7 +282,7 @@ def parameter_rows(
         gradient = statistics.get(index)
         name, *aliases = each.names
         if on_tensor is not None and each.gradient is not None and not missing_memory(each.gradient):
-            on_tensor(f"{name} grad", gathered(each.gradient))
+            on_tensor(f"{name} grad", gathered(each.gradient), None)
         rows.append(
             ParameterRow(
                 index=index,

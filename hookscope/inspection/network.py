@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookscope.errors import UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, UnfitInputError, UsageError
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.selection import module_index, owned_parameters, unwrap
 from hookscope.inputs import Batch, length_of
 from hookscope.inputs.batches import part_of
+from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -173,11 +174,14 @@ class BatchQueue:
         self.on_error(error)
 
 
-def queue_of(
-    inputs: Tensor | Batch | Iterable[Batch], on_error: Callable[[UnfitInputError], None] | None
-) -> BatchQueue:
-    """Return inputs as a queue of batches; `on_error` as in `BatchQueue`."""
-    return BatchQueue(iter(as_batches(inputs)), on_error)
+def queue_of(inputs: Tensor | Batch | Iterable[Batch]) -> BatchQueue:
+    """Return inputs as a queue of batches, of which none is left out unless they are such a queue already."""
+    return inputs if isinstance(inputs, BatchQueue) else BatchQueue(iter(as_batches(inputs)), None)
+
+
+def queued(inputs: InputPipeline, size: int, on_error: Callable[[HookscopeError], None] | None) -> BatchQueue:
+    """Return inputs in batches of at most `size`; those that cannot be used go to `on_error`, or raise without it."""
+    return BatchQueue(inputs.batches(size, on_error), on_error)
 
 
 def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:

@@ -33,6 +33,10 @@ from hookscope.statistics.storage import gathered
 from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import counted, some_of
 
+OnCall = Callable[[ModuleCall], None]
+OnTensor = Callable[[str, Tensor, int | None], None]
+"""What hooks call with a call, and then with the label of a row, its tensor, and the axis that counts channels."""
+
 # A layer is flagged from this share of dead channels on: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
 
@@ -78,13 +82,13 @@ class Recorder:
 
     grids_for: int
     max_channels: int | None
-    on_tensor: Callable[[str, Tensor, int | None], None] | None
+    on_tensor: OnTensor | None
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
     judged_reducer: Reducer | None = None  # of what is not shown: without distributions and kept values
-    on_call: Callable[[ModuleCall], None] | None = None
+    on_call: OnCall | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None
     places: TokenPlaces | None = None

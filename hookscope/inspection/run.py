@@ -1,13 +1,14 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
+from hookscope.errors import LayerNotFoundError
 from hookscope.hooks.callers import has_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
@@ -28,8 +29,9 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from hookscope.statistics import native
+from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.library import missing_because
-from hookscope.statistics.reducer import Measured
+from hookscope.statistics.reducer import Measured, Reducer
 from hookscope.text import printable, some_of
 
 Seen = TypeVar("Seen")
@@ -40,6 +42,55 @@ _WITHOUT_KERNEL = (
     "Statistics are computed by torch, which takes 3 to 7 times as long as the compiled kernel. This installation "
     "lacks it ({}); wheels for Linux and macOS have it."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionOptions:
+    """What a run observes, and how it runs.
+
+    Attributes:
+        layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
+        hooked: Names of the modules to observe instead of those that `layers` selects; None for these.
+        ops: Whether all operations are observed.
+        with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
+        judged: Also observe the operations that rules are about; the result's `unlisted` names the rows that are only
+            for them.
+        edits: As for `--edit`.
+        seed: Of the random numbers that the passes may draw.
+        output_key: Which of several outputs holds the class scores; None for the only one.
+        verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
+        distributions: Count how values are distributed, for quantiles, histograms and the verdict
+            `saturated-activation`, which takes more time.
+        keeps_values: Keep values of every tensor, so that the run can be compared with others.
+        grids_for: Of how many inputs, from the first, to keep maps.
+        max_channels: How many channels of each map; None for all.
+    """
+
+    layers: Sequence[str] = ()
+    hooked: Collection[str] | None = None
+    ops: bool = False
+    with_activations: bool = False
+    judged: bool = False
+    edits: Sequence[str | Edit] = ()
+    seed: int = 0
+    output_key: str | None = None
+    verify: bool = False
+    distributions: bool = False
+    keeps_values: bool = False
+    grids_for: int = 0
+    max_channels: int | None = None
+
+    def reducer(self) -> Reducer:
+        """Return what measures tensors as these options want."""
+        return Reducer(distributions=self.distributions, keeps_values=self.keeps_values)
+
+
+class Chosen(NamedTuple):
+    """What `capture` is to observe and to change: layers by name, operations, and edits."""
+
+    layers: dict[str, nn.Module]
+    operations: OperationChoice | None
+    edits: PlacedEdits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +115,6 @@ class Run:
     Attributes:
         state: A point in the run to go back to.
         captured: What the hooks have seen in the latest pass.
-        output_key: Which of several outputs holds the class scores; None for the only one.
-        verify: Whether the first batch is to be compared to a pass without hooks.
         repeated: Of the batches that ran.
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
@@ -74,16 +123,13 @@ class Run:
         verification: How the comparison ended; None before it, or without one.
     """
 
+    options: InspectionOptions
     inspected: InspectedNetwork
     queue: BatchQueue
-    selected: Mapping[str, nn.Module]
-    operations: OperationChoice | None
-    edits: PlacedEdits
+    chosen: Chosen
     recorder: Recorder
     state: Preserved
     captured: Capture[Measured]
-    output_key: str | None
-    verify: bool
     rows: Rows = field(default_factory=Rows)
     records: list[InputRecord] = field(default_factory=list)
     repeated: frozenset[str] = frozenset()
@@ -93,6 +139,11 @@ class Run:
     is_broken: bool = False
     unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the first batch is to be compared to a pass without hooks."""
+        return self.options.verify and not self.options.edits
 
     def broken(self, raised: BaseException) -> Break:
         """Describe what the model raised in its forward pass; hookscope's own errors are raised again."""
@@ -106,10 +157,10 @@ class Run:
         modules, _ = module_index(self.inspected.network)
         self.made = {name: each for name, each in modules.items() if id(each) not in before}
         called = self.captured.called
-        silent = {name: each for name, each in self.selected.items() if name not in called}
+        silent = {name: each for name, each in self.chosen.layers.items() if name not in called}
         if not silent:
             return
-        with self.captured.detached(), self.edits.uncounted():
+        with self.captured.detached(), self.chosen.edits.uncounted():
             if self.captured.traced:
                 for name, place in calls_in_operators(self.inspected.network, silent, batch.args, batch.kwargs).items():
                     self.silent[name] = f"it runs inside {place}, which torch traces without hooks"
@@ -122,9 +173,9 @@ class Run:
 
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
-        categories = self.inspected.info.categories
-        self.best += predictions(output, categories, places, self.output_key, multi_label=self.inspected.multi_label)
-        self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
+        categories, key = self.inspected.info.categories, self.options.output_key
+        self.best += predictions(output, categories, places, key, multi_label=self.inspected.multi_label)
+        self.unnamed = self.unnamed or unnamed_warning(output, categories, places, key)
 
     def finish(self, batch: Batch) -> None:
         """Count the inputs of a batch that went through the network."""
@@ -141,19 +192,21 @@ class Run:
         known = (*known, *_traced(self.captured.traced), *_made(self.made, self.captured.copies))
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL.format(missing_because()))
-        return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
+        return known if self.chosen.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
 
-    def missing_operations(self) -> str:
-        """Return the message for a pattern of operations that selected nothing; "" if all selected something."""
-        missing = "" if self.operations is None else self.operations.missing()
-        return " ".join([missing, *unseen_in_scripts(self.inspected.modules)]) if missing else ""
+    def end(self, broken: Break | None) -> None:
+        """Raise LayerNotFoundError if a pattern of operations has selected nothing in a run that was not broken."""
+        self.is_broken = broken is not None
+        operations = self.chosen.operations
+        if broken is None and operations is not None and (missing := operations.missing()):
+            raise LayerNotFoundError(" ".join([missing, *unseen_in_scripts(self.inspected.modules)]))
 
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
         unnamed = [self.unnamed] if self.unnamed else []
         remarks = self.queue.remarks if not self.is_broken else ()
-        everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *remarks)
+        everything = (*self.inspected.warnings, *own, *verification, *self.chosen.edits.warnings(), *remarks)
         return tuple(dict.fromkeys([*everything, *unnamed]))
 
 
@@ -161,7 +214,7 @@ def run_batches(
     queue: BatchQueue,
     run: Callable[[Batch], Break | None],
     records: Sequence[InputRecord],
-    finished: Callable[[int], None],
+    finished: Callable[[int], None] | None,
     *,
     keep: Callable[[Batch], Seen],
     undo: Callable[[], None],
@@ -195,7 +248,8 @@ def run_batches(
                 if queue.peek() is None:  # no other input ran: nothing is to be undone
                     return first
             undo()
-        finished(len(records))
+        if finished is not None:
+            finished(len(records))
     return None if records else first
 
 
@@ -242,32 +296,12 @@ def _is_script(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def choose(
-    inspected: InspectedNetwork,
-    queue: BatchQueue,
-    layers: Sequence[str],
-    edits: Sequence[str | Edit],
-    recorder: Recorder,
-    *,
-    ops: bool,
-    judged: bool = False,
-    with_activations: bool = False,
-) -> tuple[dict[str, nn.Module], OperationChoice | None, PlacedEdits]:
+def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOptions, axes: AxisReader) -> Chosen:
     """Return the layers that patterns select, the operations, and the edits ready for `capture`.
 
     Patterns of operations alone select no layers. Whether they select an operation is known after the run: see
-    `OperationChoice.missing`.
-
-    Args:
-        inspected: The network.
-        queue: Its inputs, for patterns that choose by position.
-        layers: Patterns as for `--layer`.
-        edits: As for `--edit`.
-        recorder: Tells which axis counts channels.
-        ops: Whether all operations are selected.
-        judged: Whether operations that verdicts are about are also observed, if the network's own code or TorchScript,
-            where they are not seen, may call any.
-        with_activations: Whether activation functions are selected if `layers` is empty.
+    `OperationChoice.missing`. Patterns that choose by position need the inputs in the `queue`. Operations that verdicts
+    are about are left out where neither the network's own code nor TorchScript can call any.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
@@ -277,16 +311,20 @@ def choose(
     def order() -> list[str]:
         return execution_order(inspected.network, queue)
 
-    others, operations = split_patterns(layers, inspected.modules, ops=ops)
-    if with_activations and not layers and not ops:
+    modules = inspected.modules
+    others, operations = split_patterns(options.layers, modules, ops=options.ops)
+    if options.with_activations and not options.layers and not options.ops:
         operations = OperationChoice([ACTIVATIONS])
-    selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
-    placed = place_edits(edits, inspected.network, order, recorder.axes)
-    judged = judged and any(has_own_operations(each) or _is_script(each) for each in inspected.modules.values())
-    if placed.of_operations or judged:
+    if options.hooked is not None:
+        layers = {name: module for name, module in modules.items() if name in options.hooked}
+    else:
+        layers = {} if others is None else select_from(modules, inspected.aliases, others, order)
+    placed = place_edits(options.edits, inspected.network, order, axes)
+    judged = options.judged and any(has_own_operations(each) or _is_script(each) for each in modules.values())
+    if operations is not None or placed.of_operations or judged:
         operations = operations or OperationChoice(())
-        operations.edits, operations.judged = placed.of_operations, judged
-    return selected, operations, placed
+        operations.edits, operations.judged, operations.modules = placed.of_operations, judged, modules
+    return Chosen(layers, operations, placed)
 
 
 def split_patterns(

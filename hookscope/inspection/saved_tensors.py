@@ -90,7 +90,7 @@ class TensorCollector:
         self._begin = 0
         self._finished = 0
 
-    def collect(self, label: str, tensor: Tensor) -> None:
+    def collect(self, label: str, tensor: Tensor, _channel_axis: int | None = None) -> None:
         """Spool a tensor, unless safetensors cannot hold it: one without data, sparse, ragged, or complex128.
 
         Raises:

@@ -25,11 +25,13 @@ from hookscope.inspection.backward import PassError, gradients_by_input, inspect
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import floating_dtype
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
-from hookscope.inspection.network import BatchQueue, queue_of
+from hookscope.inspection.network import BatchQueue, queued
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
+from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel, example_shape
 from hookscope.models.input_spec import shape_option, time_first_warning
@@ -56,6 +58,7 @@ _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 OnError = Callable[[HookscopeError], None]
 OnProgress = Callable[[int, int], None]
 Run = TypeVar("Run", Activations, Gradients)
+Options = TypeVar("Options", bound=InspectionOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +159,10 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    seed, verify = session.seed, option.verify
-    run = partial(inspect, session.loaded, layers=option.layer, ops=option.ops, seed=seed, verify=verify)
-    collector = TensorCollector(input_count(session), on_progress)
-    further = _further(option, collector) | {"summaries": "overview", "tokens": True}
-    if option.save_tensors:
-        further["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
+    reported = _reported(session, option, ForwardOptions(summaries=True, tokens=True))
+    run, collector = partial(inspect, session.loaded), TensorCollector(input_count(session), on_progress)
     report = reporter(session, on_error)
-    plain, inspection = _without_and_with_edits(session, run, option, report, further)
+    plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
     inspection = replace(
@@ -175,18 +174,6 @@ def run_forward(
         provenance=provenance_of(session, option.layer, {"edits": [*option.edit]} if inspection.comparison else {}),
     )
     return _with_cost(inspection, session) if option.cost else inspection
-
-
-def _further(option: options.Activations | options.Grads, collector: TensorCollector) -> dict[str, Any]:
-    """Return arguments of `inspect` and `inspect_gradients` in the run that is reported."""
-    return {
-        "on_batch": collector.end_batch,
-        "keeps_values": True,
-        "judged": True,
-        "grids_for": option.grids_for,
-        "max_channels": option.max_channels,
-        "output_key": option.output_key,
-    }
 
 
 def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
@@ -224,20 +211,19 @@ def run_backward(
         PassError: If the model raised; carries what was seen until then.
     """
     dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
-    alone = partial(inspect_gradients, session.loaded, loss=loss, layers=option.layer, mode=option.mode)
-    alone = partial(alone, seed=session.seed, autocast=dtype)
-    run = partial(alone, ops=option.ops, include_inputs=option.inputs, verify=option.verify)
-    collector = TensorCollector(input_count(session), on_progress)
-    report = reporter(session, on_error)
-    further = _further(option, collector) | {"on_tensor": collector.collect if option.save_tensors else None}
-    plain, inspection = _without_and_with_edits(session, run, option, report, further)
+    alone = GradientOptions(layers=option.layer, seed=session.seed, mode=option.mode, autocast=dtype)
+    reported = _reported(session, option, replace(alone, include_inputs=option.inputs))
+    run = partial(inspect_gradients, session.loaded, loss=loss)
+    collector, report = TensorCollector(input_count(session), on_progress), reporter(session, on_error)
+    plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
     collector.end()  # gradients of parameters come last
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
     if option.per_image and inspection.inputs:
         values, others = split_edits(option.edit)
         with edited_parameters(session.loaded, values):
-            inspection = _with_inputs_alone(session, inspection, partial(alone, edits=others), report)
+            run = partial(run, options=replace(alone, edits=others))
+            inspection = _with_inputs_alone(session, inspection, run, report)
     outputs = (f"{row.label} grad_{row.role}" for row in inspection.gradients)
     labels = chain(outputs, (f"{row.name} grad" for row in inspection.parameters))
     return replace(
@@ -252,21 +238,43 @@ def run_backward(
     )
 
 
+def _reported(session: Session, option: options.Activations | options.Grads, own: Options) -> Options:
+    """Return the options of a command's own run with those that `activations` and `grads` share."""
+    return replace(
+        own,
+        layers=option.layer,
+        ops=option.ops,
+        judged=True,
+        seed=session.seed,
+        output_key=option.output_key,
+        verify=option.verify,
+        distributions=True,
+        keeps_values=True,
+        grids_for=option.grids_for,
+        max_channels=option.max_channels,
+    )
+
+
 def _without_and_with_edits(
     session: Session,
-    run: Callable[..., Run],
     option: options.Activations | options.Grads,
+    run: Callable[..., Run],
+    reported: InspectionOptions,
+    collector: TensorCollector,
     report: OnError | None,
-    further: Mapping[str, Any],
 ) -> tuple[Run | None, Run]:
-    """Run over all inputs without edits, if there are any, and then with them, and with `further` arguments."""
-    run, batches, batch_size = partial(run, distributions=True), session.inputs.batches, option.batch_size
+    """Run over all inputs without edits, if there are any, and then with them, as it is `reported`."""
     values, others = split_edits(option.edit)
+    on_tensor = collector.collect if option.save_tensors else None
     made: ParameterEdits
+    plain: Run | None = None
     try:
-        plain = run(inputs=batches(batch_size, _ignore_error), on_error=_ignore_error) if option.edit else None
+        if option.edit:
+            compared = replace(reported, judged=False, keeps_values=False, grids_for=0)
+            plain = run(inputs=queued(session.inputs, option.batch_size, _ignore_error), options=compared)
         with edited_parameters(session.loaded, values) as made:
-            edited: Run = run(inputs=batches(batch_size, report), edits=others, on_error=report, **further)
+            inputs, reported = queued(session.inputs, option.batch_size, report), replace(reported, edits=others)
+            edited: Run = run(inputs=inputs, options=reported, on_tensor=on_tensor, on_batch=collector.end_batch)
             warnings, notes = (*edited.warnings, *made.warnings), (*edited.notes, *made.notes)
             return plain, replace(edited, warnings=warnings, notes=notes)
     except (ForwardError, PassError) as error:
@@ -319,7 +327,7 @@ def _with_inputs_alone(
                 raise failure from error
             report(failure)
 
-    alone = gradients_by_input(lambda batch: run(inputs=batch), session.inputs.batches(1, _ignore_error), report_alone)
+    alone = gradients_by_input(run, session.inputs.batches(1, _ignore_error), report_alone)
     shown = {row.label for row in inspection.gradients if row.role == "output"}
     rows = [{label: norm for label, norm in each.rows_l2.items() if label in shown} for each in alone]
     by_input = (replace(each, rows_l2=norms) for each, norms in zip(alone, rows, strict=True))
@@ -418,8 +426,7 @@ def reporter(session: Session, on_error: OnError | None) -> OnError | None:
 
 def session_batches(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
     """Return the inputs of a session as a queue of batches; its `on_error` is that of `reporter`."""
-    report = reporter(session, on_error)
-    return queue_of(session.inputs.batches(batch_size, report), report)
+    return queued(session.inputs, batch_size, reporter(session, on_error))
 
 
 def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable[[int], None]:

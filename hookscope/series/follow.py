@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -46,7 +45,6 @@ def follow(
     *,
     searches: bool = False,
     device: torch.device | None = None,
-    given: Any = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> History:
     """Follow checkpoints, given in natural order of their names; the order of training is found out.
@@ -57,7 +55,6 @@ def follow(
         wanted: Identifiers of the rules of `hookscope check`, as `wanted_rules` returns them.
         searches: Whether to read only as many files as it takes to find since when a rule objects.
         device: Where to run; None for the CPU.
-        given: Inputs in place of those of the settings.
         on_progress: Called with the number of files that are finished, and of all.
 
     Raises:
@@ -68,7 +65,7 @@ def follow(
     began = time.perf_counter()
     files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
     natural = [*range(len(files))]
-    series = _Series(files, settings, wanted, device, given, on_progress or (lambda _done, _all: None))
+    series = _Series(files, settings, wanted, device, on_progress or (lambda _done, _all: None))
     notes: list[str] = []
     found: list[HistoryVerdict] = []
     if searches:
@@ -86,7 +83,8 @@ def follow(
         notes += [] if searches else ["The order of the files is not that of their names."]
     measured = series.in_order(order)
     history_files = tuple(each.file for each in measured)
-    inputs_given = settings.images or settings.named or settings.data or settings.expectations
+    has_tensors = not isinstance(settings.images, tuple)
+    is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
     rows = {each.file.index: {row.name: row for row in each.rows} for each in measured if each.rows}
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}
@@ -100,7 +98,7 @@ def follow(
         rows=tuple(row for each in measured for row in each.rows),
         activations=tuple(row for each in measured for row in each.activations),
         inputs=next((each.inputs for each in measured if each.inputs), ()),
-        scope=_scope(history_files, settings, is_noise=given is None and not inputs_given, searches=searches),
+        scope=_scope(history_files, settings, is_noise=is_noise, searches=searches),
         searched=searches,
         arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
         warnings=tuple(_warnings(history_files, rows)),
@@ -140,7 +138,6 @@ class _Series:
     settings: CheckSettings
     wanted: AbstractSet[str]
     device: torch.device | None
-    given: Any
     on_progress: Callable[[int, int], None]
     measured: dict[int, MeasuredFile] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
@@ -196,7 +193,7 @@ class _Series:
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
-            self.files[at], self.settings, self.wanted, like=self.shapes, device=self.device, given=self.given
+            self.files[at], self.settings, self.wanted, like=self.shapes, device=self.device
         )
         if weights is not None:
             self.shapes = self.shapes or weights.shapes

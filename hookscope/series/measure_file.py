@@ -99,7 +99,6 @@ def measure_history_file(
     *,
     like: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     device: torch.device | None = None,
-    given: Any = None,
 ) -> tuple[MeasuredFile, Weights | None]:
     """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file.
 
@@ -124,7 +123,7 @@ def measure_history_file(
     if settings.arch == NO_NETWORK:
         report = _judged_alone(file.name, measured, settings, wanted)
     else:
-        report = check_checkpoint(file.name, settings, wanted, trust=None, device=device, given=given)
+        report = check_checkpoint(file.name, settings, wanted, trust=None, device=device)
     warnings = [each for each in measured.warnings if each not in read.notes]
     notes = (*read.notes, *report.warnings)
     if renamed:

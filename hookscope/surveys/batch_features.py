@@ -10,7 +10,7 @@ from torch import Tensor
 from hookscope.errors import OutputError, UsageError
 from hookscope.inputs import Batch, to_device
 from hookscope.inspection.device import floating_dtype
-from hookscope.inspection.forward import inspect
+from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.network import as_batches
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord
@@ -51,8 +51,7 @@ def batch_features(
     run = inspect(
         loaded,
         made,
-        layers,
-        seed=seed,
+        ForwardOptions(layers=layers, seed=seed),
         on_tensor=spool.see,
         on_output=lambda batch, _output: spool.keep(len(batch.indices)),
     )

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.inputs import Batch
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.network import queued
 from hookscope.inspection.session import Session
 from hookscope.parameters import arg
 from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
@@ -49,14 +50,11 @@ class SecondPass:
         try:
             run = inspect(
                 self.session.loaded,
-                inputs.batches(self.batch_size, lambda _error: None),
-                self.layers,
-                ops=self.ops,
-                seed=self.session.seed,
+                queued(inputs, self.batch_size, lambda _error: None),
+                ForwardOptions(layers=self.layers, ops=self.ops, seed=self.session.seed),
                 on_tensor=recorder.see,
                 on_output=recorder.keep,
                 on_batch=lambda _count: recorder.latest.clear(),
-                on_error=lambda _error: None,
             )
         except ForwardError:
             return {}, ()

@@ -17,7 +17,8 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.network import queued
 from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
@@ -106,17 +107,16 @@ class MeasureOptions:
     """How chunks are measured.
 
     Attributes:
+        observed: What is observed; whether the first batch is verified is left to `measure_chunk`.
         sample: Inputs of each chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
         class_of: The number of an input's class by its name; None without classes.
         new_features: Makes what takes the features of a chunk; None without features.
         new_judge: Makes what judges the inputs of a chunk; None without classes.
     """
 
-    layers: Sequence[str]
-    ops: bool
+    observed: ForwardOptions
     batch_size: int
     top: int
-    seed: int
     sample: int
     sample_step: int
     class_of: Callable[[str], int] | None = None
@@ -262,17 +262,11 @@ def measure_chunk(
         with rows_used or nullcontext():
             run = inspect(
                 loaded,
-                inputs.batches(options.batch_size, report),
-                options.layers,
-                ops=options.ops,
-                with_activations=True,
-                seed=options.seed,
-                verify=verify,
-                distributions=True,
+                queued(inputs, options.batch_size, report),
+                replace(options.observed, verify=verify),
                 on_tensor=recorder.see,
                 on_output=recorder.keep,
                 on_batch=end_batch,
-                on_error=report,
             )
     except ForwardError as error:
         if is_first:
@@ -289,7 +283,10 @@ def measure_chunk(
         ],
         unusable=unusable,
         uncalled=run.uncalled,
-        warnings=(*run.warnings, *((NONFINITE_OUTPUT + ("." if options.ops else _not_looked_at()),) if hidden else ())),
+        warnings=(
+            *run.warnings,
+            *((NONFINITE_OUTPUT + ("." if options.observed.ops else _not_looked_at()),) if hidden else ()),
+        ),
         notes=(*run.notes, *_not_judged(judge)),
         verification=run.verification,
         seconds=time.perf_counter() - began,

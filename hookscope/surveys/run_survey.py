@@ -22,6 +22,7 @@ from hookscope.inputs import named_batch
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
+from hookscope.inspection.forward import ForwardOptions
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
@@ -323,11 +324,11 @@ def _measure(work: _Work, index: int, share: Share) -> None:
     per_chunk = max(1, SAMPLE // chunks)
     features = place.features
     measuring = MeasureOptions(
-        layers=option.layer,
-        ops=option.ops,
+        observed=ForwardOptions(
+            layers=option.layer, ops=option.ops, with_activations=True, seed=session.seed, distributions=True
+        ),
         batch_size=option.batch_size,
         top=option.top,
-        seed=session.seed,
         sample=per_chunk,
         sample_step=max(1, option.chunk_size // per_chunk)
         if chunks > 1

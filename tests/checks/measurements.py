@@ -12,8 +12,6 @@ from hookscope.checks.judging import judge, judge_gradients
 from hookscope.checks.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, Expectation
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.inspection.network import as_batches, inspected_network
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
 from hookscope.results.activations import Activations, LayerRow
@@ -25,6 +23,7 @@ from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, 
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.statistics import TensorStatistics
+from tests.inspections import inspect, inspect_gradients
 
 BY_HAND = ModelInfo("net", "Net", "as given", random=False, sha256=None, parameter_count=0)
 

@@ -12,13 +12,12 @@ from torch import nn
 import hookscope
 from hookscope.cli.tensorboard import write_run
 from hookscope.errors import OutputError
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.statistics import TensorStatistics
+from tests.inspections import inspect, inspect_gradients
 
 METRICS = ("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "dead_channel_fraction", "nan_count")
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.hooks.forward_hooks import ModuleCall
 from hookscope.hooks.tensor_gradients import TensorGradients
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written
 
 
@@ -174,7 +173,7 @@ def test_b1_gradients_of_parameters_are_rows_of_their_own() -> None:
         torch.ones(1, 3),
         "sum",
         include_inputs=True,
-        on_tensor=lambda label, gradient: tensors.update({label: gradient.tolist()}),
+        on_tensor=lambda label, gradient, _: tensors.update({label: gradient.tolist()}),
     )
     assert tensors == {
         "fc1 grad_output": [[1, 0, 3, 0]],
@@ -233,7 +232,7 @@ def test_b2_editing_the_gradients_of_a_layer_and_of_parameters() -> None:
     def gradients(*edits: str) -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
         inspect_gradients(
-            model, x, "sum", edits=edits, on_tensor=lambda label, gradient: kept.update({label: gradient.clone()})
+            model, x, "sum", edits=edits, on_tensor=lambda label, gradient, _: kept.update({label: gradient.clone()})
         )
         return kept
 

@@ -15,8 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hookscope.hooks import pytree
 from hookscope.hooks.pytree import tensors_in, with_tensors
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Cache, CachingModel, Entry
 
 OLD, OTHER, NEW = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])

@@ -23,9 +23,9 @@ from hookscope.errors import ImageError
 from hookscope.inputs import prefetch
 from hookscope.inputs.batches import load_batches
 from hookscope.inputs.loading import is_quiet, load_input, load_quietly
-from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, readers, save, write_all, write_tensor
+from tests.inspections import inspect
 
 # Its first directory has 65535 entries, and ends at once.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.backward import PassError
+from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import BY_HAND, MECHANISMS, NETWORKS, batch_of
 
 # What the device cannot do: nested, packed and quantised tensors; backward passes within one; autocast, which is the
@@ -184,7 +185,7 @@ def looks_by_moment() -> dict[str, list[str]]:
         moments["forward"] = list(far_device.looks)
         return weighted_sum(output, batch)
 
-    def seen(label: str, _gradient: Tensor) -> None:
+    def seen(label: str, *_: object) -> None:
         if label.endswith("grad_output"):
             moments["backward"] = list(far_device.looks)
 

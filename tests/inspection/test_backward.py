@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.backward import PassError
 from hookscope.inspection.losses import LossValue
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
+from tests.inspections import inspect_gradients
 from tests.networks import Apply, Written, batch_of, conv_net
 
 
@@ -36,7 +37,7 @@ def statuses(inspection: Gradients) -> dict[str, str]:
 def with_kept(model: nn.Module, x: Tensor, *args: Any, **options: Any) -> tuple[Gradients, dict[str, Tensor]]:
     """Inspect; return what was seen, and a copy of each gradient by its label."""
     kept: dict[str, Tensor] = {}
-    options["on_tensor"] = lambda label, gradient: kept.update({label: gradient.clone()})
+    options["on_tensor"] = lambda label, gradient, _: kept.update({label: gradient.clone()})
     return inspect_gradients(model, x, *args or (total,), **options), kept
 
 
@@ -301,7 +302,7 @@ def test_batches_in_training_draw_new_random_numbers() -> None:
         [batch_of(x), batch_of(x, first=1)],
         total,
         mode="train",
-        on_tensor=lambda label, gradient: kept.append(gradient.clone()) if label == "0 grad_output" else None,
+        on_tensor=lambda label, gradient, _: kept.append(gradient.clone()) if label == "0 grad_output" else None,
     )
     assert not torch.equal(*kept)
 
@@ -427,9 +428,7 @@ def test_what_a_model_or_a_loss_differentiates_on_its_way_is_not_taken_for_the_b
         slopes = torch.autograd.grad(output.sum(), parameters, create_graph=True)
         return torch.stack([slope.square().sum() for slope in slopes]).sum()
 
-    inspection = inspect_gradients(
-        model, torch.ones(1, 2), penalty, on_tensor=lambda label, _gradient: kept.append(label)
-    )
+    inspection = inspect_gradients(model, torch.ones(1, 2), penalty, on_tensor=lambda label, *_: kept.append(label))
     assert len(kept) == len(set(kept))
     # The penalty depends on the weights of the second layer and on its input, not on what it returned.
     assert statuses(inspection) == {"0": "gradient", "1": "not reached"}
@@ -633,7 +632,7 @@ def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> N
 
 
 def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> None:
-    def broken(label: str, _gradient: Tensor) -> None:
+    def broken(label: str, *_: object) -> None:
         raise LookupError(label)
 
     model = chain(2, 2)

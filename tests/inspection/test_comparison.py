@@ -1,7 +1,12 @@
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import hookscope
 from hookscope.inspection.session import compare
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Prediction
@@ -83,3 +88,27 @@ def test_predictions_of_both_runs_are_kept() -> None:
     first, second = (Prediction(0, (index,), (), (1.0,)) for index in (3, 4))
     runs = [Activations(model=MODEL, inputs=(), rows=(), predictions=(each,)) for each in (first, second)]
     assert compare(*runs, []).predictions == ((first,), (second,))
+
+
+@pytest.mark.parametrize("command", [hookscope.activations, hookscope.grads])
+def test_predictions_of_both_runs_are_those_of_the_output_that_the_key_names(
+    command: Callable[..., Activations | Gradients],
+) -> None:
+    result = command(Heads(), torch.zeros(1, 1), edit="second:output:scale(2)", output_key="b")
+    # An input of zeros leaves the biases: softmax of (0, log 3), and of twice that.
+    expected = [[0.75, 0.25], [0.9, 0.1]]
+    assert result.comparison is not None
+    assert [each.probabilities for (each,) in result.comparison.predictions] == [pytest.approx(p) for p in expected]
+
+
+class Heads(nn.Module):
+    """Two outputs of two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 2), nn.Linear(1, 2)
+        with torch.no_grad():
+            self.second.bias.copy_(torch.tensor([0.0, math.log(3)]))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"a": self.first(x), "b": self.second(x)}

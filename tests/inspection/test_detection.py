@@ -14,9 +14,9 @@ from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, Keypoi
 from torchvision.models.detection.ssd import SSD
 
 from hookscope.inputs import Batch, noise_batch
-from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.results.inputs import InputRecord
+from tests.inspections import inspect_gradients
 from tests.networks import pyramid, small_resnet
 
 SMALL = {"min_size": 64, "max_size": 64}
@@ -80,7 +80,7 @@ def test_loss_and_gradients_in_train_mode_are_those_of_the_networks_own_losses(n
     total.backward()
     seen: dict[str, Tensor] = {}
     inspection = inspect_gradients(
-        network, batch, mode="train", seed=7, on_tensor=lambda label, tensor: seen.update({label: tensor.clone()})
+        network, batch, mode="train", seed=7, on_tensor=lambda label, tensor, _: seen.update({label: tensor.clone()})
     )
     assert inspection.loss.name == "loss dict sum"
     assert set(inspection.loss.outputs) == {f"(model)[{loss!r}]" for loss in expected_losses}

@@ -14,11 +14,12 @@ import hookscope
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import load_batches
-from hookscope.inspection.forward import ForwardError, inspect, list_modules
+from hookscope.inspection.forward import ForwardError, list_modules
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.statistics import native
+from tests.inspections import inspect
 from tests.networks import Apply, Written
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tests.networks
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.backward import PassError
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import (
     assert_unchanged,
@@ -27,6 +27,7 @@ from tests.inspection.test_networks import (
     seeded,
     snapshot,
 )
+from tests.inspections import inspect_gradients
 from tests.networks import KINDS, MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
@@ -278,7 +279,7 @@ def seen_by_hookscope(case: Case, **options: Any) -> tuple[Gradients, dict[str, 
     """Inspect; return what was seen, and clones of every gradient by kind."""
     seen: dict[str, dict[str, Tensor]] = {"grad_output": {}, "grad_input": {}, "grad": {}}
 
-    def keep(label: str, gradient: Tensor) -> None:
+    def keep(label: str, gradient: Tensor, _axis: int | None) -> None:
         name, _, kind = label.rpartition(" ")
         assert name not in seen[kind]
         if ":" not in name:  # those of operations are looked at in test_operations.py

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from hookscope.checks.measuring import Prepared, measure
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written
 
 

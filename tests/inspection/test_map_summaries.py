@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.errors import UnfitInputError
-from hookscope.inspection.forward import inspect
+from hookscope.inspection import forward
 from hookscope.results.activations import Activations, FeatureMaps, MapSummary
 from tests.inspection.test_forward import batches_of
+from tests.inspections import inspect
 
 
 class Tokens(nn.Module):
@@ -75,7 +76,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def summaries_of(model: nn.Module, x: Tensor) -> Activations:
     torch.manual_seed(0)
-    return inspect(model, x, grids_for=3, summaries="every row")
+    return inspect(model, x, grids_for=3, summaries=True)
 
 
 def whole(maps: FeatureMaps) -> NDArray[np.float32]:
@@ -199,7 +200,7 @@ def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_le
     inputs = torch.arange(6.0)[:, None, None, None].expand(6, 1, 2, 2)
     refused: list[UnfitInputError] = []
     for size in (1, 2, 6):
-        run = inspect(Fragile(), batches_of(inputs, size), summaries="every row", on_error=refused.append)
+        run = inspect(Fragile(), batches_of(inputs, size), summaries=True, on_error=refused.append)
         shown = [(each.input_index, float(each.combined[0, 0])) for each in run.map_summaries]
         assert shown == [(0, 0.0), (1, 2.0), (2, 3.0)]
     assert len(refused) == 3
@@ -223,7 +224,7 @@ def test_a_layer_in_place_does_not_reach_the_summary_of_the_layer_before_it() ->
 def test_windows_are_no_grid_that_tokens_lie_on() -> None:
     x = torch.randn(2, 3, 16, 16)
     network = Windows()
-    run = inspect(network, x, ["*"], ops=True, summaries="every row", grids_for=2)
+    run = inspect(network, x, ["*"], ops=True, summaries=True, grids_for=2)
     [tokens] = [each for each in run.map_summaries if each.label == "(model):mul" and each.input_index == 1]
     assert tokens.size == (16, 16)
     with torch.no_grad():
@@ -262,11 +263,17 @@ class Stages(nn.Module):
         return self.back(x)
 
 
+def every_summary(network: nn.Module, x: Tensor) -> tuple[MapSummary, ...]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(forward, "FEW_ROWS", 1000)
+        return inspect(network, x, summaries=True).map_summaries
+
+
 def test_an_overview_has_the_first_row_the_last_of_each_size_and_some_between_as_every_row_has_them() -> None:
     torch.manual_seed(4)
     network, x = Stages(torch.sigmoid), torch.randn(2, 3, 8, 12)
-    every = {(each.label, each.input_index): each for each in inspect(network, x, summaries="every row").map_summaries}
-    shown = inspect(network, x, summaries="overview").map_summaries
+    every = {(each.label, each.input_index): each for each in every_summary(network, x)}
+    shown = inspect(network, x, summaries=True).map_summaries
     assert len(every) == 2 * 46
     # Of the 41 rows of the second size, row 16 is body.15 and row 32 is body.31.
     labels = ["stem.0", "stem.2", "body.15", "body.31", "body.39", "end", "back"]
@@ -280,8 +287,8 @@ def test_an_overview_has_the_first_row_the_last_of_each_size_and_some_between_as
 def test_outputs_that_a_function_overwrites_are_summarised_before_it_does() -> None:
     torch.manual_seed(5)
     network, x = Stages(torch.relu_), torch.randn(1, 3, 8, 12)
-    every = {each.label: each for each in inspect(network, x, summaries="every row").map_summaries}
-    shown = inspect(network, x, summaries="overview").map_summaries
+    every = {each.label: each for each in every_summary(network, x)}
+    shown = inspect(network, x, summaries=True).map_summaries
     # stem.2 is lost, as it was overwritten before it was known to be the last; from then on no row is.
     assert [each.label for each in shown] == ["stem.0", *(label for label in every if not label.startswith("stem"))]
     for each in shown:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.selection import unwrap
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations
 from hookscope.statistics.reducer import reduce_tensor
 from tests.hooks.test_operations import everything
+from tests.inspections import inspect
 from tests.networks import KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.inspection.forward import inspect
+from hookscope.inspection.backward import PassError
 from hookscope.results.activations import Verification
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.reading import read_run
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import figure
 from tests.inspection.odd_networks import LOST, ODD, Block, Twice
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written, batch_of
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
         total,
         ["*"],
         include_inputs=include_inputs,
-        on_tensor=lambda label, gradient: seen.update({label: gradient.clone()}),
+        on_tensor=lambda label, gradient, _: seen.update({label: gradient.clone()}),
     )
     assert inspection.loss.value == loss
     assert hooks_of(model) == before

@@ -18,10 +18,9 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.models import FileOptions, load_model
 from tests.attention_maps.small_networks import FlexAttention
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import TORCHVISION, vision
 
 EVERYTHING = (parse_operation_pattern("op:*"),)

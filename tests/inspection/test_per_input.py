@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import gradients_by_input, inspect_gradients
+from hookscope.inspection.backward import gradients_by_input
 from hookscope.results.inputs import InputRecord
+from tests.inspections import inspect_gradients
 
 
 def alone(position: int, values: list[float]) -> Batch:

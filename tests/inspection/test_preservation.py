@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import ModelError
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.inspection.state.snapshot import Snapshot
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.backward import PassError
 from hookscope.inspection.execution import execution_order
-from hookscope.inspection.forward import ForwardError, inspect, list_modules
+from hookscope.inspection.forward import ForwardError, list_modules
 from hookscope.inspection.network import queue_of
 from hookscope.inspection.state.preservation import preserved
 from tests.inspection.stateful_networks import NETWORKS, RefusingBelow
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written, batch_of
 
 pytestmark = [
@@ -158,7 +159,7 @@ def assert_same(now: dict[str, Any], before: dict[str, Any], after: str) -> None
 # --- what is promised ---
 
 RUNS: dict[str, Callable[[nn.Module], object]] = {
-    "execution_order": lambda model: execution_order(model, queue_of(X.clone(), None)),
+    "execution_order": lambda model: execution_order(model, queue_of(X.clone())),
     "list_modules": lambda model: list_modules(model, (X.clone(),)),
     "inspect": lambda model: inspect(model, X.clone(), ["*"]),
     "gradients": lambda model: inspect_gradients(model, X.clone(), layers=["*"]),

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import UnfitInputError
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written
 
 VALUES = [1.0, 2.0, -3.0, 4.0, 5.0, -6.0]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
+from tests.inspections import inspect
 
 FACTORIES = """
 from transformers import (

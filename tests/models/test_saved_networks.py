@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.inspection.forward import inspect
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_exported_program, load_torchscript
 from hookscope.models.input_spec import example_shape, infer_input_shape
+from tests.inspections import inspect
 from tests.models.saved import SAVERS, SEVEN, assert_near, build, witness
 
 # Networks are compared in double precision; a trace holds the scale of attention in single.

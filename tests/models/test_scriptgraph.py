@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.inspection.forward import inspect
+from tests.inspections import inspect
 from tests.models.saved import build, load_script, tensors_of, witness
 from tests.networks import TORCHVISION, conv_net
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError
 from hookscope.hooks.forward_hooks import capture
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError
 from hookscope.models import torchscript
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
+from tests.inspections import inspect, inspect_gradients
 from tests.models.saved import SAVERS, SEVEN, build, load_script, quiet, save_scripted, save_traced, tensors_of
 from tests.models.scripts import BY_HAND
 from tests.networks import conv_net

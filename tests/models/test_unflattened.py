@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import CheckpointError
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.forward import ForwardError
 from hookscope.models import unflattened
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_exported_program
+from tests.inspections import inspect
 from tests.models.saved import quiet, save_exported, witness
 from tests.networks import conv_net
 

@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 import hookscope
-from hookscope.inspection.forward import inspect
 from hookscope.render.axes import block_names, tail_of, within_blocks
 from hookscope.render.html.figures import logarithmic
 from hookscope.render.lettering import drawable
@@ -52,6 +51,7 @@ from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import OverviewParts
 from hookscope.results.training import TrainingLog, WatchedParameter, WatchedStep
+from tests.inspections import inspect
 from tests.render.checked import CORRUPT, FAILED, HOSTILE, LABELLED
 from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
 from tests.render.trained import START, draw_training, long_training, train
@@ -134,7 +134,7 @@ def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> N
 def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
-    run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries="every row")
+    run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries=True)
     sheet = draw_activations(run)
     for kept, name in zip(run.feature_maps, ("berlin", "viridis"), strict=True):
         strengths = np.sqrt((kept.values.astype(np.float64) ** 2).mean(axis=(1, 2)))
@@ -153,11 +153,11 @@ def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
     for held, name in ((torch.nan, "NaN"), (torch.inf, "Inf")):
         values[0, 1, 2, 3] = held
         with writing(monkeypatch) as written:
-            draw_activations(inspect(nn.Identity(), values, summaries="every row"))
+            draw_activations(inspect(nn.Identity(), values, summaries=True))
         assert f"channel 1, holds {name}" in [each.text for each in written]
     values[0, 1, 2, 3] = 9
     with writing(monkeypatch) as written:
-        draw_activations(inspect(nn.Identity(), values, summaries="every row"))
+        draw_activations(inspect(nn.Identity(), values, summaries=True))
     assert "channel 1, strongest" in [each.text for each in written]
 
 
@@ -331,13 +331,13 @@ def networks() -> Iterator[Image.Image]:
             f"a_block_with_a_long_name_number_{number}", nn.Conv2d(3, 3, 3, stride=1 + number % 2, padding=1)
         )
         long_names.add_module(f"a_stage_with_a_long_name_{number}", block)
-    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries="every row"))
-    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries="every row"))
+    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries=True))
+    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries=True))
     many = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(300)))
-    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries="every row"))
-    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries="every row"))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries="every row"))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries="every row"))
+    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries=True))
+    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries=True))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True))
     yield from (draw() for draw in DRAWN.values())
     yield from map(draw_check, HOSTILE)
     yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))

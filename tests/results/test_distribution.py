@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.inputs.batches import load_batches
-from hookscope.inspection.backward import inspect_gradients
-from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
 from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import (
@@ -33,6 +31,7 @@ from hookscope.results.distribution import (
 )
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.reducer import tensor_statistics
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import TORCHVISION, Network, batch_of
 
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
@@ -120,7 +119,7 @@ def test_quantiles_of_every_gradient_keep_it(name: str) -> None:
     network: Network = TORCHVISION[name]
     seen: dict[str, NDArray[np.floating]] = {}
 
-    def keep(label: str, tensor: Tensor) -> None:
+    def keep(label: str, tensor: Tensor, _axis: int | None) -> None:
         seen[label] = tensor.detach().clone().numpy()
 
     found = inspect_gradients(

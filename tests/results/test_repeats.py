@@ -10,12 +10,13 @@ import hookscope
 from hookscope.hooks.pytree import tensors_in
 from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inputs import Batch
-from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.backward import PassError
+from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
 from hookscope.results.repeats import fold_repeats, numbered
+from tests.inspections import inspect, inspect_gradients
 from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 
 pytestmark = [

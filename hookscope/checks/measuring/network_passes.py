@@ -20,7 +20,7 @@ from hookscope.checks.measuring.labelled_pictures import measure_labelled
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
-from hookscope.checks.measuring.signatures import OnCall, OnTensor, OutputSignatures, weights_precision
+from hookscope.checks.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.measuring.surveyed import read_survey_of, survey_words
 from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
@@ -34,10 +34,12 @@ from hookscope.inputs.find_files import TENSOR_SUFFIXES
 from hookscope.inputs.loading import read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
-from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.models.user_code import load_function
 from hookscope.results.accuracy import mapping_words
 from hookscope.results.activations import Activations
@@ -174,8 +176,8 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
     modules = inspected_network(prepared.loaded).modules
     patterns = [_pattern_of(label, modules) for label in labels]
     try:
-        options = _options(settings)
-        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, summaries="every row", **options)
+        options = ForwardOptions(layers=patterns, **_options(settings), grids_for=1, summaries=True)
+        return inspect(prepared.loaded, prepared.batches(), options)
     except ForwardError as error:
         return error.inspection
 
@@ -276,10 +278,22 @@ class _Measuring:
             batches = signatures.numbered(batches)
             on_call, on_tensor = signatures.after(on_call, on_tensor)
         try:
-            looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
-            looks |= {"on_call": on_call, "distributions": True, "judged": True, "keeps_judged": True}
-            looks["tokens"] = "massive-activation" in self.wanted
-            seen = inspect(loaded, batches, ["*"], **_options(self.settings), **looks)
+            options = ForwardOptions(
+                layers=["*"],
+                judged=True,
+                keeps_judged=True,
+                **_options(settings),
+                distributions=True,
+                tokens="massive-activation" in self.wanted,
+            )
+            seen = inspect(
+                loaded,
+                batches,
+                options,
+                on_tensor=on_tensor,
+                on_call=on_call,
+                on_output=on_output if looked_at else None,
+            )
         except ForwardError as error:
             return error.inspection, outputs
         return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
@@ -310,9 +324,8 @@ class _Measuring:
             batches = (with_default_targets(module, batch) for batch in batches)
         rules = self.needing("gradients")
         try:
-            self.gradients = inspect_gradients(
-                self.prepared.loaded, batches, loss, judged=True, mode=self.settings.mode, **_options(self.settings)
-            )
+            options = GradientOptions(judged=True, mode=self.settings.mode, **_options(self.settings))
+            self.gradients = inspect_gradients(self.prepared.loaded, batches, loss, options)
         except PassError as error:
             self.gradients = error.inspection
             self.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
@@ -61,11 +61,8 @@ def prepare(
     *,
     trust: bool | None = False,
     device: torch.device | None = None,
-    given: Batch | Tensor | None = None,
 ) -> Prepared:
     """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
-
-    `given` are inputs in place of those of the settings.
 
     A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
 
@@ -84,15 +81,17 @@ def prepare(
         batch_size = min(batch_size, loaded.example_shape[0])
     data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
     shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
-    images: Images = [*settings.images, *(each.image for each in settings.expectations)] if given is None else given
+    images: Images = settings.images
+    if isinstance(images, tuple):
+        images = [*images, *(each.image for each in settings.expectations)]
     notes: tuple[str, ...] = ()
     if data is not None:
         notes = data.notes
-        if given is None and not images and all(each.name for each in shapes):
+        if isinstance(images, list) and not images and all(each.name for each in shapes):
             images = paths = data.spread(_MOST_OF_DATA)
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
-    if given is not None or images:
+    if not isinstance(images, list) or images:
         shapes = tuple(each for each in shapes if each.name)
     prepared = {each.name: getattr(settings, each.name) for each in fields(PictureOptions)}
     option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)

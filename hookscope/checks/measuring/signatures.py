@@ -5,7 +5,7 @@ not depend on how inputs are batched.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
+from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.channels import channel_moments
@@ -30,11 +31,6 @@ _MANY = 8 * _SAMPLE_SIZE
 # Width of the bracket around a quantile's place in the sample, in standard errors of that place. Where the
 # quantile lies outside, all values are sorted.
 _STANDARD_ERRORS = 4
-
-
-OnCall = Callable[[ModuleCall], None]
-OnTensor = Callable[[str, Tensor, int | None], None]
-"""What `inspect` calls in its hooks with a call, and then with a tensor that it returned."""
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from hookscope.checks.measuring import measure, measure_layers
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.inspection.forward import inspect
 from tests.checks.measuring.networks import measure_network, prepared
+from tests.inspections import inspect
 from tests.networks import KINDS, NETWORKS, TORCHVISION, Written, conv_net
 
 EVERYTHING = set(RULES)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hookscope.checks.measuring.signatures import OutputSignatures, exact_quantiles, weights_precision
 from hookscope.inputs import Batch
-from hookscope.inspection.forward import inspect
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
+from tests.inspections import inspect
 from tests.networks import batch_of
 
 RNG = np.random.default_rng(0)

@@ -15,10 +15,10 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from hookscope.checks.judging import judge_gradients
 from hookscope.inputs import noise_batch
-from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.detection import with_default_targets
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
+from tests.inspections import inspect_gradients
 from tests.networks import Written
 
 

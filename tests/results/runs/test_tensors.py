@@ -127,7 +127,7 @@ import torch
 from torch import nn
 import hookscope
 from hookscope.inputs import Batch
-from hookscope.inspection.forward import inspect
+from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.saved_tensors import TensorCollector
 
 network = nn.Sequential(nn.Identity())
@@ -139,8 +139,7 @@ def batches():
         yield Batch((torch.full((1, 2**21), float(number)),), (number,), (record,))  # 8 MiB each
 
 run = inspect(
-    network, batches(), ["0"], on_tensor=lambda label, tensor, _: collector.collect(label, tensor),
-    on_batch=collector.end_batch,
+    network, batches(), ForwardOptions(layers=["0"]), on_tensor=collector.collect, on_batch=collector.end_batch,
 )
 saved = collector.joined({"0"})
 from hookscope.results.runs.tensors import write_tensors
