@@ -2,11 +2,13 @@
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,18 @@ def _memory_given_back() -> Iterator[None]:
         large = resident_pages * os.sysconf("SC_PAGE_SIZE") > 2**30
         if large and hasattr(ctypes.CDLL(None), "malloc_trim"):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="session")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """A process that has the device of tests/far_device.py."""
+    import torch  # after the environment is set
+
+    from tests import far_device
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
+        pool.submit(torch.set_num_threads, 1).result()
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -127,8 +127,8 @@ def _read_to_end(pipes: Sequence[int]) -> list[str]:
 def serve(descriptor: int) -> None:
     """Import once, then fork a process for every request."""
     sys.path[:2] = []  # this checkout, and the current folder
+    subprocess.Popen = _ForkingPopen  # type: ignore[assignment, misc]  # before torchrun takes the name
     _import_everything()
-    subprocess.Popen = _ForkingPopen  # type: ignore[assignment, misc]
     connection = socket.socket(fileno=descriptor)
     while True:
         length, streams, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 2)

@@ -1,8 +1,6 @@
 """On an accelerator: the same maps as on the CPU."""
 
 import copy
-import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -16,14 +14,6 @@ from tests import networks as small
 from tests.networks import batch_of
 
 BUILT = {"resnet": (small.small_resnet, 65), "swin": (small.small_swin, 64), "fcn": (small.small_fcn, 65)}
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process that has the device."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
-        pool.submit(torch.set_num_threads, 1).result()
-        yield pool
 
 
 def near_and_far(name: str, options: dict[str, Any]) -> list[list[Any]]:

@@ -1,8 +1,6 @@
 """On an accelerator: a network there beside its copy on the CPU."""
 
 import copy
-import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -11,14 +9,6 @@ import torch
 import hookscope
 from tests import far_device
 from tests import networks as small
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process that has the device."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
-        pool.submit(torch.set_num_threads, 1).result()
-        yield pool
 
 
 def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:

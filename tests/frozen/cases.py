@@ -85,7 +85,7 @@ def _on_demo() -> list[Case]:
         Case("attribute", "demo", ("demo", "cat.jpg")),
         Case("attention", "demo", ("demo", "cat.jpg")),
         Case("diff", "demo", ("demo", "same", "cat.jpg", "--edit-b", "_blocks.3._bn1:output:scale(0)")),
-        Case("survey", "demo", ("demo", "pictures", "--layer", "_blocks.1", *_AS_THEY_ARE)),
+        Case("survey", "demo", ("demo", "pictures", "--layer", "/^_blocks.1$/", *_AS_THEY_ARE)),
         Case("check", "demo", ("demo", "--images", "cat.jpg")),
         Case("layers", "demo", ("demo", "--depth", "2")),
     ]

@@ -10,10 +10,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hookscope.cli.app import run
 from tests.fork_server import ForkServer
 from tests.frozen.cases import CASES, COMMANDS, Case
 from tests.frozen.files import write_files
@@ -23,43 +24,67 @@ HERE = Path(__file__).parent
 _LONG = 48  # lines or numbers, from which the middle is left out
 _ALIKE = ("title", "alt", "aria-label", "placeholder", "label", "data-tip")
 
-# In the process of a command: run it, and write the texts that it draws into a file.
-_RUN = """
-import sys
-from tests.frozen.drawn import drawing_recorded
-from hookscope.cli.app import main
-sys.argv[1:] = {line!r}
-with drawing_recorded({path!r}):
-    main()
+# In the process of a case.
+_IN_TURN = """
+from tests.frozen.freeze import run_in_turn
+run_in_turn({lines!r})
 """
-_PYTHON = """
-from tests.frozen.freeze import seen_in_python
-print(seen_in_python({command!r}, {arguments!r}))
-"""
-
-Run = Callable[..., str]
+_PYTHON = "python"  # in the place of a command: what Python returns
+_END = "-- exit code "
 
 
 def seen(case: Case, folder: Path, server: ForkServer) -> dict[str, str]:
     """Return all that people see of one command line, by its form. The folder holds the files that it reads."""
-
-    def run(program: str, columns: int = 80) -> str:
-        shutil.rmtree(folder / "out", ignore_errors=True)
-        (folder / "out").mkdir()
-        ended = server.run("-c", program, cwd=folder, environment=_environment(columns))
-        streams = f"{ended.stdout}\n-- on stderr\n{ended.stderr}" if ended.stderr else ended.stdout
-        return f"{streams}\n-- exit code {ended.returncode}"
-
-    for line in case.before:
-        run(_RUN.format(path="", line=[*line]))
-    forms = {"text at 200 columns": run(_RUN.format(path="", line=[*case.line]), 200)}
+    lines = {"text at 200 columns": case.line}
     if case.json_line:
-        forms["json"] = _json_lines(run(_RUN.format(path="", line=[*case.json_line])))
+        lines["json"] = case.json_line
     if case.command not in {"doctor", "models", "watch", "report"} and case.files:
-        forms["python"] = run(_PYTHON.format(command=case.command, arguments=case.arguments))
-    forms |= {"text at 80 columns": run(_RUN.format(path="drawn.txt", line=[*case.line]))}
+        lines["python"] = (_PYTHON, case.command, *case.arguments)
+    lines["text at 80 columns"] = case.line
+    for line in case.before:
+        server.run("-m", "hookscope", *line, cwd=folder, environment=_environment(80))
+    if case.command == "watch":
+        forms = {form: _watched(line, 200 if "200" in form else 80, folder, server) for form, line in lines.items()}
+    else:
+        program = _IN_TURN.format(lines=[(200 if "200" in form else 80, line) for form, line in lines.items()])
+        ended = server.run("-c", program, cwd=folder, environment=_environment(80))
+        ends = re.compile(f"^{_END}(\\d+)\n", re.MULTILINE)
+        stdout, stderr = ends.split(ended.stdout), ends.split(ended.stderr)
+        texts = zip(stdout[::2], stderr[::2], stdout[1::2], strict=False)
+        forms = {form: _streams(*text) for form, text in zip(lines, texts, strict=True)}
+    if "json" in forms:
+        forms["json"] = _json_lines(forms["json"])
     forms |= _written(folder)
     return {form: masked(text, folder, case.command) for form, text in sorted(forms.items())}
+
+
+def _watched(line: Sequence[str], columns: int, folder: Path, server: ForkServer) -> str:
+    """Run a script, whose process ends with it."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    (folder / "out").mkdir()
+    ended = server.run("-m", "hookscope", *line, cwd=folder, environment=_environment(columns))
+    return _streams(ended.stdout, ended.stderr, ended.returncode)
+
+
+def _streams(stdout: str, stderr: str, code: object) -> str:
+    return f"{stdout}\n-- on stderr\n{stderr}\n{_END}{code}" if stderr.strip() else f"{stdout}\n{_END}{code}"
+
+
+def run_in_turn(lines: Sequence[tuple[int, Sequence[str]]]) -> None:
+    """Run command lines one after another in this process; the last one's files stay."""
+    for columns, line in lines:
+        shutil.rmtree("out", ignore_errors=True)
+        Path("out").mkdir()
+        os.environ["COLUMNS"] = str(columns)
+        code = 0
+        if line[0] == _PYTHON:
+            print(seen_in_python(line[1], tuple(line[2:])))  # noqa: T201
+        else:
+            sys.argv[1:] = line
+            code = run(line)
+        for stream in (sys.stdout, sys.stderr):
+            stream.write(f"\n{_END}{code}\n")
+            stream.flush()
 
 
 def _environment(columns: int) -> dict[str, str]:
@@ -161,7 +186,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _written(folder: Path) -> dict[str, str]:
-    """Return what the files hold that a command has written, and what it has drawn."""
+    """Return what the files hold that a command has written."""
     out = folder / "out"
     names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
     forms = {"files": "\n".join(_shortened(names))} if names else {}
@@ -177,9 +202,6 @@ def _written(folder: Path) -> dict[str, str]:
             forms[f"file {name}"] = text
         elif name.endswith(".html"):
             forms["page"] = _visible(text)
-    if (folder / "drawn.txt").exists():
-        drawn = (folder / "drawn.txt").read_text("utf-8")
-        forms |= {"pictures": drawn} if drawn else {}
     return forms
 
 
@@ -298,12 +320,13 @@ def write(command: str, cases: Mapping[str, Mapping[str, str]]) -> None:
 def main(commands: list[str]) -> None:
     server = ForkServer()
     with tempfile.TemporaryDirectory() as given:
+        files, folder = Path(given) / "files", Path(given) / "case"
+        files.mkdir()
+        write_files(files)
         for command in commands or COMMANDS:
             cases = {}
             for case in (case for case in CASES if case.command == command):
-                folder = Path(given) / "case"
-                folder.mkdir()
-                write_files(folder)
+                shutil.copytree(files, folder)
                 cases[case.name] = seen(case, folder, server)
                 shutil.rmtree(folder)
             write(command, cases)

@@ -1,5 +1,6 @@
 """What people see is what was written down. `python -m tests.frozen.freeze` writes it anew: read the difference."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,17 @@ from tests.frozen.files import write_files
 from tests.frozen.freeze import HERE, differences, read, seen
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    return folder
+
+
 @pytest.mark.sample(*SAMPLE)
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_people_see_what_was_written_down(case: Case, tmp_path: Path, fork_server: ForkServer) -> None:
-    write_files(tmp_path)
+def test_people_see_what_was_written_down(case: Case, files: Path, tmp_path: Path, fork_server: ForkServer) -> None:
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     was, now = read(case.command)[case.name], seen(case, tmp_path, fork_server)
     changed = {form: differences(was.get(form, ""), now.get(form, "")) for form in sorted({*was, *now})}
     told = [

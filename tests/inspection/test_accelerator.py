@@ -1,8 +1,7 @@
 """On an accelerator: the same numbers as on the CPU, and nobody waits for the device while a pass runs."""
 
 import math
-import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -38,12 +37,10 @@ _COUNTED = ("shape", "dtype", "element_count", "nan_count", "inf_count", "channe
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process that has the device, and on it the bins of distributions, which a process sends there once."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
-        pool.submit(torch.set_num_threads, 1).result()
-        pool.submit(send_bins).result()
-        yield pool
+def elsewhere(elsewhere: ProcessPoolExecutor) -> ProcessPoolExecutor:
+    """A process that has on the device the bins of distributions, which are sent there once."""
+    elsewhere.submit(send_bins).result()
+    return elsewhere
 
 
 def send_bins() -> None:

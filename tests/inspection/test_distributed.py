@@ -1,9 +1,6 @@
 """Parameters that are distributed over processes (FSDP2, tensor parallelism) have the numbers of the whole."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-# Two of these run side by side. The script prints what hookscope finds, and whether the network still works after it.
+from tests.fork_server import ForkServer
+from tests.watching.conftest import ENVIRONMENT, TORCHRUN
+
+# Two of these run side by side. The script writes what hookscope finds, and whether the network still works after it.
 SCRIPT = """
-import json, os, sys
+import json, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,9 +22,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import hookscope
 from tests.inspection.test_distributed import network, values
 
-kind, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+kind = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", "file://" + store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+dist.init_process_group("gloo", timeout=timedelta(seconds=100))
 mesh, model = init_device_mesh("cpu", (2,)), network(8 if kind == "tensor parallel" else 7)
 if kind == "tensor parallel":
     plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(use_local_output=False)}
@@ -47,7 +47,7 @@ assert all(parameter.grad is None for parameter in model.parameters())
 loss(model(values())).backward()
 after = {name: whole(parameter.grad).tolist() for name, parameter in model.named_parameters()}
 checked = hookscope.check(model)
-print(json.dumps({
+open(f"{dist.get_rank()}.json", "w").write(json.dumps({
     "loss": run.loss.value,
     "outputs": {row.label: [row.activation.shape, row.mean, row.l2] for row in forward.rows},
     "output gradients": {row.label: row.gradient.l2 for row in run.gradients},
@@ -55,9 +55,8 @@ print(json.dumps({
     "tensors": {label: each.tolist() for label, each in run.tensors.items()},
     "after": after,
     "check": [checked.passed, [*checked.warnings]],
-}), flush=True)
+}))
 dist.destroy_process_group()
-os._exit(0)  # threads of gloo may outlive the interpreter
 """
 
 
@@ -70,23 +69,18 @@ def values() -> torch.Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
 
-def run_on_two(kind: str, folder: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    arguments = [[sys.executable, "-W", "ignore", "-c", SCRIPT, kind, str(rank), f"{folder}/store"] for rank in (0, 1)]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(each, stdout=pipe, stderr=pipe, env=environment, text=True) for each in arguments]
-    try:
-        ended = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(output for output, _ in ended), ended[0][1] + ended[1][1]
-    return [json.loads(output) for output, _ in ended]
+def run_on_two(kind: str, folder: Path, fork_server: ForkServer) -> list[dict[str, Any]]:
+    (folder / "two.py").write_text(SCRIPT, "utf-8")
+    ended = fork_server.run(*TORCHRUN, 2, "two.py", kind, cwd=folder, environment=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"{rank}.json").read_bytes()) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("kind", ["fully sharded", "tensor parallel"])
 @pytest.mark.exhaustive
-def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(kind: str, tmp_path: Path) -> None:
+def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(
+    kind: str, tmp_path: Path, fork_server: ForkServer
+) -> None:
     model = network(8 if kind == "tensor parallel" else 7)
     outputs = [values()]
     for layer in model:
@@ -94,7 +88,7 @@ def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(kin
         outputs[-1].retain_grad()
     loss = outputs[-1].square().mean()
     loss.backward()
-    for found in run_on_two(kind, tmp_path):
+    for found in run_on_two(kind, tmp_path, fork_server):
         assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
         for name, parameter in model.named_parameters():
             norms = (parameter.grad.norm().item(), parameter.grad.mean().item(), parameter.norm().item())

@@ -129,7 +129,7 @@ def at_many_moments(name: str) -> None:
     first = range(1, 200)  # where the handler is set
     assert_restored_at(first, RUNS[name])
     last = moments_of(RUNS[name])
-    assert_restored_at(range(200, last, 37), RUNS[name])
+    assert_restored_at(range(200, last, 61), RUNS[name])
     last = moments_of(RUNS[name])
     assert_restored_at(range(last - 100, last), RUNS[name])  # where it is set back
 
@@ -148,7 +148,7 @@ def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str, for
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["activations", "gradients in train mode"])
 def test_an_interrupt_at_many_moments_leaves_everything_as_it_was(name: str, fork_server: ForkServer) -> None:
     assert_passes_in_its_own_process(fork_server, at_many_moments, name)
 

@@ -4,7 +4,6 @@ import argparse
 import http
 import os
 import pickle
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,11 @@ from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
+from tests.fork_server import ForkServer
 from tests.models import hostile
 from tests.models.distributed import Folder, save, size, torch_reads
 from tests.models.hostile import GOOD, Call
+from tests.watching.conftest import ENVIRONMENT, TORCHRUN
 
 
 def content_of(folder: Path) -> Any:
@@ -347,38 +348,34 @@ def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path) -> None:
     assert {"CheckpointError", "UntrustedFileError"} <= ways <= {"CheckpointError", "UntrustedFileError", "read"}
 
 
-def _sharded(rank: int, port: int, folder: str, count: int) -> None:
-    """Train a network that is spread over processes for a step, and save it."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def save_sharded(folder: str) -> None:
+    """Train a network that is spread over the processes of torchrun for a step, and save it."""
     from torch import distributed
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    distributed.init_process_group("gloo", rank=rank, world_size=count)
-    try:
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 16, 7))
-        fully_shard(network, mesh=init_device_mesh("cpu", (count,)))
-        optimiser = torch.optim.AdamW(network.parameters())
-        network(torch.rand(2, 3, 6, 6)).sum().backward()
-        optimiser.step()
-        model, state = get_state_dict(network, optimiser)
-        checkpoint.save({"model": model, "optimiser": state, "epoch": 1}, checkpoint_id=folder)
-    finally:
-        distributed.destroy_process_group()
-    os._exit(0)  # as Python ends, a thread of gloo's that still runs may abort the process
+    distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 16, 7))
+    fully_shard(network, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    optimiser = torch.optim.AdamW(network.parameters())
+    network(torch.rand(2, 3, 6, 6)).sum().backward()
+    optimiser.step()
+    model, state = get_state_dict(network, optimiser)
+    checkpoint.save({"model": model, "optimiser": state, "epoch": 1}, checkpoint_id=folder)
+    distributed.destroy_process_group()
 
 
 @pytest.mark.exhaustive
-def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path) -> None:
+def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path, fork_server: ForkServer) -> None:
     count = 3  # of which neither 5 nor 7 rows are a multiple
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folder = tmp_path / "fsdp"
-    torch.multiprocessing.spawn(_sharded, (port, str(folder), count), nprocs=count)
+    program = f"from tests.models.test_distributed import save_sharded; save_sharded({str(folder)!r})"
+    (tmp_path / "save.py").write_text(program, "utf-8")
+    ended = fork_server.run(*TORCHRUN, count, "save.py", cwd=tmp_path, environment=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr
     assert len([*folder.glob("*.distcp")]) == count
     expected = torch_reads(folder)
     assert_equal(content_of(folder), expected)

@@ -1,7 +1,5 @@
 """On an accelerator the numbers of channels are the same, and nothing waits for them in a hook."""
 
-import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -12,12 +10,6 @@ from hookscope.surveys.channel_rows import ChannelRows, RowsOnDevice, reduce_cha
 from tests import far_device
 
 pytestmark = pytest.mark.exhaustive
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
-        yield pool
 
 
 def values() -> torch.Tensor:
@@ -38,8 +30,8 @@ def _reduced_there() -> tuple[ChannelRows, list[str]]:
     return rows.fetched(), looks
 
 
-def test_channels_are_reduced_on_the_device_and_moved_once(process: ProcessPoolExecutor) -> None:
-    there, looks = process.submit(_reduced_there).result(timeout=300)
+def test_channels_are_reduced_on_the_device_and_moved_once(elsewhere: ProcessPoolExecutor) -> None:
+    there, looks = elsewhere.submit(_reduced_there).result(timeout=300)
     here = reduce_channels(values(), 1, None)
     assert looks == []
     assert isinstance(here, ChannelRows)

@@ -1,7 +1,6 @@
 """On an accelerator no step waits for its numbers, and they are the same as on the CPU."""
 
-import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -13,12 +12,6 @@ from hookscope.results.training import TrainingLog
 from tests import far_device
 
 pytestmark = pytest.mark.exhaustive
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), far_device.register) as pool:
-        yield pool
 
 
 def trained(send: Callable[[Tensor], Tensor]) -> tuple[TrainingLog, list[list[str]]]:
@@ -45,8 +38,8 @@ def _trained_there() -> tuple[TrainingLog, list[list[str]]]:
     return trained(far_device.FarTensor)
 
 
-def test_no_step_waits_but_a_watched_one(process: ProcessPoolExecutor) -> None:
-    log, looks = process.submit(_trained_there).result(timeout=300)
+def test_no_step_waits_but_a_watched_one(elsewhere: ProcessPoolExecutor) -> None:
+    log, looks = elsewhere.submit(_trained_there).result(timeout=300)
     assert [bool(each) for each in looks] == [number == 5 for number in range(1, 10)]
     here, _ = trained(lambda tensor: tensor)
     assert len(log.steps) == 9

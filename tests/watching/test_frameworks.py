@@ -10,7 +10,7 @@ from hookscope.results.runs.training_log import read_training
 from tests.docs.pages import DOCS, blocks
 from tests.fork_server import ForkServer
 from tests.watching.conftest import Forked
-from tests.watching.test_script import ENVIRONMENT, python, said
+from tests.watching.test_script import ENVIRONMENT, said
 from tests.watching.training_scripts import FRAMEWORK_SCRIPTS
 
 pytestmark = pytest.mark.exhaustive
@@ -37,10 +37,10 @@ def plain(name: str, tmp_path_factory: pytest.TempPathFactory, fork_server: Fork
     return saved
 
 
-def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], tmp_path: Path) -> None:
+def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
     arguments = ["-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--"]
-    watched = python(*arguments, "watched.pt", 0, folder=tmp_path)
+    watched = forked(*arguments, "watched.pt", 0)
     assert watched.returncode == 0, watched.stderr
     assert all(map(torch.equal, plain, torch.load(tmp_path / "watched.pt")))
     network = "Lit" if name == "lightning" else "Counting"

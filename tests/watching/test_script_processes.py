@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -130,11 +129,16 @@ def test_norms_before_clipping_are_those_of_whole_tensors(norm_type: str, tmp_pa
 
 def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
-    (tmp_path / "start.sh").write_text(
-        f'if [ "$RANK" = 0 ]; then exec {sys.executable} -m hookscope watch train.py --every 4 -- watched.pt 0; fi\n'
-        f"exec {sys.executable} train.py watched.pt 0\n"
+    (tmp_path / "start.py").write_text(
+        "import os, runpy, sys\n"
+        "from hookscope.cli.app import main\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    sys.argv = ['hookscope', 'watch', 'train.py', '--every', '4', '--', 'watched.pt', '0']\n"
+        "    main()\n"
+        "sys.argv = ['train.py', 'watched.pt', '0']\n"
+        "runpy.run_path('train.py', run_name='__main__')\n"
     )
-    done = torchrun("--no-python", "bash", "start.sh")
+    done = torchrun("start.py")
     assert (tmp_path / "watched.pt").exists()
     assert any("not every process runs under hookscope watch" in line for line in said(done))
 
