@@ -11,8 +11,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from PIL import ImageDraw
 
 from hookscope.cli.app import run
 from tests.fork_server import ForkServer
@@ -31,6 +35,7 @@ run_in_turn({lines!r})
 """
 _PYTHON = "python"  # in the place of a command: what Python returns
 _END = "-- exit code "
+_DRAWN = "drawn.txt"
 
 
 def seen(case: Case, folder: Path, server: ForkServer) -> dict[str, str]:
@@ -55,6 +60,8 @@ def seen(case: Case, folder: Path, server: ForkServer) -> dict[str, str]:
     if "json" in forms:
         forms["json"] = _json_lines(forms["json"])
     forms |= _written(folder)
+    if drawn := (folder / _DRAWN).read_text("utf-8") if (folder / _DRAWN).exists() else "":
+        forms["texts in pictures"] = drawn
     return {form: masked(text, folder, case.command) for form, text in sorted(forms.items())}
 
 
@@ -81,10 +88,26 @@ def run_in_turn(lines: Sequence[tuple[int, Sequence[str]]]) -> None:
             print(seen_in_python(line[1], tuple(line[2:])))  # noqa: T201
         else:
             sys.argv[1:] = line
-            code = run(line)
+            with _drawing_recorded():
+                code = run(line)
         for stream in (sys.stdout, sys.stderr):
             stream.write(f"\n{_END}{code}\n")
             stream.flush()
+
+
+@contextmanager
+def _drawing_recorded() -> Iterator[None]:
+    """Write the different texts that are drawn into a file, sorted: threads draw them. A number is #."""
+    texts: set[str] = set()
+    draw = ImageDraw.ImageDraw.text
+
+    def recorded(pen: Any, xy: Any, text: Any, *args: Any, **options: Any) -> None:
+        texts.add(re.sub(r"[-\u2212]?\d[\d.,]*(?:e[-+]?\d+)?", "#", str(text)))
+        draw(pen, xy, text, *args, **options)
+
+    with patch.object(ImageDraw.ImageDraw, "text", recorded):
+        yield
+    Path(_DRAWN).write_text("".join(f"{text}\n" for text in sorted(texts)), "utf-8")
 
 
 def _environment(columns: int) -> dict[str, str]:
@@ -94,6 +117,10 @@ def _environment(columns: int) -> dict[str, str]:
         "COLUMNS": str(columns),
         "LINES": "40",
         "OMP_NUM_THREADS": "1",
+        # The same kernels on every processor: others round differently, and equal values come in another order.
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_CBWR": "COMPATIBLE",
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_HOME": "torch-home",
         "HTTPS_PROXY": refused,
