@@ -7,7 +7,8 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 
 from hookscope.render.columns import Column, draw_table, machine_columns, number_text, safe_line
-from hookscope.render.terminal import note_lines, title_lines
+from hookscope.render.run_facts import subject_of
+from hookscope.render.terminal import about_lines, note_lines
 from hookscope.results.attention import Attention, AttentionBlock, HeadRow
 from hookscope.results.concentration import concentration
 from hookscope.text import counted
@@ -19,7 +20,7 @@ def attention_summary(result: Attention, *, width: int, full: bool = False) -> I
     """Yield what the command prints: census, title, finding, table."""
     yield safe_line(f"{result.census}.", style="bold yellow" if result.unseen else "bold", overflow="fold")
     yield note_lines(result.notes)
-    yield from title_lines(result)
+    yield from about_lines(subject_of(result))
     if finding := finding_of(result):
         yield safe_line(finding, overflow="fold")
     yield draw_table(HEADS, result.rows, width) if full and result.rows else _table_of_blocks(result, width)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import UsageError
+from hookscope.render.attributions import describe_attributions
 from hookscope.render.given_maps import draw_given_map
 from hookscope.render.map_files import WIDE, drawn_words, remarks_of, write_inputs
 from hookscope.render.overlays import overlay
-from hookscope.render.overviews.attributions import draw_overview
+from hookscope.render.overviews.document import draw_document
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.results.runs.directory import SavedRun, new_run
@@ -39,7 +40,7 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
             result,
             result.maps,
             title=_title,
-            overview=partial(draw_overview, result),
+            overview=lambda index, photograph: draw_document(describe_attributions(result, index, photograph)),
             write_map=partial(_write_map, run.path, result.given),
         )
         stored = write_result(run.path, result)

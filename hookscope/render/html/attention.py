@@ -12,19 +12,22 @@ from PIL import Image
 from hookscope.render.attention_text import HEADS, finding_of
 from hookscope.render.columns import number_text
 from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown_photograph, tinted_region
-from hookscope.render.html.page import making_facts, model_facts, page_table, render_page
+from hookscope.render.html.page import making_facts, page_table, render_page
 from hookscope.render.html.pictures import png_uri
 from hookscope.render.overlays import colour_scale, tint, tint_colours
+from hookscope.render.run_facts import making_of, model_facts
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Region
 from hookscope.results.runs.reading import StoredRun
-from hookscope.text import some_of
+from hookscope.text import are, counted, some_of
 
 
 def attention_html(run: StoredRun[Attention]) -> str:
     """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
-    inputs, remarks = inputs_that_fit(len(result.inputs), lambda index: _shown_input(run, index))
+    inputs = inputs_that_fit(_shown_input(run, index) for index in range(len(result.inputs)))
+    left = len(result.inputs) - len(inputs)
+    remarks = [f"{counted(left, 'input')} did not fit and {are(left)} in the run's folder."] if left else []
     names = [PurePath(each.name).name or each.name for each in result.inputs]
     return render_page(
         "attention.html",
@@ -37,7 +40,7 @@ def attention_html(run: StoredRun[Attention]) -> str:
             ("Device", f"{result.device}, {result.dtype}", False),
             ("Time", f"{sum(result.timings.values()):.2f} s", False),
         ],
-        making=making_facts(run.record, result, []),
+        making=making_facts(run.record, making_of(result)),
         census=f"{result.census}.",
         finding=finding_of(result),
         heads=page_table("Every head", HEADS, result.rows),

@@ -10,10 +10,10 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.columns import scale_text
 from hookscope.render.lettering import font, line_height
-from hookscope.render.overlays import bar, colour_scale, overlay, seen_part, shrunk
+from hookscope.render.overlays import bar, colour_scale, shrunk
 from hookscope.render.overviews.charts import BLUE
 from hookscope.render.overviews.maps import coloured
-from hookscope.render.overviews.over_photograph import BAR, Cell, input_cell, outline, put_together
+from hookscope.render.overviews.over_photograph import BAR, Cell, cell_row, input_cell, map_pixels
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -31,7 +31,9 @@ from hookscope.render.overviews.sheet import (
     Block,
     Colour,
     Line,
+    draw_sheet,
     fitting,
+    text_block,
     write,
 )
 from hookscope.results.attention import Attention, AttentionMap, HeadMaps, HeadRow
@@ -70,7 +72,9 @@ def draw_attention(result: Attention, index: int, photograph: Photograph) -> Ima
     below = [*map(partial(_heads_block, result), of_query), _numbers_block(result)]
     remarks = [photograph.remark] if photograph.remark and maps else []
     footing = [(sentence, TEXT, DIM) for sentence in (*remarks, *result.notes[-2:])]
-    return put_together(_heading(result), rows, columns, footing, [block for block in below if block is not None])
+    pictures = [cell_row(row, columns) for row in rows]
+    numbers = [block for block in below if block is not None]
+    return draw_sheet([text_block(_heading(result)), *pictures, *numbers, text_block(footing)])
 
 
 def _heading(result: Attention) -> Sequence[Line]:
@@ -91,9 +95,7 @@ def _map_cell(each: AttentionMap, photograph: Photograph) -> Cell:
         heads = "through all blocks"
     rest = f"   ·   {each.elsewhere:.0%} on other tokens" if each.elsewhere >= 0.005 else ""
     lines = [(each.query, NAME, INK), (f"{each.block}, {heads}{rest}", TEXT, DIM)]
-    pixels = overlay(photograph, each)
-    if (rows_columns := seen_part(photograph.region)) != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
-        outline(pixels, *rows_columns)
+    pixels = map_pixels(each, photograph)
     if not scale.top:
         return Cell(pixels, [*lines, ("the map is 0 everywhere", TEXT, DIM)])
     return Cell(pixels, lines, bar(scale, 240, BAR), scale.labels)
