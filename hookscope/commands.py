@@ -585,13 +585,11 @@ def report(
     """
     from hookscope.render.conversion import DESCRIPTIONS
     from hookscope.render.html import report_html
-    from hookscope.render.html.attention import attention_html
     from hookscope.render.html.differences import differences_html
     from hookscope.render.html.document import document_html
     from hookscope.render.html.survey import survey_html
     from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
-    from hookscope.results.attention import Attention
     from hookscope.results.differences import Differences
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
@@ -616,7 +614,6 @@ def report(
             save_training_overview(log, Path(run))
         return report(log, target)
     pages: Mapping[type, Callable[[Any], str]] = {
-        Attention: attention_html,
         Differences: differences_html,
         Survey: survey_html,
     }

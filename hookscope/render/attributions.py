@@ -7,7 +7,7 @@ from operator import attrgetter
 from hookscope.render.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.render.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.render.given_maps import draw_given_map
-from hookscope.render.run_facts import machine_facts, making_of, model_facts, short_name, subject_of
+from hookscope.render.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
@@ -29,7 +29,7 @@ def describe_attributions(
     return Document(
         title=f"Where {result.model.name} looks: {result.method}",
         subtitle="Each map has its own scale, from 0.",
-        page_title=f"{result.model.name} · where it looks · {some_of([*map(short_name, result.inputs)], 1)}",
+        page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
         answer=[
             finding_of(maps[0], result) if maps else "No input has a map.",
@@ -138,7 +138,7 @@ def check_text(check: SanityCheck) -> str:
 
 
 CHECKS = (
-    Column("", "check", "what was measured", 0, shown=check_text, words=True),
+    Column("", "check", "what was measured", 0, shown=check_text, words=True, max_width=60),
     Column("meaning", "meaning", "what it says of the maps", 2, words=True, max_width=60),
     Column("", "verdict", "what came of it", 1, shown=verdict, words=True),
 )

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, layer_columns, terminal
-from hookscope.render.attention_text import HEADS, attention_summary
+from hookscope.render.attention import HEADS, describe_attention
 from hookscope.render.attributions import describe_attributions, map_columns
 from hookscope.render.check_report import check_report
 from hookscope.render.columns import Column, machine_columns
@@ -122,6 +122,7 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
 
 
 DESCRIPTIONS: Mapping[type, Callable[[Any], Document]] = {
+    Attention: describe_attention,
     Attributions: describe_attributions,
     History: describe_history,
 }
@@ -129,7 +130,6 @@ DESCRIPTIONS: Mapping[type, Callable[[Any], Document]] = {
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Activations: _activations,
     Gradients: _gradients,
-    Attention: attention_summary,
     Differences: differences_summary,
     Survey: survey_summary,
 }

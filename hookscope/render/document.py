@@ -93,12 +93,16 @@ class StepChart:
 
 @dataclass(frozen=True, slots=True)
 class StepCharts:
-    """Charts under each other over the same steps, which ascend, on an axis from `low` to `high`."""
+    """Charts under each other over the same steps, which ascend, on an axis from `low` to `high`.
+
+    `unit` is what a step is: "step", "block".
+    """
 
     steps: NDArray[np.int64]
     low: int
     high: int
     charts: Sequence[StepChart]
+    unit: str = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +193,25 @@ class PhotographMaps:
     inputs: Sequence[MappedInput]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRow:
+    """Small maps side by side, each with its own scale: values (h, w), and whether it is marked."""
+
+    name: str
+    where: str
+    maps: Sequence[NDArray[np.float32]]
+    marked: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallMaps:
+    """Small maps in rows, in a picture only; `legend` is what columns and marks mean."""
+
+    title: str
+    legend: str
+    rows: Sequence[MapRow]
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Sentences, each a paragraph of the page."""
@@ -196,7 +219,7 @@ class Text:
     sentences: Sequence[str]
 
 
-Part = Findings | Table | StepCharts | HeatMaps | PhotographMaps | Text
+Part = Findings | Table | StepCharts | HeatMaps | PhotographMaps | SmallMaps | Text
 
 
 @dataclass(frozen=True, slots=True)

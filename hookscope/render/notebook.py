@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render import conversion, terminal
+from hookscope.render.attention import describe_attention
 from hookscope.render.attributions import describe_attributions
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.overviews.document import draw_document
@@ -88,7 +88,7 @@ def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
     for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
         photograph = photograph_of(result, index)
         if isinstance(result, Attention):
-            drawn = draw_attention(result, index, photograph)
+            drawn = draw_document(describe_attention(result, index, photograph))
             text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
         else:
             drawn = draw_document(describe_attributions(result, index, photograph))

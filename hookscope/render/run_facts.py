@@ -10,6 +10,7 @@ from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
+from hookscope.text import some_of
 
 Inspected = Activations | Gradients | Attributions | Attention
 
@@ -17,6 +18,11 @@ Inspected = Activations | Gradients | Attributions | Attention
 def short_name(record: InputRecord) -> str:
     """Return the name of an input without its folders."""
     return PurePath(record.name).name or record.name
+
+
+def first_name(result: Inspected) -> str:
+    """Return the name of the first input, and how many more there are."""
+    return some_of([short_name(record) for record in result.inputs], 1)
 
 
 def subject_of(result: Inspected) -> list[tuple[str, Level]]:

@@ -98,7 +98,7 @@ def _page_table(table: Table) -> PageTable:
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
-    axis = StepAxis(part.low, part.high)
+    axis = StepAxis(part.low, part.high, part.unit)
     drawn = [_figure(part, chart, axis) for chart in part.charts]
     return {
         "figures": [figure for figure in drawn if figure is not None],

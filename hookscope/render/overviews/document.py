@@ -7,7 +7,17 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text, percent_text
-from hookscope.render.document import Document, Findings, HeatMaps, Level, Part, PhotographMaps, StepChart, StepCharts
+from hookscope.render.document import (
+    Document,
+    Findings,
+    HeatMaps,
+    Level,
+    Part,
+    PhotographMaps,
+    SmallMaps,
+    StepChart,
+    StepCharts,
+)
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Chart, Marks, Series
@@ -33,6 +43,7 @@ from hookscope.render.overviews.sheet import (
     text_block,
     write,
 )
+from hookscope.render.overviews.small_maps import small_maps
 from hookscope.render.palettes import colour_levels
 from hookscope.render.training_steps import HeatMap, columns_of, kept_runs, round_steps
 from hookscope.text import counted
@@ -80,6 +91,8 @@ def _blocks(part: Part) -> list[Block]:
         return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
     if isinstance(part, PhotographMaps):
         return [block for mapped in part.inputs for block in map_blocks(mapped)]
+    if isinstance(part, SmallMaps):
+        return [small_maps(part)]
     return []
 
 
