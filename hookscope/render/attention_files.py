@@ -1,19 +1,12 @@
 """The run directory of `attention`: the overview first, overlays on the photographs, maps, and tables of numbers."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from hookscope.errors import UsageError
-from hookscope.render.attention_text import HEADS
-from hookscope.render.map_files import drawn_words, remarks_of, write_inputs
-from hookscope.render.overlays import overlay
-from hookscope.render.overviews.attention import draw_attention
+from hookscope.render.attention import HEADS, describe_attention
+from hookscope.render.map_files import drawn_words, remarks_of, saved_provenance, write_inputs
 from hookscope.render.tables import csv_text
 from hookscope.results.attention import Attention, AttentionMap
-from hookscope.results.inputs import Photograph
 from hookscope.results.runs.directory import SavedRun, new_run
 from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
@@ -32,18 +25,9 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
         UsageError: If there is nothing to save.
         OutputError: If something cannot be written.
     """
-    provenance = result.provenance
-    if provenance is None or not result.inputs:
-        raise UsageError("This run did not finish, so it cannot be saved.")
+    provenance = saved_provenance(result)
     with new_run(Path(path), numbered=numbered) as run:
-        pictures, overlays = write_inputs(
-            run.path,
-            result,
-            result.maps,
-            title=_title,
-            overview=partial(draw_attention, result),
-            write_map=partial(_write_map, run.path),
-        )
+        pictures, overlays = write_inputs(run.path, result, result.maps, title=_title, describe=describe_attention)
         tables = ["heads.csv"] if result.rows else []
         for name in tables:
             (run.path / name).write_text(csv_text(HEADS, result.rows), encoding="utf-8")
@@ -62,10 +46,3 @@ def _title(each: AttentionMap) -> str:
     """Return what a map's files are named after: "class-token-blocks.11.attn-head-3"."""
     head = [] if each.head is None else [f"head-{each.head}"]
     return "-".join((slug(each.query, 40), slug(each.block, 60), *head))
-
-
-def _write_map(folder: Path, photograph: Photograph, each: AttentionMap, name: str) -> str:
-    drawn = f"overlays/{name}.png"
-    # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
-    Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
-    return drawn

@@ -1,20 +1,10 @@
 """The run directory of `attribute`: the overview first, overlays on the photographs, the maps themselves."""
 
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from hookscope.errors import UsageError
-from hookscope.render.given_maps import draw_given_map
-from hookscope.render.map_files import WIDE, drawn_words, remarks_of, write_inputs
-from hookscope.render.overlays import overlay
-from hookscope.render.overviews.attributions import draw_overview
+from hookscope.render.attributions import describe_attributions
+from hookscope.render.map_files import drawn_words, remarks_of, saved_provenance, write_inputs
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.results.runs.directory import SavedRun, new_run
 from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
@@ -30,18 +20,9 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
         UsageError: If there is nothing to save.
         OutputError: If something cannot be written.
     """
-    provenance = result.provenance
-    if provenance is None or not result.inputs:
-        raise UsageError("This run did not finish, so it cannot be saved.")
+    provenance = saved_provenance(result)
     with new_run(Path(path), numbered=numbered) as run:
-        pictures, overlays = write_inputs(
-            run.path,
-            result,
-            result.maps,
-            title=_title,
-            overview=partial(draw_overview, result),
-            write_map=partial(_write_map, run.path, result.given),
-        )
+        pictures, overlays = write_inputs(run.path, result, result.maps, title=_title, describe=describe_attributions)
         stored = write_result(run.path, result)
         record = record_of("attribute", command, provenance, pictures=tuple(pictures), overlays=tuple(overlays))
         folder = run.finish(record)
@@ -51,19 +32,3 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
 def _title(each: AttributionMap) -> str:
     """Return what a map's files are named after: "Egyptian-cat-layer4"."""
     return "-".join((slug(each.target.label, 60), *([slug(each.layer, 60)] * bool(each.layer))))
-
-
-def _write_map(
-    folder: Path,
-    given: Mapping[int, NDArray[np.float32]],
-    photograph: Photograph,
-    each: AttributionMap,
-    name: str,
-) -> str:
-    drawn = f"overlays/{name}.png"
-    if each.values.ndim != PICTURE_AXES:
-        draw_given_map(given.get(each.input_index), each, WIDE).save(folder / drawn)
-        return drawn
-    # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
-    Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
-    return drawn

@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, layer_columns, terminal
-from hookscope.render.attention_text import HEADS, attention_summary
-from hookscope.render.attribution_text import attribution_summary, map_columns
+from hookscope.render.attention import HEADS, describe_attention
+from hookscope.render.attributions import describe_attributions, map_columns
 from hookscope.render.check_report import check_report
 from hookscope.render.columns import Column, machine_columns
 from hookscope.render.comparison import CHANGES, comparison_report
@@ -75,11 +75,10 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, History):
-        describe = DESCRIPTIONS[type(result)]
+    if describe := DESCRIPTIONS.get(type(result)):
         return Group(*document_text(describe(result), width=width, full=full))
-    if isinstance(result, Activations | Gradients | Attributions | Attention | Differences | Survey):
-        return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
+    if isinstance(result, CheckReport):
+        return check_report([result], width)
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
@@ -88,7 +87,7 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
         return Group(terminal.note_lines(result.notes), table)
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)
-    return check_report([result], width)
+    return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
 
 
 def _activations(result: Activations, *, width: int, full: bool) -> Iterator[RenderableType]:
@@ -123,14 +122,14 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
 
 
 DESCRIPTIONS: Mapping[type, Callable[[Any], Document]] = {
+    Attention: describe_attention,
+    Attributions: describe_attributions,
     History: describe_history,
 }
 
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Activations: _activations,
     Gradients: _gradients,
-    Attributions: attribution_summary,
-    Attention: attention_summary,
     Differences: differences_summary,
     Survey: survey_summary,
 }

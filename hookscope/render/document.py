@@ -10,9 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.render.columns import Column
 from hookscope.render.training_steps import Floats, HeatMap
+from hookscope.results.attention import PatchWeights
+from hookscope.results.concentration import PlacedMap
+from hookscope.results.inputs import InputRecord, Photograph
 
 Level = Literal["", "good", "warn", "fail", "dim"]
 
@@ -60,7 +64,7 @@ class Table:
 
     Attributes:
         levels: The level of each row; empty for none.
-        is_extra: Whether it is on the page only.
+        is_extra: Whether a terminal shows it in full only.
     """
 
     title: str
@@ -89,12 +93,16 @@ class StepChart:
 
 @dataclass(frozen=True, slots=True)
 class StepCharts:
-    """Charts under each other over the same steps, which ascend, on an axis from `low` to `high`."""
+    """Charts under each other over the same steps, which ascend, on an axis from `low` to `high`.
+
+    `unit` is what a step is: "step", "block".
+    """
 
     steps: NDArray[np.int64]
     low: int
     high: int
     charts: Sequence[StepChart]
+    unit: str = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +145,73 @@ class HeatMaps:
     drawn: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputMap:
+    """A map of an input.
+
+    Attributes:
+        title: What it is of: "Egyptian cat (softmax 0.40)".
+        where: The layer or block that it is from; "" for none.
+        facts: Term and words.
+        map: Its values, and where they lie.
+        number: Of the map in its result.
+        draw: Draws it with its input, so many pixels wide; None if it lies over a photograph.
+    """
+
+    title: str
+    where: str
+    facts: Sequence[tuple[str, str]]
+    map: PlacedMap
+    number: int
+    draw: Callable[[int], Image.Image] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedInput:
+    """An input with its maps.
+
+    Attributes:
+        number: Of the input in its result.
+        maps: Returns the maps.
+        photograph: What a picture draws them over; None on a page, which reads it from the run.
+        patches: Of blocks, the maps of every patch: on the page, a patch that is picked shows its own.
+        remark: Why it has no map; "" if it has.
+    """
+
+    number: int
+    record: InputRecord
+    maps: Callable[[], Sequence[InputMap]]
+    photograph: Photograph | None = None
+    patches: Sequence[PatchWeights] = ()
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PhotographMaps:
+    """Inputs with maps over their photographs, one of which is seen at a time on the page. A picture has one input."""
+
+    inputs: Sequence[MappedInput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRow:
+    """Small maps side by side, each with its own scale: values (h, w), and whether it is marked."""
+
+    name: str
+    where: str
+    maps: Sequence[NDArray[np.float32]]
+    marked: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallMaps:
+    """Small maps in rows, in a picture only; `legend` is what columns and marks mean."""
+
+    title: str
+    legend: str
+    rows: Sequence[MapRow]
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Sentences, each a paragraph of the page."""
@@ -144,7 +219,7 @@ class Text:
     sentences: Sequence[str]
 
 
-Part = Findings | Table | StepCharts | HeatMaps | Text
+Part = Findings | Table | StepCharts | HeatMaps | PhotographMaps | SmallMaps | Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +243,7 @@ class Document:
 
     Attributes:
         title: What it is about; the picture has `subtitle` below it.
+        about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is that of the headline.
         warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
@@ -178,6 +254,7 @@ class Document:
     title: str
     subtitle: str
     page_title: str
+    about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
     level: Level
     warnings: Sequence[tuple[str, str]] = ()

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from hookscope.render.columns import draw_table, safe_line
 from hookscope.render.document import Document, FindingLine, Findings, Table
-from hookscope.render.terminal import LEVEL_STYLES, note_lines
+from hookscope.render.terminal import LEVEL_STYLES, about_lines, note_lines
 
 _MOST_FINDINGS = 12  # what a screen has room for
 _STYLES = {**LEVEL_STYLES, "good": "green", "dim": "dim", "": ""}
@@ -19,11 +19,12 @@ def document_text(document: Document, *, width: int, full: bool = False) -> Iter
     yield safe_line(headline, style=f"bold {_STYLES[document.level]}".strip(), overflow="fold")
     for sentence in sentences:
         yield safe_line(sentence, overflow="fold")
+    yield from about_lines(document.about)
     for part in document.parts:
         if isinstance(part, Findings):
             yield from _finding_lines(part, full=full)
     yield note_lines(document.notes)
-    tables = [part for part in document.parts if isinstance(part, Table) and part.rows and not part.is_extra]
+    tables = [part for part in document.parts if isinstance(part, Table) and part.rows and (full or not part.is_extra)]
     for table in tables:
         if table is not tables[0]:
             yield safe_line(table.title, style="bold")

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from hookscope.render.given_maps import draw_given, given_remark
-from hookscope.render.overlays import shrunk
+from hookscope.errors import UsageError
+from hookscope.render.document import Document
+from hookscope.render.given_maps import draw_given, draw_given_map, given_remark
+from hookscope.render.overlays import overlay, shrunk
+from hookscope.render.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import InputRecord, Photograph, Region
+from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph, Provenance, Region
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import counted
@@ -38,8 +41,7 @@ def write_inputs(
     maps: Sequence[Map],
     *,
     title: Callable[[Map], str],
-    overview: Callable[[int, Photograph], Image.Image],
-    write_map: Callable[[Photograph, Map, str], str],
+    describe: Callable[[Any, int, Photograph], Document],
 ) -> tuple[list[StoredPicture], list[str]]:
     """Write the pictures of all inputs and their maps.
 
@@ -48,8 +50,7 @@ def write_inputs(
         result: Of the run.
         maps: Of the result.
         title: Returns what the files of a map are named after, besides its input.
-        overview: Draws the overview of an input by its index.
-        write_map: Writes the picture of a map under a name, and returns its path inside the run.
+        describe: Describes the result for one input, by its index and its photograph.
 
     Returns:
         The pictures of each input, and that of each map.
@@ -66,17 +67,35 @@ def write_inputs(
     for index in range(len(result.inputs)):
         photograph = photograph_of(result, index)
         path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
-        overview(index, photograph).save(folder / path, compress_level=6)
+        draw_document(describe(result, index, photograph)).save(folder / path, compress_level=6)
         name = _write_photograph(folder, f"{index:0{digits}d}", photograph)
         pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
         places = by_input.get(index, [])
         # NumPy and zlib let go of the interpreter for most of the work.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            written = pool.map(
-                partial(write_map, photograph), (maps[place] for place in places), (names[place] for place in places)
-            )
+            write = partial(_write_map, folder, result, photograph)
+            written = pool.map(write, (maps[place] for place in places), (names[place] for place in places))
             files |= zip(places, written, strict=True)
     return pictures, [files[place] for place in range(len(maps))]
+
+
+def _write_map(folder: Path, result: Attributions | Attention, photograph: Photograph, each: Map, name: str) -> str:
+    """Write the picture of a map under a name; return its path inside the run."""
+    drawn = f"overlays/{name}.png"
+    if isinstance(each, AttributionMap) and each.values.ndim != PICTURE_AXES:
+        given = result.given.get(each.input_index) if isinstance(result, Attributions) else None
+        draw_given_map(given, each, WIDE).save(folder / drawn)
+    else:
+        # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
+        Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
+    return drawn
+
+
+def saved_provenance(result: Attributions | Attention) -> Provenance:
+    """Return how a result was made; a UsageError is raised if there is nothing to save."""
+    if result.provenance is None or not result.inputs:
+        raise UsageError("This run did not finish, so it cannot be saved.")
+    return result.provenance
 
 
 def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> list[str]:

@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render import conversion, terminal
+from hookscope.render.attention import describe_attention
+from hookscope.render.attributions import describe_attributions
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.attention import draw_attention
-from hookscope.render.overviews.attributions import draw_overview
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
@@ -87,10 +88,10 @@ def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
     for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
         photograph = photograph_of(result, index)
         if isinstance(result, Attention):
-            drawn = draw_attention(result, index, photograph)
+            drawn = draw_document(describe_attention(result, index, photograph))
             text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
         else:
-            drawn = draw_overview(result, index, photograph)
+            drawn = draw_document(describe_attributions(result, index, photograph))
             targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
             text = f"Where {result.model.name} looks in {record.name} for {targets}"
         yield _picture(encode_png(drawn), text)

@@ -21,10 +21,9 @@ from hookscope.render.columns import (
     safe_line,
 )
 from hookscope.render.cost_text import cost_lines, dearest_sentence
+from hookscope.render.document import Level
 from hookscope.render.layer_columns import HIST, TOKENS, layer_table_of, module_columns, module_rows
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
-from hookscope.results.attention import Attention
-from hookscope.results.attributions import Attributions
 from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients
@@ -249,18 +248,29 @@ def module_table(
     return Group(safe_line(title, style="bold"), table, safe_line(totals), *lines)
 
 
-def title_lines(inspection: Activations | Gradients | Attributions | Attention) -> list[Text]:
+def title_lines(inspection: Activations | Gradients) -> list[Text]:
     """Return the lines above every table: model, weights, inputs, and a warning about random weights."""
-    return model_lines(inspection.model, _inputs_words(inspection.inputs), inspection.dtype, inspection.device)
+    return model_lines(inspection.model, inputs_words(inspection.inputs), inspection.dtype, inspection.device)
 
 
 def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
+    """Return the lines of `model_subject`, bold."""
+    return about_lines(model_subject(model, inputs, dtype, device))
+
+
+def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
+    """Return lines with their levels, bold."""
+    return [safe_line(words, style=LEVEL_STYLES.get(level, "bold"), overflow="fold") for words, level in about]
+
+
+def model_subject(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[tuple[str, Level]]:
     """Return the model, its weights and its inputs in one line, and a warning about random weights."""
     unusual = [name for name, usual in ((dtype, ("float32", "none")), (device, ("cpu",))) if name not in usual]
-    parts = (model_words(model), f"weights: {model.weights}", inputs, *unusual)
-    lines = [safe_line(" · ".join(parts), style="bold", overflow="fold")]
+    lines: list[tuple[str, Level]] = [
+        (" · ".join((model_words(model), f"weights: {model.weights}", inputs, *unusual)), "")
+    ]
     if model.random:
-        lines.append(safe_line("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
+        lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
     return lines
 
 
@@ -275,7 +285,7 @@ def model_words(model: ModelInfo, *more: str) -> str:
     return f"{model.name} ({', '.join(details)})"
 
 
-def _inputs_words(inputs: Sequence[InputRecord]) -> str:
+def inputs_words(inputs: Sequence[InputRecord]) -> str:
     """Return the name of the only input, or how many there are.
 
     For those of one tensor file also their shape, and the sampling rate of recordings.

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import hookscope
-from hookscope.render.html.attention import attention_html
+from hookscope.render.attention import describe_attention
+from hookscope.render.html.document import document_html
 from hookscope.results.attention import Attention
 from hookscope.results.runs.reading import read_run
 from tests.attention_maps.small_networks import SmallTransformer, Words
@@ -25,8 +26,12 @@ def result() -> Attention:
     return hookscope.attention(SmallTransformer(), CAT, resize="32", crop="32", query=["cls", "200,150"])
 
 
+def page_of(result: Attention, folder: Path) -> str:
+    return document_html(describe_attention(result), read_run(result.save(folder / "run")))
+
+
 def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, result: Attention, tmp_path: Path) -> None:
-    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))))
+    opened = open_html(page_of(result, tmp_path))
     page = opened.page
     assert page.locator(".told-patch").is_hidden()
     region = result.inputs[0].region
@@ -62,7 +67,7 @@ def test_a_picked_patch_shows_which_of_two_blocks_its_map_is_of(open_html: Open,
     torch.manual_seed(0)
     asked = {"query": ["cls", "mean", "200,150"], "head": [0, 1, 2], "block": [0, 1]}
     result = hookscope.attention(SmallTransformer(), CAT, resize="32", crop="32", **asked)  # type: ignore[arg-type]
-    page = open_html(attention_html(read_run(result.save(tmp_path / "run")))).page
+    page = open_html(page_of(result, tmp_path)).page
     page.locator("svg.photograph").first.click()
     assert " in layers.0.self_attn: " in page.locator(".told-patch").inner_text()
     radios = page.locator('input[value^="patch-"]')
@@ -78,19 +83,19 @@ def test_a_picked_patch_shows_which_of_two_blocks_its_map_is_of(open_html: Open,
 
 def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path) -> None:
     result = hookscope.attention(Words(), input_shape="2,6:int64<50")
-    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))))
+    opened = open_html(page_of(result, tmp_path))
     articles = opened.page.locator("article.look")
     assert articles.count() == 2
-    assert "It has no map; a note below has the reason." in articles.first.inner_text()
-    assert opened.page.locator("svg, input, fieldset").count() == 0
-    assert opened.page.locator("#looks-title").inner_text() == "The inputs"
-    titles = opened.page.locator("#heads thead th").all_inner_texts()
+    assert "It has no map; a note has the reason." in articles.first.inner_text()
+    assert opened.page.locator("article svg, article input, fieldset").count() == 0
+    assert opened.page.locator("#maps-title").inner_text() == "The inputs"
+    titles = opened.page.locator("#heads table").last.locator("thead th").all_inner_texts()
     assert titles == ["block", "head", "entropy, nats", "on one token", "remarks"]
     assert opened.wrong == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(open_html: Open, result: Attention, tmp_path: Path, width: int) -> None:
-    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))), width=width)
+    opened = open_html(page_of(result, tmp_path), width=width)
     assert opened.axe_violations() == []
     assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.render.attribution_text import finding_of, sanity_lines
-from hookscope.render.overviews.attributions import draw_overview
-from hookscope.render.overviews.sheet import PAPER, RED
-from hookscope.results.attributions import AttributionMap, Target
+from hookscope.render.attributions import CHECKS, describe_attributions, finding_of
+from hookscope.render.overviews.document import draw_document
+from hookscope.render.overviews.sheet import AMBER, PAPER
+from hookscope.results.attributions import AttributionMap, Attributions, Target
 from hookscope.results.inputs import Photograph, Region
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
@@ -39,32 +40,29 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
     assert finding_of(even, RESULT).endswith("lies in 50% of what the network sees, so it is spread out.")
 
 
-def test_the_sanity_lines_have_every_check_with_its_verdict() -> None:
-    numbers, sentence = (line.plain for line in sanity_lines(RESULT))
-    assert numbers == f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed"
-    assert sentence == (
-        "deletion: blurring the 10% of the picture that the map ranks highest takes the probability from 0.41 to"
-        " 0.06, blurring a random 10% to 0.38; what the map marks matters more: ok"
-    )
-    failed = replace(SANITY[2], value=0.4, passed=False)
-    [line] = sanity_lines(replace(RESULT, sanity=(failed,)))
-    assert line.plain.endswith(
-        "to 0.40, blurring a random 10% to 0.38; what the map marks does not clearly matter more: failed"
-    )
-    assert [*sanity_lines(replace(RESULT, sanity=()))] == []
+def test_every_check_has_its_number_its_verdict_and_its_meaning() -> None:
+    rows = [[column.cell(check) for column in CHECKS] for check in SANITY]
+    assert rows == [
+        [f"weights {RHO} 0.07", SANITY[0].meaning, "ok"],
+        [f"class {RHO} 0.91", SANITY[1].meaning, "failed"],
+        ["deletion: probability 0.41 → 0.06, random places → 0.38", SANITY[2].meaning, "ok"],
+    ]
+    text = " ".join(str(RESULT).split())
+    assert f"class {RHO} 0.91 failed" in text
+    assert "Checks of the maps" not in str(replace(RESULT, sanity=()))
 
 
 def test_it_prints_as_a_finding_and_a_table() -> None:
     text = " ".join(str(RESULT).split())
     assert "cat.jpg, Egyptian cat (softmax 0.40): half of the grad-cam map" in text
     assert "cat.jpg tabby - tiger cat -0.5000 - layer4 4x4 6% upper left" in text
-    assert "left as it is: features.3.act, SiLU is no ReLU" in text
+    assert "Left as it is: features.3.act, SiLU is no ReLU" in text
     assert "layer4 (Sequential, 4x4): last spatial output that reaches the target" in text
 
 
 def test_many_maps_are_folded() -> None:
     many = replace(RESULT, maps=RESULT.maps * 20)
-    assert "… 80 more maps, --full shows all" in str(many)
+    assert "… 80 rows not shown, --full shows all" in str(many)
 
 
 def test_a_notebook_shows_the_overviews() -> None:
@@ -239,6 +237,10 @@ def test_a_photograph_that_is_no_picture_is_refused(tmp_path: Path) -> None:
         hookscope.report(run)
 
 
+def overview(result: Attributions, photograph: Photograph) -> Image.Image:
+    return draw_document(describe_attributions(result, 0, photograph))
+
+
 SHAPES = {"photograph": (300, 451), "panorama": (200, 600), "portrait": (451, 300), "tiny": (3, 5), "strip": (900, 20)}
 
 
@@ -255,7 +257,7 @@ def test_an_overview_is_1200_pixels_wide_and_shows_every_map(shape: tuple[int, i
     height, width = shape
     region = Region(0, 0, height, width, height, width)
     ground = Photograph(np.full((*shape, 3), 128, np.uint8), region)
-    drawn = draw_overview(replace(ONE, maps=maps, sanity=()), 0, ground)
+    drawn = overview(replace(ONE, maps=maps), ground)
     assert drawn.width == 1200
     # The strongest colour stands in each map's upper left cell, and in each colour bar once more.
     pixels = np.asarray(drawn).astype(int)
@@ -270,14 +272,14 @@ def test_text_of_any_kind_fits_into_an_overview() -> None:
     odd = Target("a" * 300 + " \x1b[31m\u202eü", 1e300, None, 0.0)
     record = replace(CAT, name="b" * 400 + ".jpg")
     result = replace(ONE, inputs=(record,), maps=(AttributionMap(0, odd, "c" * 200, corner()),))
-    assert draw_overview(result, 0, photographs(result.inputs, 0)).width == 1200
+    assert overview(result, photographs(result.inputs, 0)).width == 1200
 
 
-def test_an_overview_says_that_weights_are_random_and_what_failed() -> None:
-    plain = draw_overview(replace(ONE, sanity=()), 0, photographs(ONE.inputs, 0))
-    failed = draw_overview(ONE, 0, photographs(ONE.inputs, 0))
+def test_an_overview_says_what_failed() -> None:
+    plain = overview(replace(ONE, warnings=()), photographs(ONE.inputs, 0))
+    failed = overview(ONE, photographs(ONE.inputs, 0))
     assert failed.height > plain.height
-    assert (np.asarray(failed)[plain.height - 30 :] == RED).all(axis=2).any()
+    assert (np.asarray(failed)[plain.height - 30 :] == AMBER).all(axis=2).any()
 
 
 def test_the_page_of_a_result_needs_no_run_directory(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.render.html.attributions import attributions_html
+from hookscope.render.attributions import describe_attributions
+from hookscope.render.html.document import document_html
 from hookscope.results.attributions import Attributions, Target
 from hookscope.results.runs.reading import read_run
 from tests.render.attributed import RESULT
@@ -21,7 +22,9 @@ Open = Callable[..., Opened]
 @pytest.fixture
 def open_page(open_html: Open, tmp_path: Path) -> Open:
     def save_and_open(result: Attributions, **options: object) -> Opened:
-        return open_html(attributions_html(read_run(result.save(tmp_path / "run"))), **options)
+        return open_html(
+            document_html(describe_attributions(result), read_run(result.save(tmp_path / "run"))), **options
+        )
 
     return save_and_open
 
@@ -87,7 +90,7 @@ def test_the_map_lies_on_the_part_that_the_network_saw(open_page: Open) -> None:
 def test_the_checks_say_what_they_mean(open_page: Open) -> None:
     page = open_page(RESULT).page
     rows = page.locator("#belief tbody tr")
-    assert [rows.nth(number).locator("td").first.inner_text() for number in range(3)] == ["ok", "failed", "ok"]
+    assert [rows.nth(number).locator("td").last.inner_text() for number in range(3)] == ["ok", "failed", "ok"]
     assert "deletion: probability 0.41 → 0.06, random places → 0.38" in rows.nth(2).inner_text()
     assert "runner-up class" in page.locator(".warning").nth(1).inner_text()
 

@@ -11,7 +11,8 @@ from PIL import Image
 
 import hookscope
 from hookscope.errors import InputError
-from hookscope.render.html.attributions import attributions_html
+from hookscope.render.attributions import describe_attributions
+from hookscope.render.html.document import document_html
 from hookscope.render.signal_maps import draw_signal_map
 from hookscope.render.volume_maps import draw_volume_map
 from hookscope.results.attributions import AttributionMap, Attributions, Target
@@ -114,8 +115,8 @@ def test_a_run_is_written_read_and_shown(case: str, method: str, tmp_path: Path)
         assert width_of(folder / drawn) == WIDTH
         assert (one.pixels is None) == (other.pixels is None)
         assert other.pixels is None or np.array_equal(one.pixels, other.pixels)
-    page = attributions_html(stored)
-    assert page.count('class="drawn"') == 2
+    page = document_html(describe_attributions(stored.result), stored)
+    assert page.count('<article class="drawn"') == 2
     assert "Over the input" in page
     assert width_of(folder / "overview.png") == 1200
     assert result._repr_html_().count("<img") == 2

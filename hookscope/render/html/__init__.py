@@ -14,9 +14,10 @@ from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
 from hookscope.render.html.layers import Layer, columns_of, findings_of, layers_of, tree_of
-from hookscope.render.html.page import making_facts, model_facts, render_page
+from hookscope.render.html.page import making_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
 from hookscope.render.html.token_norms import token_maps, token_norms
+from hookscope.render.run_facts import making_of, model_facts
 from hookscope.render.terminal import no_findings
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
@@ -54,7 +55,7 @@ def report_html(run: InspectionRun) -> str:
         remarks.append(f"{counted(left_out, 'grid')} did not fit and are in the run's folder only.")
     columns = columns_of(layers, has_gradients=bool(run.gradients), has_cost=has_cost)
     inputs = _inputs(run)
-    patterns = " ".join(run.record.patterns) or "those that own parameters, and leaves"
+    layers_shown = [] if run.record.patterns else [("Layers", "those that own parameters, and leaves")]
     return render_page(
         "report.html",
         {
@@ -71,7 +72,7 @@ def report_html(run: InspectionRun) -> str:
         result=run.result,
         title=_title(run),
         facts=_facts(run),
-        making=making_facts(run.record, run.result, [("Layers", patterns)]),
+        making=making_facts(run.record, [*layers_shown, *making_of(run.result)]),
         remarks=remarks,
         strips=_strips(run, layers),
         tokens=token_norms(run),

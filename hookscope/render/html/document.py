@@ -19,16 +19,18 @@ from hookscope.render.document import (
     Findings,
     HeatMaps,
     Part,
+    PhotographMaps,
     RowDetails,
     StepChart,
     StepCharts,
     Table,
 )
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_steps
-from hookscope.render.html.page import PageTable, page_table, render_page
+from hookscope.render.html.over_photograph import shown_maps
+from hookscope.render.html.page import PageTable, making_facts, page_table, render_page
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
-from hookscope.results.runs.record import RunRecord
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import counted, safe_text
 
 # A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
@@ -44,8 +46,8 @@ _MOST_PLACES = 400  # of a finding
 _PALETTE = "viridis"
 
 
-def document_html(document: Document, record: RunRecord | None = None) -> str:
-    """Return the page of a document; `record` is that of the run, if it is from one."""
+def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
+    """Return the page of a document of a run, which has its pictures; an InputError is raised if one is missing."""
     maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
     links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
 
@@ -60,9 +62,9 @@ def document_html(document: Document, record: RunRecord | None = None) -> str:
         {
             "href": href,
             "kind": lambda part: type(part).__name__,
-            "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part),
+            "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part, run),
         },
-        scripts=("fragment.js", "plots.js", "training.js"),
+        scripts=("fragment.js", "plots.js", "training.js", "over_photograph.js", "attention.js"),
         title=document.page_title,
         document=document,
         maps=maps.values(),
@@ -71,19 +73,12 @@ def document_html(document: Document, record: RunRecord | None = None) -> str:
         most_places=_MOST_PLACES,
         frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
-        making=_making(document, record),
+        unusable=run.record.unusable_inputs if run else (),
+        making=making_facts(run.record, document.making) if run else document.making,
     )
 
 
-def _making(document: Document, record: RunRecord | None) -> list[tuple[str, str]]:
-    if record is None:
-        return [*document.making]
-    command = [("Command", record.command)] if record.command else []
-    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    return [*command, *document.making, ("Versions", versions), ("Platform", record.platform)]
-
-
-def _shown(part: Part) -> Any:
+def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
     """Return what the template of a part draws."""
     if isinstance(part, Findings):
         shown = part.findings[:_MOST_FINDINGS]
@@ -92,6 +87,8 @@ def _shown(part: Part) -> Any:
         return _figures(part)
     if isinstance(part, Table):
         return _page_table(part)
+    if isinstance(part, PhotographMaps) and run is not None:
+        return shown_maps(part, run)
     return None
 
 
@@ -101,7 +98,7 @@ def _page_table(table: Table) -> PageTable:
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
-    axis = StepAxis(part.low, part.high)
+    axis = StepAxis(part.low, part.high, part.unit)
     drawn = [_figure(part, chart, axis) for chart in part.charts]
     return {
         "figures": [figure for figure in drawn if figure is not None],

@@ -215,6 +215,7 @@ class StepAxis:
 
     low: int
     high: int
+    unit: str = "step"
     most: int = 900
 
     @property
@@ -227,10 +228,11 @@ class StepAxis:
         return _across(self.high - self.low + 1)(step - self.low)
 
     def names(self) -> list[tuple[float, str]]:
-        """Return round steps, with where they are, as far as their numbers fit; the first is called "step"."""
+        """Return round steps, with where they are, as far as their numbers fit; the first has the unit."""
         numbers = round_steps(self.low, self.high, 8)
         names = [
-            (self.across(step), f"step {step:,}" if not place else f"{step:,}") for place, step in enumerate(numbers)
+            (self.across(step), f"{self.unit} {step:,}" if not place else f"{step:,}")
+            for place, step in enumerate(numbers)
         ]
         return [(left, text) for left, text in names if left + _width(text) <= WIDTH]
 
@@ -266,7 +268,7 @@ def over_steps(
         shapes.append((style, _line(axis.across, kept_runs(column, steps, drawn), vertical)))
     return Figure(
         title,
-        f"{title} over steps {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
+        f"{title} over {axis.unit}s {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
         f"{figure(float(finite.max()), 4)}. The text above it gives the numbers at the pointer.",
         _step_labels(axis, column, steps, lines),
         shapes,
@@ -287,7 +289,7 @@ def _step_labels(
     for start, end in zip(starts, [*starts[1:], column.size], strict=True):
         first, last = steps[start], steps[end - 1]
         words = [f"{meaning} {_extent(values[start:end])}" for _, meaning, values in lines]
-        name = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        name = f"{axis.unit} {first:,}" if first == last else f"{axis.unit}s {first:,} to {last:,}"
         labels[column[start]] = f"{name}: {', '.join(words)}"
     return labels
 

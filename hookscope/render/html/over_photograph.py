@@ -1,42 +1,103 @@
-"""Maps over the photographs of a run, as the pages of `attribute` and `attention` show them."""
+"""Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
+import base64
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.render.document import InputMap, MappedInput, PhotographMaps
 from hookscope.render.html.pictures import BUDGET, png_uri, thumbnail_uri
-from hookscope.render.overlays import ColourScale, bar
+from hookscope.render.overlays import ColourScale, bar, colour_scale, tint, tint_colours
+from hookscope.results.attention import PatchWeights
 from hookscope.results.inputs import InputRecord, Region
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import are, counted, input_shape_text
 
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
 _TINT_SIDE = 480
+_DRAWN_SIDE = 1600  # of a map that is no picture's
 
 Shown = dict[str, Any]
 
 
-def inputs_that_fit(count: int, show: Callable[[int], Shown]) -> tuple[list[Shown], list[str]]:
-    """Return the first of so many inputs, as many as fit into one page, and a remark on the others.
+def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
+    """Return what the template needs of the first inputs, as many as fit into one page, and a remark on the others.
 
-    Args:
-        count: Of the inputs.
-        show: Returns what the template needs of an input, with its `maps`.
+    An InputError is raised if a picture is missing, or is none.
     """
+    inputs = inputs_that_fit(_shown_input(mapped, run) for mapped in part.inputs)
+    left = len(part.inputs) - len(inputs)
+    remark = f"{counted(left, 'input')} did not fit and {are(left)} in the run's folder." if left else ""
+    return {"inputs": inputs, "remark": remark, "palette": base64.b64encode(tint_colours().tobytes()).decode("ascii")}
+
+
+def inputs_that_fit(shown: Iterable[Shown]) -> list[Shown]:
+    """Return the first inputs with their maps, as many as fit into one page."""
     inputs: list[Shown] = []
     room = BUDGET
-    for index in range(count):
-        shown = show(index)
-        room -= sum(len(each["uri"]) for each in (shown, *shown["maps"]))
-        room -= sum(len(each["weights"]) for each in shown.get("patches", ()))
+    for each in shown:
+        room -= sum(len(picture["uri"]) for picture in (each, *each["maps"]))
+        room -= sum(len(patches["weights"]) for patches in each.get("patches", ()))
         if room < 0 and inputs:
             break
-        inputs.append(shown)
-    left = count - len(inputs)
-    return inputs, [f"{counted(left, 'input')} did not fit and {are(left)} in the run's folder."] if left else []
+        inputs.append(each)
+    return inputs
+
+
+def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
+    picture = run.record.pictures[mapped.number]
+    photograph = shown_photograph(mapped.number, mapped.record, picture, run.read_picture(picture.photograph))
+    maps = mapped.maps()
+    return {
+        **photograph,
+        "remark": mapped.remark or picture.remark,
+        "lies_over": all(each.draw is None for each in maps),
+        "maps": [_shown_map(each, picture.region, run) for each in maps],
+        "patches": [_shown_patches(patches, picture.region) for patches in mapped.patches],
+    }
+
+
+def _shown_map(each: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
+    if each.draw is None:
+        uri = png_uri(Image.fromarray(tint(each.map, tinted_region(region))))
+    else:
+        drawn = run.record.overlays[each.number]
+        uri = thumbnail_uri(run.read_picture(drawn), drawn, _DRAWN_SIDE)
+    return {"title": each.title, "where": each.where, "facts": each.facts, "uri": uri, **legend(colour_scale(each.map))}
+
+
+def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
+    """Return the maps of all patches for the script: 255ths of their largest weight, and where the cells lie."""
+    levels, tops = quantised(patches.values)
+    top, left, bottom, right = patches.extent
+    tall, wide = region.bottom - region.top, region.right - region.left
+    return {
+        "block": patches.block,
+        "rows": patches.query_grid[0],
+        "columns": patches.query_grid[1],
+        "height": patches.values.shape[1],
+        "width": patches.values.shape[2],
+        "x": region.left + left * wide,
+        "y": region.top + top * tall,
+        "across": (right - left) * wide,
+        "down": (bottom - top) * tall,
+        "weights": base64.b64encode(levels.tobytes()).decode("ascii"),
+        "tops": " ".join(f"{each:.4g}" for each in tops),
+    }
+
+
+def quantised(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return maps (n, h, w) in 255ths of the largest value of each, and those values (n,); NaN counts as 0."""
+    finite = np.where(np.isfinite(values), values, np.float32(0)).clip(0)
+    tops = finite.reshape(len(finite), -1).max(1)
+    scale = np.where(tops > 0, tops, 1)[:, None, None]
+    return np.rint(finite / scale * 255).astype(np.uint8), tops
 
 
 def shown_photograph(number: int, record: InputRecord, picture: StoredPicture, png: bytes) -> Shown:

@@ -9,19 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import PurePath
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import Column, integer_text, number_text, rate_text, telling
-from hookscope.render.terminal import model_words
-from hookscope.results.activations import Activations
-from hookscope.results.attention import Attention
-from hookscope.results.attributions import Attributions
-from hookscope.results.gradients import Gradients
-from hookscope.results.network import ModelInfo
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
 from hookscope.text import counted, safe_text, shape_text
@@ -84,25 +77,12 @@ def page_table(
     return PageTable(title, [column for column, _ in told], cells, notable or [False] * len(rows), remark)
 
 
-def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
-    """Return which network it is: term, words, and whether they call for a look."""
-    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
-    return [
-        ("Model", model_words(model, *arguments), False),
-        ("Parameters", f"{model.parameter_count:,}", False),
-        ("Weights", model.weights, model.random),
-    ]
-
-
-def making_facts(
-    record: RunRecord, result: Activations | Gradients | Attributions | Attention, asked: Sequence[tuple[str, str]]
-) -> list[tuple[str, str]]:
-    """Return what is needed to reproduce a run: term and words, set as code; `asked` after the command."""
+def making_facts(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what is needed to reproduce a run: term and words, set as code; `making` after what the record has."""
+    command = [("Command", record.command)] if record.command else []
+    layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    made = [("Command", record.command), *asked]
-    made += [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
-    made += [(f"SHA-256 of {PurePath(each.name).name}", each.sha256) for each in result.inputs[:8] if each.sha256]
-    return [*made, ("Seed", str(result.seed)), ("Versions", versions), ("Platform", record.platform)]
+    return [*command, *layers, *making, ("Versions", versions), ("Platform", record.platform)]
 
 
 def _visible(value: Any) -> Any:

@@ -11,8 +11,9 @@ from PIL import Image
 from hookscope.errors import InputError
 from hookscope.render.columns import Column, percent_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic, shares
-from hookscope.render.html.page import model_facts, page_table, render_page
+from hookscope.render.html.page import page_table, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
+from hookscope.render.run_facts import model_facts
 from hookscope.render.survey_columns import CHANNELS, FLOAT16, LAYERS
 from hookscope.render.survey_failures import (
     failure_heading,

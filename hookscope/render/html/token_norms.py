@@ -21,7 +21,7 @@ _NO_PICTURE = (205, 205, 205)
 def token_norms(run: InspectionRun) -> list[dict[str, Any]]:
     """Return what the template needs of each input with maps of its tokens; an InputError as for other pictures."""
     drawn = sorted({each.input_index for each in token_maps(run)})
-    return inputs_that_fit(len(drawn), lambda place: _shown_input(run, drawn[place]))[0]
+    return inputs_that_fit(_shown_input(run, index) for index in drawn)
 
 
 def token_maps(run: InspectionRun) -> tuple[TokenMap, ...]:

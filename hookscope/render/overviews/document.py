@@ -7,10 +7,21 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text, percent_text
-from hookscope.render.document import Document, Findings, HeatMaps, Level, Part, StepChart, StepCharts
+from hookscope.render.document import (
+    Document,
+    Findings,
+    HeatMaps,
+    Level,
+    Part,
+    PhotographMaps,
+    SmallMaps,
+    StepChart,
+    StepCharts,
+)
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.over_photograph import map_blocks
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -32,11 +43,13 @@ from hookscope.render.overviews.sheet import (
     text_block,
     write,
 )
+from hookscope.render.overviews.small_maps import small_maps
 from hookscope.render.palettes import colour_levels
 from hookscope.render.training_steps import HeatMap, columns_of, kept_runs, round_steps
 from hookscope.text import counted
 
 _MOST_FINDINGS = 8
+_MOST_WARNINGS = 6
 _MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
@@ -47,7 +60,7 @@ _ROW = 17
 
 _LEVELS = 255
 _NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
-_COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "": INK}
+_COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
 
 
 def draw_document(document: Document) -> Image.Image:
@@ -55,9 +68,15 @@ def draw_document(document: Document) -> Image.Image:
     headline, *sentences = document.answer
     answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
     answer += [(sentence, TEXT, INK) for sentence in sentences]
-    heading = [(document.title, TITLE, INK), (document.subtitle, SMALL, DIM)]
+    heading: list[Line] = [(document.title, TITLE, INK), (document.subtitle, SMALL, DIM)]
+    heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
     blocks = [block for part in document.parts for block in _blocks(part)]
-    return draw_sheet([text_block(heading), text_block(answer), *blocks])
+    return draw_sheet([text_block(heading), text_block(answer), *blocks, _warnings(document)])
+
+
+def _warnings(document: Document) -> Block:
+    lines = [f"{name}: {warning}" if name else warning for name, warning in document.warnings]
+    return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
 
 
 def _blocks(part: Part) -> list[Block]:
@@ -70,6 +89,10 @@ def _blocks(part: Part) -> list[Block]:
         maps = [heat for heat in part.maps(_MOST_ROWS, INNER - _NAMES) if not part.drawn or heat.key in part.drawn]
         maps = [heat for heat in maps if heat.values.any()]
         return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
+    if isinstance(part, PhotographMaps):
+        return [block for mapped in part.inputs for block in map_blocks(mapped)]
+    if isinstance(part, SmallMaps):
+        return [small_maps(part)]
     return []
 
 

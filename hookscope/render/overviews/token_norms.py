@@ -8,10 +8,24 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text
 from hookscope.render.lettering import font, line_height
-from hookscope.render.overlays import ColourScale, bar, colour_scale, overlay, seen_part, shrunk
+from hookscope.render.overlays import ColourScale, bar, colour_scale, shrunk
 from hookscope.render.overviews.activations import model_line
-from hookscope.render.overviews.over_photograph import BAR, Cell, input_cell, outline, put_together
-from hookscope.render.overviews.sheet import DIM, GAP, INK, INNER, NAME, PAPER, RED, SMALL, TEXT, TITLE, Line
+from hookscope.render.overviews.over_photograph import BAR, Cell, cell_row, input_cell, map_pixels
+from hookscope.render.overviews.sheet import (
+    DIM,
+    GAP,
+    INK,
+    INNER,
+    NAME,
+    PAPER,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Line,
+    draw_sheet,
+    text_block,
+)
 from hookscope.results.activations import Activations
 from hookscope.results.inputs import Photograph
 from hookscope.results.token_norms import DEVIATIONS, LEAST_RATIO, TokenMap
@@ -25,7 +39,7 @@ _STEP = 34
 
 def draw_token_norms(result: Activations, photographs: Sequence[Photograph]) -> Image.Image:
     """Draw the norms of a run's tokens, 1,200 pixels wide; `photographs` are those of the first inputs."""
-    rows: list[list[Cell | None]] = []
+    rows: list[list[Cell]] = []
     footing: list[Line] = []
     for index, photograph in enumerate(photographs):
         maps = [each for each in result.token_maps if each.input_index == index]
@@ -33,7 +47,7 @@ def draw_token_norms(result: Activations, photographs: Sequence[Photograph]) -> 
             continue
         small = _fitted(photograph)
         cells = [input_cell(result.inputs[index], small), *(_map_cell(each, small) for each in maps)]
-        rows += [[*cells[start : start + _COLUMNS]] for start in range(0, len(cells), _COLUMNS)]
+        rows += [cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)]
         footing += [(photograph.remark, TEXT, DIM)] if photograph.remark else []
     limit = f"{LEAST_RATIO:.0f} times the median and {DEVIATIONS:.0f} robust standard deviations above it"
     heading: list[Line] = [
@@ -41,7 +55,7 @@ def draw_token_norms(result: Activations, photographs: Sequence[Photograph]) -> 
         model_line(result.model, "L2 norm over channels", "each map has its own scale, from 0"),
         (f"high: beyond {limit}", TEXT, DIM),
     ]
-    return put_together(heading, rows, _COLUMNS, footing)
+    return draw_sheet([text_block(heading), *(cell_row(row, _COLUMNS) for row in rows), text_block(footing)])
 
 
 def _fitted(photograph: Photograph) -> Photograph:
@@ -53,9 +67,7 @@ def _fitted(photograph: Photograph) -> Photograph:
 
 def _map_cell(each: TokenMap, photograph: Photograph) -> Cell:
     scale = colour_scale(each)
-    pixels = overlay(photograph, each)
-    if (rows_columns := seen_part(photograph.region)) != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
-        outline(pixels, *rows_columns)
+    pixels = map_pixels(each, photograph)
     high = each.high
     longest = "; ".join([*high[:2], *([f"{len(high) - 2} more"] if len(high) > 2 else [])])
     words = f"{len(high)} of {len(each.norms)} high: {longest}" if high else "no token is high"

@@ -2,9 +2,9 @@
 // A click, or the arrow keys, picks a patch of the photograph and shows its map.
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-const palette = bytes(document.querySelector("#looks").dataset.palette); // 256 colours with opacity
 
 for (const look of document.querySelectorAll(".look:has(.patch-frame)")) {
+  const palette = bytes(look.closest("[data-palette]").dataset.palette); // 256 colours with opacity
   const slider = look.querySelector(".opacity");
   const radios = [...look.querySelectorAll('input[type="radio"]')];
   const svg = look.querySelector("svg.photograph");
