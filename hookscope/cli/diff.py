@@ -88,7 +88,7 @@ def _write_for_ci(
     result: "Differences", option: options.Diff, chosen: str, summary: Path | None
 ) -> list[HookscopeError]:
     """Write the conditions for CI; return what could not be written."""
-    from hookscope.render.differences_text import differences_as_check
+    from hookscope.render.differences import differences_as_check
     from hookscope.render.github import checks_to_markdown
 
     checked = [differences_as_check(result, tuple(option.fail_over))]
