@@ -586,12 +586,10 @@ def report(
     """
     from hookscope.render.conversion import DESCRIPTIONS
     from hookscope.render.html import report_html
-    from hookscope.render.html.differences import differences_html
     from hookscope.render.html.document import document_html
     from hookscope.render.html.survey import survey_html
     from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
-    from hookscope.results.differences import Differences
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.runs.training_log import is_training, read_training
@@ -615,13 +613,13 @@ def report(
             save_training_overview(log, Path(run))
         return report(log, target)
     pages: Mapping[type, Callable[[Any], str]] = {
-        Differences: differences_html,
         Survey: survey_html,
     }
     stored = read_run(Path(run))
     describe = DESCRIPTIONS.get(type(stored.result))
     page = pages.get(type(stored.result), report_html)
-    write_report(target, page(stored) if describe is None else document_html(describe(stored.result), stored))
+    text = page(stored) if describe is None else document_html(describe(stored.result, stored.record), stored)
+    write_report(target, text)
     return target
 
 

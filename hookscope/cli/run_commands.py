@@ -197,7 +197,7 @@ def diff(
     hookscope diff hookscope-runs/before hookscope-runs/after
     """
     from hookscope import commands
-    from hookscope.render.differences_text import differences_as_check
+    from hookscope.render.differences import differences_as_check
 
     images = images or []
     has_inputs = bool(images or option.input or option.input_shape)

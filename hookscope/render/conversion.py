@@ -18,7 +18,7 @@ from hookscope.render.columns import Column, machine_columns
 from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import TENSORS, contents_report
 from hookscope.render.difference_columns import difference_columns
-from hookscope.render.differences_text import differences_summary
+from hookscope.render.differences import describe_differences
 from hookscope.render.document import Document
 from hookscope.render.document_text import document_text
 from hookscope.render.history import describe_history
@@ -37,6 +37,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
 from hookscope.results.json_form import to_document
 from hookscope.results.network import ModuleTable
+from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import Survey
 
 Result = (
@@ -76,7 +77,7 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
     if describe := DESCRIPTIONS.get(type(result)):
-        return Group(*document_text(describe(result), width=width, full=full))
+        return Group(*document_text(describe(result, None), width=width, full=full))
     if isinstance(result, CheckReport):
         return check_report([result], width)
     if isinstance(result, CheckpointContents):
@@ -121,16 +122,17 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
     yield gradient_tables.loss_lines(result.loss, result.verification)
 
 
-DESCRIPTIONS: Mapping[type, Callable[[Any], Document]] = {
-    Attention: describe_attention,
-    Attributions: describe_attributions,
-    History: describe_history,
+DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
+    Attention: lambda attention, _: describe_attention(attention),
+    Attributions: lambda attributions, _: describe_attributions(attributions),
+    Differences: describe_differences,
+    History: lambda history, _: describe_history(history),
 }
+"""What describes a result; from a run, with its record, which has the paths of its pictures."""
 
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Activations: _activations,
     Gradients: _gradients,
-    Differences: differences_summary,
     Survey: survey_summary,
 }
 

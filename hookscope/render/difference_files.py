@@ -6,7 +6,8 @@ from pathlib import Path
 from hookscope.errors import UsageError
 from hookscope.render import grids
 from hookscope.render.difference_columns import WEIGHTS, difference_columns, rows_with_those_alone
-from hookscope.render.overviews.differences import draw_differences
+from hookscope.render.differences import describe_differences
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.tables import csv_text
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
@@ -29,7 +30,7 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
     if provenance is None:
         raise UsageError("This comparison was not made of a run, so it cannot be saved as one.")
     with new_run(Path(path), numbered=numbered) as run:
-        draw_differences(result).save(run.path / OVERVIEW, compress_level=6)
+        draw_document(describe_differences(result)).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, result)
         names = [*_write_tables(run.path, result), *write_result(run.path, result)]
         folder = run.finish(record_of("diff", command, provenance, overview=OVERVIEW, grids=tuple(drawn)))

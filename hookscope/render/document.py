@@ -4,8 +4,8 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image
 
 from hookscope.render.columns import Column
 from hookscope.render.training_steps import Floats, HeatMap
+from hookscope.results.activations import MapSummary
 from hookscope.results.attention import PatchWeights
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.inputs import InputRecord, Photograph
@@ -64,15 +65,27 @@ class Table:
 
     Attributes:
         levels: The level of each row; empty for none.
+        kept: Whether each row is of interest; empty for all. A terminal prints the others in full only, a page never.
         is_extra: Whether a terminal shows it in full only.
+        all_in: The file that has all rows.
     """
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Any]
     levels: Sequence[Level] = ()
+    kept: Sequence[bool] = ()
     remark: str = ""
     is_extra: bool = False
+    all_in: str = ""
+
+    def of_interest(self) -> "Table":
+        """Return the table with the rows that are kept."""
+        places = [place for place, is_kept in enumerate(self.kept) if is_kept]
+        if len(places) == len(self.kept):
+            return self
+        levels = [self.levels[place] for place in places] if self.levels else ()
+        return replace(self, rows=[self.rows[place] for place in places], levels=levels, kept=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +116,43 @@ class StepCharts:
     high: int
     charts: Sequence[StepChart]
     unit: str = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values by layer, None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: Literal["blue", "grey", "orange", "red"] = "blue"
+    shape: Literal["line", "area", "dots"] = "line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthChart:
+    """Values over the depth of a network.
+
+    Attributes:
+        labels: The names of the layers, or of the tensors, in order.
+        series: From back to front. On a logarithmic axis, 0 is left out.
+        axis: "percent" for shares, 0-1.
+        marks: A meaning, its level, and whether each layer has the mark, at the foot.
+        ground: A meaning, and whether each layer is pointed at.
+        letters: What stands above a layer in a picture, with its position.
+    """
+
+    title: str
+    labels: Sequence[str]
+    series: Sequence[Series]
+    axis: Literal["log", "percent"] = "log"
+    marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
+    ground: tuple[str, Sequence[bool]] = ("", ())
+    letters: Sequence[tuple[str, int]] = ()
+
+    @property
+    def shown(self) -> list[Series]:
+        """The series with a value other than 0."""
+        return [series for series in self.series if any(series.values)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +262,66 @@ class SmallMaps:
     rows: Sequence[MapRow]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Maps:
+    """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
+
+    Attributes:
+        summaries: Returns the maps, two of each layer.
+        letters: By row, what stands before the name of the layer and above its place in a `DepthChart`.
+        names: What stands above the two maps.
+        sequences: The rows whose maps show a sequence, a channel in each line.
+        legend: What colours mean.
+    """
+
+    summaries: Callable[[], Sequence[MapSummary]]
+    letters: Mapping[int, str]
+    names: tuple[str, str]
+    sequences: Collection[int] = ()
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture of the run, on the page only.
+
+    Attributes:
+        name: The layer or the input that it shows.
+        caption: What it shows, in words.
+        file: The file in the run directory.
+        is_open: Whether it is seen at once.
+    """
+
+    name: str
+    remark: str = ""
+    caption: str
+    file: str
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures of the run under each other; `legend` has what they show."""
+
+    legend: str
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Lines of one kind, of which most readers need the first few.
+
+    Attributes:
+        all_in: The file that has all lines.
+        is_drawn: Whether a picture has the first lines.
+    """
+
+    title: str
+    lines: Sequence[str]
+    all_in: str
+    is_drawn: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Sentences, each a paragraph of the page."""
@@ -219,7 +329,19 @@ class Text:
     sentences: Sequence[str]
 
 
-Part = Findings | Table | StepCharts | HeatMaps | PhotographMaps | SmallMaps | Text
+Part = (
+    Findings
+    | Table
+    | StepCharts
+    | DepthChart
+    | HeatMaps
+    | PhotographMaps
+    | SmallMaps
+    | Maps
+    | Pictures
+    | Listing
+    | Text
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +367,8 @@ class Document:
         title: What it is about; the picture has `subtitle` below it.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is that of the headline.
+        input: Returns an input at most so many pixels wide and high, beside the answer of a picture; None for no
+            picture.
         warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
         making: Term and words of what is needed to reproduce it, beside what `RunRecord` holds.
@@ -252,11 +376,12 @@ class Document:
     """
 
     title: str
-    subtitle: str
+    subtitle: str = ""
     page_title: str
     about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
     level: Level
+    input: Callable[[int, int], Image.Image | None] | None = None
     warnings: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     facts: Facts = ()

@@ -193,6 +193,7 @@ def _files_table(result: History) -> Table:
             "fail" if file.status == "unreadable" else "dim" if file.status == "skipped" else levels.get(file.index, "")
             for file in result.files
         ],
+        all_in="files.csv",
     )
 
 
@@ -200,7 +201,9 @@ def _layers_table(result: History) -> Iterator[Table]:
     if rows := layer_rows(result):
         about = [verdicts_on(layer, result) for layer, _ in rows]
         levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
-        yield Table(title="Parameters by layer", columns=layer_columns(result), rows=rows, levels=levels)
+        yield Table(
+            title="Parameters by layer", columns=layer_columns(result), rows=rows, levels=levels, all_in="weights.csv"
+        )
 
 
 def _classes_table(result: History) -> Iterator[Table]:
@@ -209,7 +212,9 @@ def _classes_table(result: History) -> Iterator[Table]:
         inputs = enumerate(result.inputs[:_MOST_POINTS])
         best = [Column("", record.name, shown=partial(_best_class, at), words=True) for at, record in inputs]
         label = Column("label", "file", rank=0, words=True)
-        yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
+        yield Table(
+            title="Best class of each input", columns=[label, *best], rows=files, is_extra=True, all_in="result.json"
+        )
 
 
 def _best_class(at: int, file: HistoryFile) -> str:

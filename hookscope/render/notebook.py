@@ -21,7 +21,6 @@ from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.checks import draw_check
-from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.overviews.document import draw_document
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
@@ -70,7 +69,10 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
         yield from _overviews_by_input(result)
     elif isinstance(result, Differences):
         text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
-        yield _picture(encode_png(draw_differences(result)), f"{text}. The table has the numbers.")
+        yield _picture(
+            encode_png(draw_document(conversion.DESCRIPTIONS[type(result)](result, None))),
+            f"{text}. The table has the numbers.",
+        )
     elif isinstance(result, CheckReport) and result.overview_parts is not None:
         yield _picture(
             encode_png(draw_check(result)), f"Overview of the check of {result.checkpoint}. The text has it in words."

@@ -16,7 +16,10 @@ from PIL import Image
 
 from hookscope.render.columns import scale_text
 from hookscope.render.palettes import colour_levels
+from hookscope.results.activations import Activations
 from hookscope.results.concentration import PlacedMap
+from hookscope.results.differences import Differences
+from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import Photograph, Region
 
 # By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
@@ -122,6 +125,23 @@ def outside_dimmed(photograph: Photograph) -> NDArray[np.uint8]:
         result[part] = (pale + 0.5).astype(np.uint8)[..., None]
     result[rows, columns] = photograph.pixels[rows, columns]
     return result
+
+
+def input_picture(
+    result: Activations | Gradients | Differences, index: int, width: int, height: int
+) -> Image.Image | None:
+    """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
+    provenance, record = result.provenance, result.inputs[index]
+    pixels = None if provenance is None else provenance.pictures.get(record)
+    if pixels is None and record.region is not None and provenance is not None and provenance.photographs is not None:
+        photograph = provenance.photographs(result.inputs, index)
+        pixels = photograph.pixels[seen_part(photograph.region)] if not photograph.remark else None
+    if pixels is None or not pixels.size:
+        return None
+    picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
+    ratio = min(width / picture.width, height / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def tint(each: PlacedMap, region: Region) -> NDArray[np.uint8]:

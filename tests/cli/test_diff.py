@@ -119,7 +119,7 @@ def test_gradients_are_compared_too(run: Run, tmp_path: Path) -> None:
     ended = run("diff", "pair.py:net", "same", "picture.npy", "--edit-b", "relu:output:scale(2)", *options)
     assert ended.code == 1
     assert "8 of 8 gradients differ" in ended.stdout
-    assert "beyond conv.weight:rel>1e-3: conv.weight grad" in ended.stdout
+    assert "FAIL conv.weight:rel>1e-3: conv.weight grad is beyond" in ended.stdout
     rows = list(csv.DictReader((tmp_path / "o" / "gradients.csv").read_text("utf-8").splitlines()))
     assert [row["label"] for row in rows][:2] == ["conv grad_output", "relu grad_output"]
     assert len(rows) == 8
@@ -132,7 +132,7 @@ def test_a_condition_that_holds_fails_the_command_and_is_written_for_ci(run: Run
     arguments = ("--model-arg", "scale=1", "--dtype-b", "bfloat16", "--fail-over", "rel>1e-4", "--fail-over", "top1<1")
     ended = run("diff", "pair.py:net", "same", "picture.npy", *arguments, "--junit", "j.xml", "--format", "github")
     assert ended.code == 1
-    assert "beyond rel>1e-4: fc" in ended.stdout
+    assert "FAIL rel>1e-4: fc is beyond" in ended.stdout
     assert "::error" in ended.stdout
     tests = {each.get("name"): each for each in fromstring((tmp_path / "j.xml").read_text("utf-8")).iter("testcase")}
     assert tests["rel>1e-4"].find("failure") is not None

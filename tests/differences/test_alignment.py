@@ -14,7 +14,7 @@ import hookscope
 from hookscope.differences.alignment import Call, align, match_names
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.models.construction import seeded
-from hookscope.render.differences_text import answer
+from hookscope.render.differences import answer
 
 
 def call(name: str, kind: str, *shape: int, index: int = 0) -> Call:

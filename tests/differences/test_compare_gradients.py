@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
-from hookscope.render.differences_text import answer
-from hookscope.render.weights_text import gradients_answer
+from hookscope.render.differences import answer, gradients_answer
 from tests.differences.test_compare_networks import Picky, numpys, small
 from tests.differences.test_compare_networks import pictures as small_pictures
 from tests.differences.test_planted_faults import NETWORKS, seeded

@@ -27,7 +27,7 @@ from torchvision.models import VisionTransformer
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.render.columns import number_text
-from hookscope.render.differences_text import answer
+from hookscope.render.differences import answer
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.reading import read_run
 from tests.networks import BY_HAND, batch_of

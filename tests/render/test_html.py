@@ -1,7 +1,8 @@
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.inputs.preprocessing import thumbnails
+from hookscope.render.document import DepthChart, Series
 from hookscope.render.html import report_html
-from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic, shares
+from hookscope.render.html.figures import HEIGHT, Figure, bars, distributions, over_depth
 from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, shrink_all
 from hookscope.results.activations import Activations
@@ -233,8 +235,14 @@ def test_tiles_outside_the_picture_are_refused() -> None:
 # --- plots
 
 
+def plot(values: Sequence[float | None], axis: Literal["log", "percent"] = "log") -> Figure | None:
+    shape: Literal["line", "area"] = "line" if axis == "log" else "area"
+    labels = [*"abcdef"][: len(values)]
+    return over_depth(DepthChart(title="g", labels=labels, series=[Series("m", values, shape=shape)], axis=axis))
+
+
 def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
-    figure = logarithmic("g", ["a", "b", "c"], ["a", "b", "c"], [("m", [1.0, 100.0, 10000.0])], [False] * 3, "none")
+    figure = plot([1.0, 100.0, 10000.0])
     assert figure is not None
     heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0][1])[1:]]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.11)
@@ -242,20 +250,20 @@ def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
 
 
 def test_a_gap_breaks_the_line_and_a_lone_point_is_a_plus_sign() -> None:
-    figure = logarithmic("g", list("abcd"), list("abcd"), [("m", [1.0, 2.0, None, 3.0])], [False] * 4, "none")
+    figure = plot([1.0, 2.0, None, 3.0])
     assert figure is not None
     assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0][1])
-    assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
+    assert plot([0.0]) is None
 
 
 def test_shares_are_bars_from_zero_whatever_their_neighbours() -> None:
-    figure = shares("Dead channels", list("abcde"), "dead", [0.0, 0.1, None, 0.2, 0.0])
+    figure = plot([0.0, 0.1, None, 0.2, 0.0], "percent")
     assert figure is not None
     assert [text for _, text in figure.ticks] == ["0%", "10%", "20%"]
     [(_, path)] = figure.shapes
     tops = [float(each) for each in re.findall(r"V([\d.]+)", path)]
     assert tops == [height for height, text in figure.ticks if text != "0%"]
-    assert shares("Dead channels", list("ab"), "dead", [0.0, None]) is None
+    assert plot([0.0, None], "percent") is None
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-8, 1.0, 1e8, 1e300])
@@ -278,7 +286,7 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     ],
 )
 def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected: list[str]) -> None:
-    figure = logarithmic("g", list("ab"), list("ab"), [("m", [low, high])], [False] * 2, "none")
+    figure = plot([low, high])
     assert figure is not None
     words = [text for _, text in figure.ticks]
     assert [each for each in words if each in expected] == expected
@@ -315,9 +323,9 @@ def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None
 def test_marks_stand_where_something_is_flagged() -> None:
     figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
     assert figure is not None
-    assert len(figure.marks) == 1
+    [(_, meaning, places)] = figure.marks
     path = figure.shapes[-1][1]
-    assert figure.marks[0] == float(path.split("L")[1].split()[0])
+    assert (meaning, [*places]) == ("flagged", [float(path.split("L")[1].split()[0])])
 
 
 # --- layers

@@ -17,7 +17,11 @@ from torch import nn
 
 import hookscope
 from hookscope.render.axes import block_names, tail_of, within_blocks
-from hookscope.render.html.figures import logarithmic
+from hookscope.render.difference_maps import summarised
+from hookscope.render.differences import describe_differences
+from hookscope.render.document import DepthChart
+from hookscope.render.document import Series as DepthSeries
+from hookscope.render.html.figures import over_depth
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews import maps as maps_module
 from hookscope.render.overviews.activations import depth_blocks, draw_activations
@@ -31,7 +35,7 @@ from hookscope.render.overviews.charts import (
     Series,
 )
 from hookscope.render.overviews.checks import draw_check
-from hookscope.render.overviews.differences import draw_differences, summarised
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
 from hookscope.render.overviews.sheet import (
@@ -50,6 +54,7 @@ from hookscope.render.overviews.sheet import (
 from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import OverviewParts
+from hookscope.results.differences import Differences
 from hookscope.results.training import TrainingLog, WatchedParameter, WatchedStep
 from tests.inspections import inspect
 from tests.render.checked import CORRUPT, FAILED, HOSTILE, LABELLED
@@ -302,6 +307,11 @@ def test_words_have_the_contrast_that_wcag_asks_for_and_lines_that_of_graphics()
 CHECKED = OverviewParts(ROWS, ROWS[4:6], (summary(4, (56, 56)), summary(5, (5, 200))))
 WRONG = (np.arange(75, dtype=np.uint8).reshape(5, 5, 3) * 3, None)  # of `LABELLED`
 
+
+def draw_differences(result: Differences) -> Image.Image:
+    return draw_document(describe_differences(result))
+
+
 DRAWN: dict[str, Callable[[], Image.Image]] = {
     "activations": lambda: draw_activations(INSPECTION),
     "grads": lambda: draw_gradients(GRADIENTS),
@@ -487,7 +497,7 @@ def test_a_picture_and_a_page_name_the_same_blocks_of_layers(
             [Chart(title="", series=[Series("", values, BLUE)], count=len(labels), names=block_names(labels)).block]
         )
     drawn = [each.text for each in sorted(written, key=lambda each: each.left) if re.search("[a-z]", each.text)]
-    page = logarithmic("", labels, labels, [("", values)], [False] * len(labels), "")
+    page = over_depth(DepthChart(title="", labels=labels, series=[DepthSeries("", values)]))
     assert page is not None
     named = [text for _, text in page.names]
     assert drawn == named == expected

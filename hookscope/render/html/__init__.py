@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from hookscope.render.columns import NUMBERS, STATISTICS, number_text, probability_text, quantile_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
+from hookscope.render.document import DepthChart, Series
 from hookscope.render.grids import colour_marks
-from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
+from hookscope.render.html.figures import FRAME, Figure, bars, distributions, over_depth
 from hookscope.render.html.layers import Layer, columns_of, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
@@ -246,13 +247,23 @@ def _figures(run: InspectionRun, layers: Sequence[Layer]) -> list[Figure]:
         means = [None if each is None else each.mean_abs for each in gradients]
         greatest = [None if each is None else each.max_abs for each in gradients]
         without = [layer.gradient is not None and layer.gradient.status != "gradient" for layer in layers]
-        lines = (("max |gradient|", greatest), ("mean |gradient|", means))
-        figures.append(logarithmic("Gradients of outputs", labels, labels, lines, without, "zero or none"))
+        chart = DepthChart(
+            title="Gradients of outputs",
+            labels=labels,
+            series=(Series("max |gradient|", greatest, "orange"), Series("mean |gradient|", means)),
+            marks=[("zero or none", "fail", without)],
+        )
+        figures.append(over_depth(chart))
     if run.parameters:
         owners = {layer.row.layer: layer.label for layer in reversed(layers)}
         names = [each.name for each in run.parameters]
         places = [owners.get(parameter_owner(each.name, each.kind), "") for each in run.parameters]
         still = [each.status != "gradient" for each in run.parameters]
-        ratios = [("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])]
-        figures.append(logarithmic("Gradient over weight, ‖g‖ / ‖w‖", names, places, ratios, still, "zero or none"))
+        chart = DepthChart(
+            title="Gradient over weight, ‖g‖ / ‖w‖",
+            labels=names,
+            series=[Series("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])],
+            marks=[("zero or none", "fail", still)],
+        )
+        figures.append(over_depth(chart, places))
     return [figure for figure in figures if figure is not None]

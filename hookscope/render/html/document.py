@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,19 +15,24 @@ from PIL import Image
 
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
+    DepthChart,
     Document,
     Findings,
     HeatMaps,
+    Listing,
     Part,
     PhotographMaps,
+    Picture,
+    Pictures,
     RowDetails,
     StepChart,
     StepCharts,
     Table,
 )
-from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_steps
+from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.over_photograph import shown_maps
 from hookscope.render.html.page import PageTable, making_facts, page_table, render_page
+from hookscope.render.html.pictures import thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
@@ -42,12 +47,20 @@ _MOST_CELLS = 300_000
 _MOST_FINDINGS = 200
 _FEW_FINDINGS = 12  # that are seen at once
 _MOST_PLACES = 400  # of a finding
+_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
+_MOST_LINES = 200
+_FEW_LINES = 12
+_MOST_PICTURES, _PICTURE_SIDE = 40, 1100
 
 _PALETTE = "viridis"
 
 
 def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
-    """Return the page of a document of a run, which has its pictures; an InputError is raised if one is missing."""
+    """Return the page of a document; `run` has its pictures, if it is from one.
+
+    Raises:
+        InputError: If a picture is missing, or none.
+    """
     maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
     links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
 
@@ -70,6 +83,7 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
         maps=maps.values(),
         links=links,
         few=_FEW_FINDINGS,
+        few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,
         frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
@@ -80,21 +94,31 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
 
 def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
     """Return what the template of a part draws."""
-    if isinstance(part, Findings):
-        shown = part.findings[:_MOST_FINDINGS]
-        return {"findings": shown, "left_out": len(part.findings) - len(shown)}
-    if isinstance(part, StepCharts):
-        return _figures(part)
-    if isinstance(part, Table):
-        return _page_table(part)
-    if isinstance(part, PhotographMaps) and run is not None:
-        return shown_maps(part, run)
-    return None
+    if isinstance(part, Pictures):
+        return [] if run is None else _pictures(part, run)
+    if isinstance(part, PhotographMaps):
+        return None if run is None else shown_maps(part, run)
+    draw = _SHOWN.get(type(part))
+    return None if draw is None else draw(part)
+
+
+def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
+    shown = part.pictures[:_MOST_PICTURES]
+    return [(each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE)) for each in shown]
+
+
+def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
+    return {"lines": lines[:most], "left_out": max(0, len(lines) - most)}
 
 
 def _page_table(table: Table) -> PageTable:
-    notable = [level == "fail" for level in table.levels]
-    return page_table(table.title, table.columns, table.rows, notable=notable, remark=table.remark)
+    shown = table.of_interest()
+    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
+    remark = table.remark
+    if len(rows) < len(table.rows):
+        first = "The first " if len(rows) < len(shown.rows) else ""
+        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
+    return page_table(table.title, table.columns, rows, notable=notable, remark=remark.strip())
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
@@ -108,10 +132,19 @@ def _figures(part: StepCharts) -> dict[str, Any]:
 
 def _figure(part: StepCharts, chart: StepChart, axis: StepAxis) -> Figure | None:
     *others, main = chart.lines
-    lines = [*(("line other", *line) for line in others), ("line", *main)]
+    lines = [*(("line orange", *line) for line in others), ("line", *main)]
     marked = np.logical_or.reduce([np.zeros(len(part.steps), np.bool_), *(steps for _, steps in chart.marks)])
     meaning = " or ".join(name for name, steps in chart.marks if steps.any())
     return over_steps(chart.title, axis, part.steps, lines, marked, meaning)
+
+
+_SHOWN: Mapping[type, Callable[[Any], Any]] = {
+    Findings: lambda part: _first_lines(part.findings, _MOST_FINDINGS),
+    StepCharts: _figures,
+    DepthChart: over_depth,
+    Table: _page_table,
+    Listing: lambda part: _first_lines(part.lines, _MOST_LINES),
+}
 
 
 @dataclass(frozen=True, slots=True)

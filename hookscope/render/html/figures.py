@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.render.axes import Axis, Run, asinh, block_names, log, percent, placed_names, runs_of
-from hookscope.render.columns import fold_name, number_text, percent_bound, quantile_text
+from hookscope.render.columns import fold_name, number_text, percent_text, quantile_text
+from hookscope.render.document import DepthChart, Series
 from hookscope.render.training_steps import Floats, columns_of, kept_runs, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import figure
@@ -21,6 +22,7 @@ _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
 _GAP = 8  # between two names
 _PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
 _MOST_BLOCKS = 40
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # where an axis of shares may end
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,7 @@ class Figure:
     ticks: Sequence[tuple[float, str]]  # height and text
     names: Sequence[tuple[float, str]]  # place from the left and text
     keys: Sequence[tuple[str, str]]  # style and meaning
-    marks: Sequence[float] = ()  # places from the left of marks at the foot
-    mark_meaning: str = ""
+    marks: Sequence[tuple[str, str, Sequence[float]]] = ()  # style, meaning, and places from the left, at the foot
 
     @property
     def placed_names(self) -> list["PlacedName"]:
@@ -141,67 +142,59 @@ def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marke
         _ticks(axis),
         _names(labels),
         [("band", "5 to 95%"), ("core", "25 to 75%"), ("line", "median")],
-        [across(place) for place, each in enumerate(marked) if each],
-        "flagged",
+        [("mark", "flagged", [across(place) for place, each in enumerate(marked) if each])],
     )
 
 
-def logarithmic(
-    title: str,
-    names: Sequence[str],
-    labels: Sequence[str],
-    lines: Sequence[tuple[str, Sequence[float | None]]],
-    missing: Sequence[bool],
-    mark_meaning: str,
-) -> Figure | None:
-    """Draw positive values over depth on a logarithmic axis; None if there are none.
-
-    `lines` are meaning and values; what has none breaks a line. A `missing` place gets a mark at the foot.
-    """
-    runs = [runs_of(enumerate(line), above=0.0) for _, line in lines]
-    values = [value for line in runs for run in line for _, value in run]
+def over_depth(chart: DepthChart, leads_to: Sequence[str] = ()) -> Figure | None:
+    """Draw values over depth; None if there are none. `leads_to` is where a click on each place leads, if elsewhere."""
+    labels, across = chart.labels, _across(len(chart.labels))
+    above = 0.0 if chart.axis == "log" else -math.inf
+    runs = [(series, runs_of(enumerate(series.values), above)) for series in chart.shown]
+    values = [value for _, lines in runs for line in lines for _, value in line]
     if not values:
         return None
-    axis = log(values)
-    across = _across(len(names))
-    styles = ["line other", "line"] if len(lines) == 2 else ["line"]
-    drawn = [(style, _line(across, line, axis)) for style, line in zip(styles, runs, strict=True)]
+    largest = max(values)
+    is_log = chart.axis == "log"
+    axis = log(values) if is_log else percent(next((end for end in _SHARES if end >= largest), 1.0))
+    text = number_text if is_log else percent_text
+    scale = ", on a logarithmic axis" if is_log else ""
+    shapes = [(_style(series), _shape(series, across, lines, axis)) for series, lines in runs]
+    meaning, pointed_at = chart.ground
+    marks = [("mark", meaning, pointed_at)]
+    marks += [("mark dim" if level == "dim" else "mark", words, marked) for words, level, marked in chart.marks]
     return Figure(
-        title,
-        f"{title} over {len(names)} places, from {number_text(min(values))} to {number_text(max(values))}, "
-        "on a logarithmic axis. The pages of the layers have the numbers.",
-        labels,
-        drawn,
-        _ticks(axis),
-        _names(names),
-        [(style, meaning) for style, (meaning, _) in zip(styles, lines, strict=True)],
-        [across(place) for place, each in enumerate(missing) if each],
-        mark_meaning,
-    )
-
-
-def shares(title: str, labels: Sequence[str], meaning: str, values: Sequence[float | None]) -> Figure | None:
-    """Draw a share of each place as a bar from 0; None if all are 0."""
-    largest = max((value or 0 for value in values), default=0)
-    if not largest:
-        return None
-    top = next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if end >= largest)
-    axis, across = percent(top), _across(len(values))
-    wide = min(0.7 * (WIDTH - LEFT - 12) / max(1, len(values) - 1), 8)
-    path = "".join(
-        f"M{_short(across(place) - wide / 2)} {_height(axis, 0)}h{_short(wide)}V{_height(axis, value)}h-{_short(wide)}z"
-        for place, value in enumerate(values)
-        if value
-    )
-    return Figure(
-        title,
-        f"{title}: {meaning}, at most {percent_bound(largest)}, of {len(values)} places. The table of layers has the "
-        "numbers.",
-        labels,
-        [("core", path)],
+        chart.title,
+        f"{chart.title} over {len(labels)} places, from {text(min(values))} to {text(largest)}{scale}. The tables have "
+        "the numbers.",
+        leads_to or labels,
+        shapes,
         _ticks(axis),
         _names(labels),
-        [("core", meaning)],
+        [(style, series.name) for (style, _), (series, _) in zip(shapes, runs, strict=True)],
+        [
+            (style, words, [across(place) for place, is_marked in enumerate(marked) if is_marked])
+            for style, words, marked in marks
+        ],
+    )
+
+
+def _style(series: Series) -> str:
+    return "core" if series.shape == "area" else f"line {series.colour}{' dots' * (series.shape == 'dots')}"
+
+
+def _shape(series: Series, across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> str:
+    """Return the path of a line, of dots, or of bars from 0."""
+    points = [(across(place), value) for run in runs for place, value in run]
+    if series.shape == "line":
+        return _line(across, runs, axis)
+    if series.shape == "dots":
+        return "".join(f"M{_short(left)} {_short(_height(axis, value))}h.01" for left, value in points)
+    wide = min(0.7 * (WIDTH - LEFT - 12) / max(1, len(series.values) - 1), 8)
+    return "".join(
+        f"M{_short(left - wide / 2)} {_height(axis, 0)}h{_short(wide)}V{_height(axis, value)}h-{_short(wide)}z"
+        for left, value in points
+        if value
     )
 
 
@@ -266,6 +259,7 @@ def over_steps(
         for meaning, places in (("NaN or Inf", np.isinf(values)), ("0", logarithmic & (values == 0))):
             meanings[meaning] = meanings.get(meaning, False) or bool(places.any())
         shapes.append((style, _line(axis.across, kept_runs(column, steps, drawn), vertical)))
+    places = sorted({round(axis.across(step)) for step in steps[foot]})
     return Figure(
         title,
         f"{title} over {axis.unit}s {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
@@ -275,8 +269,7 @@ def over_steps(
         _ticks(vertical),
         axis.names(),
         [(style, meaning) for style, meaning, _ in lines],
-        sorted({round(axis.across(step)) for step in steps[foot]}),
-        " or ".join(meaning for meaning, is_there in meanings.items() if is_there),
+        [("mark", " or ".join(meaning for meaning, is_there in meanings.items() if is_there), places)],
     )
 
 

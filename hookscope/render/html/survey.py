@@ -10,7 +10,8 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.render.columns import Column, percent_text
-from hookscope.render.html.figures import FRAME, Figure, logarithmic, shares
+from hookscope.render.document import DepthChart, Series
+from hookscope.render.html.figures import FRAME, Figure, over_depth
 from hookscope.render.html.page import page_table, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
 from hookscope.render.run_facts import model_facts
@@ -111,17 +112,21 @@ def _failed(run: StoredRun[Survey]) -> Iterator[dict[str, Any]]:
 
 def _figures(result: Survey) -> list[Figure]:
     """Return dead channels and the size of values over depth; none for what no layer has."""
-    labels = [row.label for row in result.rows]
-    names = [label or "(model)" for label in labels]
+    labels = [row.label or "(model)" for row in result.rows]
     dead = [len(row.dead_channels) / len(row.channels) if row.channels else None for row in result.rows]
     sizes = [
-        ("mean |x|", [row.activation.mean_abs for row in result.rows]),
-        ("largest |x|", [row.activation.max_abs for row in result.rows]),
+        Series("mean |x|", [row.activation.mean_abs for row in result.rows], "orange"),
+        Series("largest |x|", [row.activation.max_abs for row in result.rows]),
     ]
     beyond = [any(each.format == FLOAT16 and each.overflowing for each in row.headroom) for row in result.rows]
+    shares = [Series("share of the layer's channels", dead, shape="area")]
     found = (
-        shares("Dead channels", labels, "share of the layer's channels", dead),
-        logarithmic("Size of the values", names, labels, sizes, beyond, "beyond float16"),
+        over_depth(DepthChart(title="Dead channels", labels=labels, series=shares, axis="percent")),
+        over_depth(
+            DepthChart(
+                title="Size of the values", labels=labels, series=sizes, marks=[("beyond float16", "fail", beyond)]
+            )
+        ),
     )
     return [each for each in found if each is not None]
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-import numpy as np
 from PIL import Image, ImageDraw
 
 from hookscope.render.axes import block_names
 from hookscope.render.columns import probability_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
-from hookscope.render.overlays import seen_part
+from hookscope.render.overlays import input_picture
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps, is_strip
 from hookscope.render.overviews.sheet import (
@@ -35,9 +34,7 @@ from hookscope.render.overviews.sheet import (
 )
 from hookscope.render.terminal import flag_sentences, no_findings
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.differences import Differences
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.survey import SurveyRow
@@ -143,23 +140,6 @@ def names_of(inputs: Sequence[InputRecord]) -> str:
     if len(names) == 1 and len(inputs) > 1:
         return f"{counted(len(inputs), 'input')}, {names[0]}"
     return ", ".join(names) + (f" and {len(inputs) - len(names)} more" if len(inputs) > len(names) else "")
-
-
-def input_picture(
-    result: Activations | Gradients | Differences, index: int, width: int, height: int
-) -> Image.Image | None:
-    """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
-    provenance, record = result.provenance, result.inputs[index]
-    pixels = None if provenance is None else provenance.pictures.get(record)
-    if pixels is None and record.region is not None and provenance is not None and provenance.photographs is not None:
-        photograph = provenance.photographs(result.inputs, index)
-        pixels = photograph.pixels[seen_part(photograph.region)] if not photograph.remark else None
-    if pixels is None or not pixels.size:
-        return None
-    picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
-    ratio = min(width / picture.width, height / picture.height)
-    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
-    return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _heading(result: Activations) -> list[Line]:

@@ -1,17 +1,22 @@
-"""Draw a document as one picture: the answer, findings on a time line, charts over steps, heat maps."""
+"""Draw a document as one picture: the answer, findings on a time line, charts over steps and depth, maps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from hookscope.render.axes import block_names
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
+    DepthChart,
     Document,
     Findings,
     HeatMaps,
     Level,
+    Listing,
+    Maps,
     Part,
     PhotographMaps,
     SmallMaps,
@@ -20,7 +25,8 @@ from hookscope.render.document import (
 )
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
-from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.overviews.over_photograph import map_blocks
 from hookscope.render.overviews.sheet import (
     AMBER,
@@ -48,11 +54,11 @@ from hookscope.render.palettes import colour_levels
 from hookscope.render.training_steps import HeatMap, columns_of, kept_runs, round_steps
 from hookscope.text import counted
 
-_MOST_FINDINGS = 8
-_MOST_WARNINGS = 6
+_MOST_FINDINGS, _MOST_LINES, _MOST_WARNINGS = 8, 3, 6
 _MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
+_INPUT = 200  # a side, beside the answer
 _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
 _MOST_ROWS = 36  # of a heat map
@@ -61,6 +67,7 @@ _ROW = 17
 _LEVELS = 255
 _NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
 _COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
+_SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
 
 
 def draw_document(document: Document) -> Image.Image:
@@ -68,10 +75,11 @@ def draw_document(document: Document) -> Image.Image:
     headline, *sentences = document.answer
     answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
     answer += [(sentence, TEXT, INK) for sentence in sentences]
-    heading: list[Line] = [(document.title, TITLE, INK), (document.subtitle, SMALL, DIM)]
+    heading = [(document.title, TITLE, INK)] + [(document.subtitle, SMALL, DIM)] * bool(document.subtitle)
     heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
-    blocks = [block for part in document.parts for block in _blocks(part)]
-    return draw_sheet([text_block(heading), text_block(answer), *blocks, _warnings(document)])
+    picture = document.input(_INPUT, _INPUT) if document.input else None
+    blocks = [block for part in document.parts for block in _BLOCKS.get(type(part), _nothing)(part)]
+    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
 
 
 def _warnings(document: Document) -> Block:
@@ -79,33 +87,44 @@ def _warnings(document: Document) -> Block:
     return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
 
 
-def _blocks(part: Part) -> list[Block]:
-    if isinstance(part, Findings):
-        return [_time_line(part) if part.ends else _finding_lines(part)] if part.findings else []
-    if isinstance(part, StepCharts):
-        charts = [chart for chart in part.charts if not chart.is_extra]
-        return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
-    if isinstance(part, HeatMaps):
-        maps = [heat for heat in part.maps(_MOST_ROWS, INNER - _NAMES) if not part.drawn or heat.key in part.drawn]
-        maps = [heat for heat in maps if heat.values.any()]
-        return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
-    if isinstance(part, PhotographMaps):
-        return [block for mapped in part.inputs for block in map_blocks(mapped)]
-    if isinstance(part, SmallMaps):
-        return [small_maps(part)]
-    return []
+def _findings(part: Findings) -> list[Block]:
+    if not part.findings:
+        return []
+    return [_time_line(part) if part.ends else _finding_lines(part)]
+
+
+def _step_charts(part: StepCharts) -> list[Block]:
+    charts = [chart for chart in part.charts if not chart.is_extra]
+    return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
+
+
+def _heat_maps(part: HeatMaps) -> list[Block]:
+    maps = [heat for heat in part.maps(_MOST_ROWS, INNER - _NAMES) if not part.drawn or heat.key in part.drawn]
+    maps = [heat for heat in maps if heat.values.any()]
+    return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
+
+
+def _maps(part: Maps) -> list[Block]:
+    columns = MapColumns(part.summaries(), MARGIN, part.letters, names=part.names, sequences=part.sequences)
+    return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM)])]
 
 
 def _finding_lines(part: Findings) -> Block:
     lines: list[Line] = [
         (finding_line(finding), TEXT, _COLOURS[finding.level]) for finding in part.findings[:_MOST_FINDINGS]
     ]
-    return text_block([*lines, *_more(part)])
+    return text_block([*lines, *_more(len(part.findings) - _MOST_FINDINGS, "finding")])
 
 
-def _more(part: Findings) -> list[Line]:
-    more = len(part.findings) - _MOST_FINDINGS
-    return [(f"and {counted(more, 'more finding')}", SMALL, DIM)] if more > 0 else []
+def _listing(part: Listing) -> list[Block]:
+    if not (part.is_drawn and part.lines):
+        return []
+    lines: list[Line] = [(line, TEXT, INK) for line in part.lines[:_MOST_LINES]]
+    return [text_block([(part.title, NAME, INK), *lines, *_more(len(part.lines) - _MOST_LINES, "line")])]
+
+
+def _more(count: int, what: str) -> list[Line]:
+    return [(f"and {counted(count, f'more {what}')}", SMALL, DIM)] if count > 0 else []
 
 
 def _time_line(part: Findings) -> Block:
@@ -123,7 +142,7 @@ def _time_line(part: Findings) -> Block:
                 begin = left + start * unit
                 pen.rectangle([begin, upper, begin + max(3, length * unit), lower], _COLOURS[finding.level])
             top += step
-        write(pen, _more(part), top, MARGIN, _NAMES)
+        write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
         first, last = (fitting(end, SMALL, INNER // 3) for end in part.ends)
         pen.text((left, top), first, DIM, font(SMALL))
         pen.text((MARGIN + INNER - font(SMALL).getlength(last), top), last, DIM, font(SMALL))
@@ -147,6 +166,34 @@ def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
         marks=marks,
         names=[(step - part.low, f"{step:,}") for step in round_steps(part.low, part.high, 7)] if is_last else [],
     )
+
+
+def _depth_chart(part: DepthChart) -> list[Block]:
+    ground, pointed_at = part.ground
+    series = [
+        Series(each.name, each.values, PALE_BLUE if each.shape == "area" else _SERIES[each.colour], each.shape)
+        for each in part.shown
+    ]
+    marks = [
+        Marks(words, _places(marked), GREY, "triangle") if level == "dim" else Marks(words, _places(marked), VERMILION)
+        for words, level, marked in part.marks
+    ]
+    chart = Chart(
+        title=part.title,
+        series=series,
+        count=len(part.labels),
+        axis=part.axis,
+        marks=marks,
+        ground=_places(pointed_at),
+        ground_name=ground,
+        letters=part.letters,
+        names=block_names(part.labels),
+    )
+    return [chart.block] if series else []
+
+
+def _places(marked: Sequence[bool]) -> list[int]:
+    return [place for place, is_marked in enumerate(marked) if is_marked]
 
 
 def _heat_block(heat: HeatMap) -> Block:
@@ -211,3 +258,19 @@ def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
         result[heat.values == 0] = _ZERO
     result[np.isinf(heat.values)] = _NON_FINITE
     return result
+
+
+def _nothing(_: Part) -> list[Block]:
+    return []
+
+
+_BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
+    Findings: _findings,
+    StepCharts: _step_charts,
+    DepthChart: _depth_chart,
+    HeatMaps: _heat_maps,
+    Maps: _maps,
+    PhotographMaps: lambda part: [block for mapped in part.inputs for block in map_blocks(mapped)],
+    SmallMaps: lambda part: [small_maps(part)],
+    Listing: _listing,
+}

@@ -6,7 +6,8 @@ from PIL import Image
 
 from hookscope.render.axes import block_names
 from hookscope.render.columns import number_text
-from hookscope.render.overviews.activations import finding_lines, input_picture, model_line, names_of
+from hookscope.render.overlays import input_picture
+from hookscope.render.overviews.activations import finding_lines, model_line, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.sheet import INK, TEXT, TITLE, Block, Line, draw_sheet, text_block
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow

@@ -1,23 +1,33 @@
-"""How two networks differ, in words: where it begins, how it grows, what it does to the output; then the rows."""
+"""How two networks differ as a document: where it begins, how it grows, what it does to the output; then the rows."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import PurePath
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from hookscope.render.columns import draw_table, number_text, prediction_text, safe_line
-from hookscope.render.difference_columns import difference_columns, nonfinite_text
-from hookscope.render.terminal import note_lines
-from hookscope.render.weights_text import (
-    different_networks,
-    gradients_answer,
-    weights_answer,
-    weights_table,
-    without_gradients,
+from hookscope.render.columns import number_text, prediction_text
+from hookscope.render.difference_columns import WEIGHTS, difference_columns, nonfinite_text
+from hookscope.render.difference_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
+from hookscope.render.document import (
+    DepthChart,
+    Document,
+    FindingLine,
+    Findings,
+    Level,
+    Listing,
+    Maps,
+    Part,
+    Picture,
+    Pictures,
+    Section,
+    Series,
+    Table,
 )
+from hookscope.render.overlays import input_picture
+from hookscope.render.terminal import model_words
+from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
 from hookscope.results.differences import (
@@ -26,45 +36,222 @@ from hookscope.results.differences import (
     Differences,
     Exceeded,
     FirstDifference,
+    Measures,
     OutputDifference,
     Side,
+    WeightDifference,
 )
 from hookscope.results.findings import Finding
-from hookscope.text import counted, printable, shape_text, some_of
+from hookscope.results.grids import Grid
+from hookscope.results.runs.record import RunRecord
+from hookscope.text import are, counted, printable, shape_text, some_of
 
-# What a screen has room for.
-_MOST_FIRST = 5
-_MOST_UNMATCHED = 10
-_MOST_EXCEEDED = 10
-_MOST_INPUTS = 5
+_MOST_FIRST = 5  # differences that the answer names
+_FEW_INPUTS = 3
 _FEW_CLASSES = 3
 _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
+_MOST_DIGESTS = 8
+_DIGITS = "123456789"
 
 
-def differences_summary(result: Differences, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: the answer, the rows, and what has no partner."""
-    for sentence in answer(result) if result.way != "weights" else weights_answer(result):
-        yield safe_line(sentence, overflow="fold")
-    yield from _title(result)
-    yield from _predictions(result, full=full)
-    yield note_lines(result.notes)
+def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
+    """Describe a comparison; `record` is that of its run, whose grids the page shows."""
+    maps = shown_maps(result, _first_rows(result))
+    letters = dict(zip([each.row for each in maps], _DIGITS, strict=False))
+    classes = _best_classes_lines(result)
+    parts: dict[tuple[str, str, str], list[Part]] = {
+        ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
+        ("classes", "Best classes", "Best classes"): classes,
+        ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
+        ("maps", "Where it differs", "Where it differs"): [
+            *_maps(result, maps, letters),
+            *_pictures(result, record),
+        ],
+        ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
+    }
+    about: list[tuple[str, Level]] = [
+        (_about(letter, side, [each.name for each in inputs]), "")
+        for letter, side, inputs in (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
+    ]
+    sides = (("A", result.a), ("B", result.b))
+    random = [letter for letter, side in sides if side.model.random]
+    untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    reference = [("Reference", result.reference, False)] if result.reference else []
+    return Document(
+        title=f"What differs: {sides_text(result)}",
+        page_title=f"{sides_text(result)} · what differs",
+        about=about,
+        answer=answer(result),
+        level="fail" if result.exceeded else "",
+        input=partial(input_picture, result, 0) if result.inputs else None,
+        warnings=[*(("", warning) for warning in result.warnings), *untrained],
+        notes=result.notes,
+        facts=[*((letter, _facts(side, result), side.model.random) for letter, side in sides), *reference],
+        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        making=_making(result),
+        main="rows",
+    )
+
+
+def _about(letter: str, side: Side, inputs: list[str]) -> str:
+    """Return a side in a line, with what is unusual in how it ran."""
+    usual = (side.dtype, "float32"), (side.device, "cpu")
+    placed = [name for name, most in usual if name != most]
+    run = [f"the run {_run_name(side)}"] if side.run else []
+    names = [some_of([*dict.fromkeys(PurePath(name).name for name in inputs)], _FEW_INPUTS)] if inputs else []
+    names = [f"{len(inputs)} inputs: {name}" if len(inputs) > 1 else name for name in names]
+    parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *placed, *side.ways, *run, *names]
+    return " · ".join(dict.fromkeys(parts))
+
+
+def _facts(side: Side, result: Differences) -> str:
+    """Return what a side is and how it ran."""
+    if result.way == "weights":
+        return f"{side.model.weights}, {side.dtype}"
+    stored = [f"the run {side.run}"] if side.run else []
+    drawn = [f"weights {side.model.weights}"] if side.model.random else []
+    return ", ".join((model_words(side.model), *drawn, side.device, side.dtype, *side.ways, *stored))
+
+
+def _making(result: Differences) -> list[tuple[str, str]]:
+    made = []
+    for letter, side in (("A", result.a), ("B", result.b)):
+        made.append((f"Weights of {letter}", side.model.weights))
+        made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
+    made += [(f"SHA-256 of {each.name}", each.sha256) for each in result.inputs[:_MOST_DIGESTS] if each.sha256]
+    return [*made, ("Seed", str(result.seed))]
+
+
+def _exceeded(result: Differences) -> list[Part]:
+    findings = [
+        FindingLine(level="fail", rule=each.rule, message=each.message, places=[(each.where, "")] if each.where else ())
+        for each in map(_finding, result.exceeded)
+    ]
+    return [Findings(findings=findings, all_in="result.json")] if findings else []
+
+
+def _best_classes_lines(result: Differences) -> list[Part]:
+    """Return the classes of the inputs whose best class is another, or of the first input if there are none."""
+    pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
+    changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
+    same = [(a, b) for a, b in pairs[:1] if not (_is_nan(a) and _is_nan(b))]
+    lines = [
+        f"{PurePath(result.inputs[a.input_index].name).name}: {_scores_text(a)} → {_scores_text(b)}"
+        for a, b in changed or same
+    ]
+    title = "Best classes, A → B"
+    return [Listing(title=title, lines=lines, all_in="result.json", is_drawn=True)] if lines else []
+
+
+def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
+    """Return the relative L2 norm of A-B over depth, with what layers add and the errors if they are known."""
+    of_weights = result.way == "weights"
+    rows, begins = result.rows, _first_rows(result)
+    measures = [row.measures for row in (result.weights if of_weights else rows)]
+    norms = [None if each is None else each.relative_l2 for each in measures]
+    broken = [norm is not None and not math.isfinite(norm) for norm in norms]
+    return DepthChart(
+        title="Relative L2 norm of A-B, " + ("tensor by tensor" if of_weights else "layer by layer"),
+        labels=[row.name for row in result.weights] if of_weights else [row.label or "(model)" for row in rows],
+        series=[
+            Series("added by the layer", [_norm(row.added) for row in rows], "red", "dots"),
+            Series("error of B", [row.error_b for row in rows], "orange", "dots"),
+            Series("error of A", [row.error for row in rows], "grey", "dots"),
+            Series("A-B", norms),
+        ],
+        marks=[
+            ("equal", "dim", [norm == 0 for norm in norms]),
+            ("NaN or Inf on one side", "fail", broken),
+            ("cannot be compared", "fail", [norm is None for norm in norms]),
+        ],
+        ground=(first_mark(result), [row.index in begins for row in rows]),
+        letters=[(letters[row.index], place) for place, row in enumerate(rows) if row.index in letters],
+    )
+
+
+def _norm(measures: Measures | None) -> float | None:
+    return None if measures is None else measures.relative_l2
+
+
+def _first_rows(result: Differences) -> set[int]:
+    labels = {first.row for first in result.first_differences}
+    return {row.index for row in result.rows if row.label in labels}
+
+
+def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Iterator[Part]:
+    if not shown:
+        return
+    begins = _first_rows(result)
+    more = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows) - len(shown)
+    legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(each.is_sequence for each in shown) else [LEGEND]
+    legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
+    yield Maps(
+        summaries=lambda: [
+            summarised(each, f"{each.kind}: {first_mark(result)}" if each.row in begins else each.kind)
+            for each in shown
+        ],
+        letters=letters,
+        names=("mean of |A-B|", "A-B in channel {}"),
+        sequences={each.row for each in shown if each.is_sequence},
+        legend=" ".join(legend),
+    )
+
+
+def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
+    grids = record.grids if record is not None else ()
+    labels, begins = {row.index: row.label for row in result.rows}, _first_rows(result)
+
+    def picture(grid: Grid) -> Picture:
+        is_first = grid.row in begins
+        return Picture(
+            name=labels[grid.row] or "(model)",
+            remark=first_mark(result) if is_first else "",
+            caption=", ".join(grid.caption),
+            file=grid.path,
+            is_open=is_first or (grid is grids[0] and not begins),
+        )
+
+    legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
+    return [Pictures(legend, [picture(grid) for grid in grids])] if grids else []
+
+
+def _tables(result: Differences) -> Iterator[Table]:
+    begins, columns = _first_rows(result), difference_columns(result)
     if result.rows:
-        yield _table(result, width, full=full)
-    if (weights := weights_table(result, width, full=full)) is not None:
-        yield weights
+        levels: list[Level] = ["fail" if row.index in begins else "" for row in result.rows]
+        yield Table(title="Layers", columns=columns, rows=result.rows, levels=levels, all_in="diff.csv")
     if result.gradients:
-        yield safe_line(gradients_answer(result), style="bold", overflow="fold")
-        yield _table(without_gradients(result), width, full=full)
-    yield from _unmatched(result, full=full)
-    yield from _exceeded(result, full=full)
+        levels = ["fail" if row.label == result.first_gradient_difference else "" for row in result.gradients]
+        yield Table(
+            title="Gradients",
+            columns=columns,
+            rows=result.gradients,
+            levels=levels,
+            remark=gradients_answer(result),
+            all_in="gradients.csv",
+        )
+    if result.weights:
+        kept = [_differs(row) for row in result.weights]
+        yield Table(title="Tensors that differ", columns=WEIGHTS, rows=result.weights, kept=kept, all_in="diff.csv")
+
+
+def _unmatched(result: Differences) -> list[Part]:
+    lines = [
+        f"only in {each.side}: {each.label} ({each.kind}, {shape_text(each.shape)}): {each.reason}"
+        for each in result.unmatched
+    ]
+    title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
+    return [Listing(title=title, lines=lines, all_in="result.json")] if lines else []
 
 
 def answer(result: Differences) -> list[str]:
     """Return in sentences where the difference begins, how it grows, and what it does to the output."""
+    if result.way == "weights":
+        return [*_weights_answer(result)]
     begins = [each for each in result.first_differences if not each.gone_at]
     gone = [each for each in result.first_differences if each.gone_at]
-    sentences = [*different_networks(result)]
+    sentences = [*_different_networks(result)]
     sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
@@ -119,18 +306,6 @@ def _way(side: Side, other: Side) -> str:
 
 def _run_name(side: Side) -> str:
     return PurePath(side.run).name
-
-
-def _title(result: Differences) -> Iterator[Text]:
-    for letter, side, records in (("A", result.a, result.inputs), ("B", result.b, result.inputs_b)):
-        parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *_placed(side), *side.ways]
-        if records:
-            parts.append(PurePath(records[0].name).name if len(records) == 1 else f"{len(records)} inputs")
-        yield safe_line(" · ".join(dict.fromkeys(parts)), style="bold", overflow="fold")
-
-
-def _placed(side: Side) -> list[str]:
-    return [name for name, usual in ((side.dtype, "float32"), (side.device, "cpu")) if name != usual]
 
 
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
@@ -331,52 +506,79 @@ def _worse(result: Differences) -> Iterator[str]:
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
 
-def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]:
-    for output in result.outputs:
-        pairs = list(zip(*output.predictions, strict=True))
-        changed = [pair for pair in pairs if pair[0].class_indices[:1] != pair[1].class_indices[:1]]
-        for one, other in changed if full else changed[:_MOST_INPUTS]:
-            name = PurePath(result.inputs[one.input_index].name).name
-            before, after = (scores_text(each) for each in (one, other))
-            yield safe_line(f"{name}: {before} → {after}", overflow="fold")
-
-
 def _is_nan(prediction: Prediction) -> bool:
     return any(map(math.isnan, prediction.probabilities))
 
 
-def scores_text(prediction: Prediction) -> str:
+def _scores_text(prediction: Prediction) -> str:
     """Return the best classes of an input with their probabilities."""
     if _is_nan(prediction):
         return "scores that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 
 
-def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
-    labels = {*(first.row for first in result.first_differences), result.first_gradient_difference}
-    notable = [row.label in labels for row in result.rows]
-    styles = ["bold red" if each else "" for each in notable]
-    return draw_table(difference_columns(result), result.rows, width, styles, notable, full=full)
+def _weights_answer(result: Differences) -> Iterator[str]:
+    """Yield in sentences how many tensors differ, which most, and other differences."""
+    rows = result.weights
+    changed = [row for row in rows if _differs(row)]
+    yield from _different_networks(result)
+    if not changed:
+        yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
+    else:
+        known = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
+        finite = [each for each in known if not math.isnan(each[0])]
+        most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
+        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        if len(finite) < len(known):
+            yield f"{counted(len(known) - len(finite), 'tensor')} hold NaN or Inf on one side only."
+    flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
+    if flips:
+        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
+    dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
+    for form, count in dtypes.most_common(3):
+        yield f"{counted(count, 'tensor')} {are(count)} {form}."
+    alone = sorted(Counter(each.side for each in result.unmatched).items())
+    if alone:
+        yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
 
 
-def _unmatched(result: Differences, *, full: bool) -> Iterator[RenderableType]:
-    shown = result.unmatched if full else result.unmatched[:_MOST_UNMATCHED]
-    for each in shown:
-        about = f"only in {each.side}: {each.label} ({each.kind}, {shape_text(each.shape)}): {each.reason}"
-        yield safe_line(about, style="dim", overflow="fold")
-    if len(shown) < len(result.unmatched):
-        more = len(result.unmatched) - len(shown)
-        yield safe_line(f"… {more:,} more without a partner, --full shows all", style="dim")
+def _different_networks(result: Differences) -> Iterator[str]:
+    """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
+    what = "tensor" if result.way == "weights" else "row"
+    pairs = result.weights if result.way == "weights" else result.rows
+    of_a, of_b = (len(pairs) + sum(each.side == side for each in result.unmatched) for side in ("A", "B"))
+    if 2 * len(pairs) < min(of_a, of_b):
+        by_order = sum(row.matched == "order" for row in pairs)
+        alone = f", {by_order:,} of them by order and shapes alone" if by_order else ""
+        pairing = f"{counted(of_a, what)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
+        yield f"A and B are different networks: {pairing}."
 
 
-def _exceeded(result: Differences, *, full: bool) -> Iterator[RenderableType]:
-    shown = result.exceeded if full else result.exceeded[:_MOST_EXCEEDED]
-    for each in shown:
-        where = each.label or "the output"
-        line = f"beyond {each.condition}: {where}, {number_text(each.value)}"
-        yield safe_line(line, style="bold red", overflow="fold")
-    if len(shown) < len(result.exceeded):
-        yield safe_line(f"… {len(result.exceeded) - len(shown):,} more, --full shows all", style="dim")
+def _differs(row: WeightDifference) -> bool:
+    """Tell whether the values differ, or cannot be compared."""
+    return row.measures is None or row.measures.relative_l2 != 0
+
+
+def gradients_answer(result: Differences) -> str:
+    """Return in a sentence how many gradients differ, and which most."""
+    measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
+    broken = [label for value, label in measured if math.isnan(value)]
+    changed = [each for each in measured if each[0] != 0 and not math.isnan(each[0])]
+    if not changed and not broken:
+        return f"No difference shows in {counted(len(measured), 'gradient')}."
+    sentences = []
+    if changed:
+        many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+        sentences.append(f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}.")
+    if broken:
+        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
+        sentences.append(f"{hold}, {broken[0]} among them.")
+    known = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
+    if result.reference and known:
+        error, of_a, label = max(known)
+        errors = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
+        sentences.append(f"Beside {result.reference} {errors} {number_text(of_a, 3)}.")
+    return " ".join(sentences)
 
 
 def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> CheckReport:
