@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.callers import has_own_operations
+from hookscope.hooks.callers import have_own_operations
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
@@ -379,7 +379,7 @@ def fast_path_warning(
     hooked = {id(module) for module in selected.values()} if fused else set()
     # Operations are not looked for inside torch's own encoders, which see no function mode then.
     encoders = [each for each in modules.values() if isinstance(each, nn.TransformerEncoder)] if fused else []
-    closed = [each for each in encoders if not any(map(has_own_operations, each.modules()))]
+    closed = [each for each in encoders if not have_own_operations(each.modules())]
     unseen = {id(part) for each in closed for part in each.modules()}
     if torch.backends.mha.get_fastpath_enabled() and any(
         (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())

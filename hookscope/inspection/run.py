@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hookscope.hooks.callers import has_own_operations, stands_for_torchs
+from hookscope.hooks.callers import have_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
@@ -282,7 +282,8 @@ def choose(
         operations = OperationChoice([ACTIVATIONS])
     selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
     placed = place_edits(edits, inspected.network, order, recorder.axes)
-    judged = judged and any(has_own_operations(each) or _is_script(each) for each in inspected.modules.values())
+    modules = inspected.modules.values()
+    judged = judged and (have_own_operations(modules) or any(map(_is_script, modules)))
     if placed.of_operations or judged:
         operations = operations or OperationChoice(())
         operations.edits, operations.judged = placed.of_operations, judged

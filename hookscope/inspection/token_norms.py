@@ -127,17 +127,20 @@ class TokenRecorder:
             rows: Those that may be drawn, in execution order.
             inputs: A map is drawn where the grid divides its input evenly.
         """
+        drawn = _drawn_rows(rows)
+        prefixes = {row.tokens.prefix or 0 for row in drawn if row.tokens is not None}
+        names = {prefix: prefix_names(self.network, prefix) for prefix in prefixes}
         return tuple(
             TokenMap(
                 row.index,
                 row.label,
                 index,
-                prefix_names(self.network, row.tokens.prefix or 0),
+                names[row.tokens.prefix or 0],
                 grid,
                 tuple(float(f"{norm:.5g}") for norm in norms.tolist()),
                 limit,
             )
-            for row in _drawn_rows(rows)
+            for row in drawn
             for index, (norms, limit) in self.rows[row.layer, row.call, row.slot].drawn.items()
             if row.tokens is not None and (grid := _picture_grid(row.tokens)) is not None
             if _divides(grid, inputs[index].shape)
