@@ -265,21 +265,22 @@ def _layer_row(
     if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
         repeats = row_label(*seen.repeats)
     massive: tuple[Flag, ...] = ("massive activations",) if tokens is not None and tokens.massive_count else ()
-    return LayerRow(
-        index=index,
-        layer=layer,
-        kind=type(inspected.modules[layer]).__name__ if operation is None else operation.name,
-        call=call,
-        slot=slot,
-        parameter_count=inspected.parameter_counts[layer] if operation is None else 0,
-        activation=statistics if shapes is None else with_whole_shape(statistics, shapes),
-        flags=_flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
-        aliases=inspected.aliases.get(layer, ()),
-        repeats=repeats,
-        owner=None if operation is None else operation.owner,
-        source="" if operation is None else operation.source,
-        inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
-        tokens=tokens,
+    return LayerRow(  # by position, as `TensorStatistics`
+        index,
+        layer,
+        type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+        call,
+        slot,
+        inspected.parameter_counts[layer] if operation is None else 0,
+        statistics if shapes is None else with_whole_shape(statistics, shapes),
+        _flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
+        inspected.aliases.get(layer, ()),
+        repeats,
+        (),
+        None if operation is None else operation.owner,
+        "" if operation is None else operation.source,
+        tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
+        tokens,
     )
 
 

@@ -103,8 +103,10 @@ class Run:
     def find_silent(self, batch: Batch) -> None:
         """Find out which modules this batch, the first, has made, and why those that did not run are silent."""
         before = {*map(id, self.inspected.modules.values())}
-        modules, _ = module_index(self.inspected.network)
-        self.made = {name: each for name, each in modules.items() if id(each) not in before}
+        held = [child for each in self.inspected.modules.values() for child in each._modules.values()]
+        if not before.issuperset(id(child) for child in held if child is not None):
+            modules, _ = module_index(self.inspected.network)
+            self.made = {name: each for name, each in modules.items() if id(each) not in before}
         called = self.captured.called
         silent = {name: each for name, each in self.selected.items() if name not in called}
         if not silent:
