@@ -1,7 +1,7 @@
 """Reduce dense float32 tensors on the CPU in one pass, by compiled code: see native.c.
 
-Torch reads a tensor anew for each statistic. The library is compiled when hookscope is installed; where it is missing,
-everything is left to torch.
+NumPy reads a tensor anew for each statistic. The library is compiled when hookscope is installed; where it is missing,
+everything is left to NumPy.
 """
 
 import ctypes
@@ -89,7 +89,7 @@ class FusedReducer:
 
         Returns:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
-            these are torch's to reduce.
+            these are NumPy's to reduce.
         """
         if self._kernel is None or not (address := address_of_float32(tensor)):
             return None
