@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import physical, shape_of
+from hookscope.hooks.observed import physical, shape_of, version_of
 from hookscope.results.distribution import distribution_of, quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, Quantiles, TensorStatistics
 from hookscope.statistics.kept_values import as_array, joined, kept_values
@@ -95,7 +95,7 @@ class Reducer:
             The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
             shape, its dtype and the reason instead of raising.
         """
-        version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
+        version = version_of(tensor)
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
         given = tensor
