@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath
 from types import CodeType, FrameType
@@ -137,9 +137,10 @@ def is_operators(code: CodeType) -> bool:
     return code.co_filename.startswith(_OPERATORS)
 
 
-def has_own_operations(module: nn.Module) -> bool:
-    """Tell whether a module's forward is not torch's own, so that operations in it are the network's."""
-    return runs_networks_code(module, {}) and not stands_for_torchs(module)
+def have_own_operations(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether any module's forward is not torch's own, so that operations in it are the network's."""
+    known: dict[type, bool] = {}
+    return any(runs_networks_code(module, known) and not stands_for_torchs(module) for module in modules)
 
 
 def stands_for_torchs(module: nn.Module) -> bool:

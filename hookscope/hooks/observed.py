@@ -147,6 +147,11 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.size(0), -1) if tensor.is_nested else tensor.shape
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return a number that changes whenever a tensor is written to; -1 for an inference tensor, which has none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def physical(tensor: Tensor) -> tuple[Tensor, list[int]]:
     """Return what `torch.func` transforms have wrapped in a tensor, and its axes of `vmap`, the outermost first."""
     axes: list[int] = []

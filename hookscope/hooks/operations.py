@@ -25,7 +25,7 @@ from hookscope.hooks.callers import (
     CALL,
     caller_of,
     code_of,
-    has_own_operations,
+    have_own_operations,
     operation_name,
     runs_networks_code,
     source_line,
@@ -338,7 +338,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
                 mode.callers[id(module)] = Caller(name, code_of(module.forward)) if own else None
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
-            elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
+            elif isinstance(module, _ASKING) and not have_own_operations(module.modules()):
                 off.add(name)
                 # Without handles, which would cost more than the hooks.
                 attached += (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)

@@ -1,23 +1,49 @@
 """Which modules of a network run, and what they were called with, as Python's frames have it; all of them unfused."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.hooks.callers import CALL
+from hookscope.hooks.pytree import tensors_given
 
 
-class ModuleInput(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ModuleInput:
     """A module that is running, and what it was called with."""
 
     name: str
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    @cached_property
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """The tensors that it was given, with the names that forward has for them; "" for the only one."""
+        if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor):
+            return [("", self.args[0])]
+        names = [*islice(inspect.signature(self.module.forward).parameters, len(self.args))]
+        names += [""] * (len(self.args) - len(names))
+        found = []
+        for name, value in zip([*names, *self.kwargs], [*self.args, *self.kwargs.values()], strict=True):
+            if isinstance(value, Tensor):
+                found.append((name, value))
+            elif isinstance(value, list | tuple | dict):
+                found += [(f"{name}{path}", tensor) for path, tensor in tensors_given((value,), {})]
+        return found
+
+    @cached_property
+    def sequences(self) -> list[tuple[str, Tensor]]:
+        """The floating tensors with three axes among them, as tokens (N, T, D) have."""
+        return [(name, each) for name, each in self.tensors if each.dim() == 3 and each.is_floating_point()]
 
 
 def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[ModuleInput, ...]:

@@ -47,7 +47,7 @@ def name_of_part(name: str, siblings: Container[str]) -> str:
     A key with a dot looks like a nested module; `r#1`, `r[0]`, `r()` and `r:add` beside `r` look like its second call,
     an output of it, and an operation that it calls; `(model)` is the whole model.
     """
-    if _SIGNS_OF_LABELS.search(name) is None:  # nearly always
+    if name.isidentifier() or name.isdecimal() or _SIGNS_OF_LABELS.search(name) is None:  # nearly always
         return name
     begins = (name[: sign.start()] for sign in _SIGNS_OF_LABELS.finditer(name))
     if "." in name or name.startswith(("(model)", "'")) or any(begin in siblings for begin in begins):

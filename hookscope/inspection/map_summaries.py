@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import Place
+from hookscope.hooks.observed import Place, version_of
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
 from hookscope.statistics.maps import CombinedMaps, combine_maps
 from hookscope.statistics.token_layout import token_grid
@@ -108,7 +108,7 @@ class MapRecorder:
         spatial = _spatial(tuple(tensor.shape), channel_axis, grids, len(self._indices))
         if spatial is None or (spatial[0] == 1 and key[2] not in _FIRST_SLOTS):
             return
-        latest, version = self._latest, _version(tensor)
+        latest, version = self._latest, version_of(tensor)
         if latest is not None and not self.every_row:
             if latest.tensor is tensor and latest.version == version:  # a container returns what its last child did
                 return
@@ -131,7 +131,7 @@ class MapRecorder:
         latest = self._latest
         if latest is None or latest.is_saved:
             return
-        if latest.version == _version(latest.tensor) >= 0 and not missing_memory(latest.tensor):
+        if latest.version == version_of(latest.tensor) >= 0 and not missing_memory(latest.tensor):
             self._save(latest)
         else:
             self.every_row = True
@@ -143,10 +143,6 @@ class MapRecorder:
         is_tokens = row.tensor.dim() == 3 or row.channel_axis == row.tensor.dim() - 1
         over_channels: OverChannels = "RMS" if is_tokens else "mean"
         self.saved.append(_summarised(row.key, maps[:count], over_channels, self._indices[0]))
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.callers import has_own_operations
+from hookscope.hooks.callers import have_own_operations
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
@@ -269,21 +269,22 @@ def _layer_row(
     if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
         repeats = row_label(*seen.repeats)
     massive: tuple[Flag, ...] = ("massive activations",) if tokens is not None and tokens.massive_count else ()
-    return LayerRow(
-        index=index,
-        layer=layer,
-        kind=type(inspected.modules[layer]).__name__ if operation is None else operation.name,
-        call=call,
-        slot=slot,
-        parameter_count=inspected.parameter_counts[layer] if operation is None else 0,
-        activation=statistics if shapes is None else with_whole_shape(statistics, shapes),
-        flags=_flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
-        aliases=inspected.aliases.get(layer, ()),
-        repeats=repeats,
-        owner=None if operation is None else operation.owner,
-        source="" if operation is None else operation.source,
-        inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
-        tokens=tokens,
+    return LayerRow(  # by position, as `TensorStatistics`
+        index,
+        layer,
+        type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+        call,
+        slot,
+        inspected.parameter_counts[layer] if operation is None else 0,
+        statistics if shapes is None else with_whole_shape(statistics, shapes),
+        _flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
+        inspected.aliases.get(layer, ()),
+        repeats,
+        (),
+        None if operation is None else operation.owner,
+        "" if operation is None else operation.source,
+        tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
+        tokens,
     )
 
 
@@ -383,7 +384,7 @@ def fast_path_warning(
     hooked = {id(module) for module in selected.values()} if fused else set()
     # Operations are not looked for inside torch's own encoders, which see no function mode then.
     encoders = [each for each in modules.values() if isinstance(each, nn.TransformerEncoder)] if fused else []
-    closed = [each for each in encoders if not any(map(has_own_operations, each.modules()))]
+    closed = [each for each in encoders if not have_own_operations(each.modules())]
     unseen = {id(part) for each in closed for part in each.modules()}
     if torch.backends.mha.get_fastpath_enabled() and any(
         (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())

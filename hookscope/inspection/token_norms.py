@@ -3,13 +3,14 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from heapq import nlargest
 from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.observed import Place
+from hookscope.hooks.observed import Place, version_of
 from hookscope.results.activations import LayerRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.token_norms import (
@@ -95,7 +96,7 @@ class TokenRecorder:
         """
         if not _is_of_tokens(tensor, len(self._indices)):
             return
-        version = -1 if tensor.is_inference() else tensor._version
+        version = version_of(tensor)
         if self._latest is not None and self._latest[0]() is tensor and self._latest[1] == version >= 0:
             self._seen[-1].keys.append(key)  # a container's is that of its last child
             return
@@ -127,12 +128,13 @@ class TokenRecorder:
             rows: Those that may be drawn, in execution order.
             inputs: A map is drawn where the grid divides its input evenly.
         """
+        names_of = cache(partial(prefix_names, self.network))
         return tuple(
             TokenMap(
                 row.index,
                 row.label,
                 index,
-                prefix_names(self.network, row.tokens.prefix or 0),
+                names_of(row.tokens.prefix or 0),
                 grid,
                 tuple(float(f"{norm:.5g}") for norm in norms.tolist()),
                 limit,

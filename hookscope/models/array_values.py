@@ -16,10 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.statistics import library
-from hookscope.statistics.reduction import Reduction, merge
-
-# As float32 about what a processor's own cache holds; measured.
-PIECE_ELEMENTS = 2**18
+from hookscope.statistics.reduction import Reduction, merge, reduce_array
 
 # What NumPy reads the stored values of each dtype as, by torch's names. It has not all of them: see `_widened`.
 ARRAY_TYPES = {
@@ -109,21 +106,7 @@ def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
 def _reduced(values: NDArray[np.floating]) -> Reduction:
     if values.dtype == np.float32 and (compiled := _compiled()) is not None and (found := compiled(values)):
         return found
-    finite = values[np.isfinite(values)].astype(np.float64)
-    nan_count, nonzero_count = int(np.isnan(values).sum()), int(np.count_nonzero(values))
-    known = Reduction((), "", values.size, None, finite.size, nan_count=nan_count, nonzero_count=nonzero_count)
-    if not finite.size:
-        return known
-    low, high = float(finite.min()), float(finite.max())
-    known = known._replace(min=low, max=high, mean=low)
-    if low == high:  # summing equal values would only add rounding
-        return known
-    exponent = math.frexp(max(high, -low))[1]  # so that no sum or square overflows or vanishes
-    scaled = np.ldexp(finite, -exponent)
-    mean = float(scaled.sum()) / finite.size
-    scaled -= mean
-    squares = float(np.square(scaled, out=scaled).sum())
-    return known._replace(mean=math.ldexp(mean, exponent), squared_deviations=squares, exponent=exponent)
+    return reduce_array(values, Reduction((), "", 0))
 
 
 @cache

@@ -19,13 +19,14 @@ from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
-from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, values_of
+from hookscope.models.array_values import ARRAY_TYPES, values_of
 from hookscope.models.listing import file_listing, shared_prefix, tensor_row
 from hookscope.models.shards import check_names, files_of, read_index, shard_remark
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
 from hookscope.parameters import arg
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.statistics.reduction import PIECE_ELEMENTS
 from hookscope.text import printable
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.errors import is_out_of_memory
-from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, Values, values_of
+from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
+from hookscope.statistics.reduction import PIECE_ELEMENTS
 
 # Tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28

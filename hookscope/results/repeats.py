@@ -159,12 +159,20 @@ def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Se
     """In a field of labels, put the rows that take their outputs, or gave their inputs, in place of rows left out."""
     if not left_out:
         return
+    behind = dict(left_out)  # what stands for each row left out: chains of them, as of sums, are followed once
+    for label, labels in left_out.items():
+        behind[label] = _behind(labels, behind)
     for each in rows:
-        before = labels = each.now(name)
-        while labels is not None and not left_out.keys().isdisjoint(labels):
-            labels = tuple(dict.fromkeys(other for label in labels for other in left_out.get(label, (label,))))
+        before = each.now(name)
+        labels = before and _behind(before, behind)
         if labels is not before:
             each.changes[name] = labels
+
+
+def _behind(labels: Sequence[str], left_out: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    while not left_out.keys().isdisjoint(labels):
+        labels = tuple(dict.fromkeys(other for label in labels for other in left_out.get(label, (label,))))
+    return labels
 
 
 def _number(rows: Sequence[_Staying[Row]]) -> None:

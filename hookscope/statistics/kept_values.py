@@ -65,10 +65,11 @@ def as_array(values: NDArray[Any] | Tensor) -> NDArray[np.floating]:
 
 def joined(batches: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
     """Return the values of several batches as those of one, (N, K); (1, all of them) if inputs differ in shape."""
+    if len(batches) == 1:
+        return batches[0]
     if len({each.shape[1] for each in batches}) > 1:
-        batches = [each.reshape(1, -1) for each in batches]
-        return np.concatenate(batches, 1)
-    return np.concatenate(batches) if len(batches) > 1 else batches[0]
+        return np.concatenate([each.reshape(1, -1) for each in batches], 1)
+    return np.concatenate(batches)
 
 
 def by_input(tensor: Tensor, channel_axis: int | None, inputs: int) -> tuple[Tensor, int | None]:

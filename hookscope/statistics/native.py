@@ -1,7 +1,7 @@
 """Reduce dense float32 tensors on the CPU in one pass, by compiled code: see native.c.
 
-Torch reads a tensor anew for each statistic. The library is compiled when hookscope is installed; where it is missing,
-everything is left to torch.
+NumPy reads a tensor anew for each statistic. The library is compiled when hookscope is installed; where it is missing,
+everything is left to NumPy.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.hooks.memory import missing_memory
-from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
+from hookscope.results.distribution import EXACT_LIMIT, Distribution
 from hookscope.statistics import library
 from hookscope.statistics.kept_values import by_input, kept_places
 from hookscope.statistics.library import Kernel, kernel_of
@@ -89,7 +89,7 @@ class FusedReducer:
 
         Returns:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
-            these are torch's to reduce.
+            these are NumPy's to reduce.
         """
         if self._kernel is None or not (address := address_of_float32(tensor)):
             return None
@@ -109,7 +109,9 @@ class FusedReducer:
         if self._tables is not None and (bins := outcome >> library.BIN_COUNT_SHIFT):
             distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
         elif self._tables is not None:
-            distribution = distribution_of(self._values[:count])
+            values = self._values[:count].astype(np.float64)
+            values.sort()
+            distribution = Distribution(low, high, count, values)
         return Reduction(  # by position, and all at once: this runs at every call of every module
             layout.shape,
             "float32",

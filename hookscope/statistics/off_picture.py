@@ -1,18 +1,15 @@
 """Tokens that do not come from the picture, though they may be as many as its patches: words, and learned queries."""
 
-import inspect
 import re
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.running import ModuleInput
 
 WORDS = "words, which have no place on a picture"
@@ -70,7 +67,7 @@ class OffPicture:
         """
         decoder = self._decoder(running, grids)
         if decoder is not None and count == decoder.own_tokens:
-            sequences = [each for _, each in _sequences(running[0])]
+            sequences = [each for _, each in running[0].sequences]
             return "" if sequences and decoder.holds(sequences[0]) else decoder.reason
         return self._own_or_words(running, count, grids)
 
@@ -82,7 +79,7 @@ class OffPicture:
         if decoder is None:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
         own, is_named = decoder.own_tokens, decoder.reason == DECODER
-        given = [each for _, each in _sequences(running[0])]
+        given = [each for _, each in running[0].sequences]
         of_queries, of_keys = _words(running, queries, grids), _words(running, keys, grids)
         if queries == own:
             of_queries = of_queries or decoder.reason
@@ -97,11 +94,11 @@ class OffPicture:
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
         """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
-        source = next((each for each in running if _has_picture(each) and not _sequences(each)), None)
+        source = next((each for each in running if _has_picture(each) and not each.sequences), None)
         return source is not None and any(prefix >= each.shape[1] for each in _texts(source))
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
-        given = [each for module in running[-1:] if _has_picture(module) for _, each in _sequences(module)]
+        given = [each for module in running[-1:] if _has_picture(module) for _, each in module.sequences]
         for module in running[:_LAYERS_OUT]:
             found = _decoder(module, grids)
             if found is not None and not any(map(found.holds, given)):  # a text that came as numbers
@@ -118,7 +115,7 @@ class OffPicture:
         if count in self._own:
             return self._own[count]
         if not _on_grid(count, grids):
-            if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in _sequences(each)):
+            if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in each.sequences):
                 self._own[count] = LEARNED
             if count in self._own:
                 return LEARNED
@@ -152,9 +149,10 @@ def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder |
     It is, if an argument is named so, or positions of queries are, if only one of two sequences is as long as a grid,
     or if the first is learned.
     """
-    given_sequences = _sequences(given)
-    asking = [each.shape for name, each in given_sequences if _ASKING.search(name)]
-    sequences = [(name, each) for name, each in given_sequences if not _NO_MEMORY.search(name)]
+    if len(given.sequences) < 2:
+        return None
+    asking = [each.shape for name, each in given.sequences if _ASKING.search(name)]
+    sequences = [(name, each) for name, each in given.sequences if not _NO_MEMORY.search(name)]
     for name, memory in sequences:
         for other_name, tokens in sequences:
             if tokens is memory or tokens.dim() != memory.dim():
@@ -203,12 +201,13 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
     for each in running:
         if isinstance(each.module, nn.Embedding):  # of positions, maybe
             continue
-        tensors = [(name, tensor) for name, tensor in _named(each) if not _NO_WORDS.search(name)]
+        given = {tensor.shape[1] for name, tensor in each.sequences if not _NO_WORDS.search(name)}
+        if given and each is not running[-1]:
+            continue
         has_picture = _has_picture(each)
-        given = {tensor.shape[1] for _, tensor in tensors if _is_sequence(tensor)}
         if each is running[-1] and has_picture and any(count - length in (0, 1) for length in given):
             return _AS_MANY_AS_GIVEN
-        if given and not (has_picture and each is running[-1]):
+        if given and not has_picture:
             continue
         lengths = {tensor.shape[1] for tensor in _texts(each)}
         if lengths and not has_picture:
@@ -252,36 +251,13 @@ def _is_parameter(tensor: Tensor, count: int) -> bool:
     return tensor.shape[1] == count and not tensor.is_inference() and isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
 
 
-def _named(given: ModuleInput) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a module was given, each with the name that forward has for it."""
-    if len(given.args) == 1 and not given.kwargs and isinstance(given.args[0], Tensor):
-        yield "", given.args[0]
-        return
-    names = [*islice(inspect.signature(given.module.forward).parameters, len(given.args))]
-    names += [""] * (len(given.args) - len(names))
-    for name, value in zip([*names, *given.kwargs], [*given.args, *given.kwargs.values()], strict=True):
-        if isinstance(value, Tensor):
-            yield name, value
-        elif isinstance(value, list | tuple | dict):
-            for path, tensor in tensors_given((value,), {}):
-                yield f"{name}{path}", tensor
-
-
-def _sequences(given: ModuleInput) -> list[tuple[str, Tensor]]:
-    return [(name, each) for name, each in _named(given) if _is_sequence(each)]
-
-
 def _has_picture(given: ModuleInput) -> bool:
-    named = [each for name, each in _named(given) if not _NO_PICTURE.search(name)]
+    named = [each for name, each in given.tensors if not _NO_PICTURE.search(name)]
     return any(each.is_floating_point() and each.dim() >= 4 for each in named)
-
-
-def _is_sequence(value: Tensor) -> bool:
-    return value.is_floating_point() and value.dim() == 3
 
 
 def _texts(given: ModuleInput) -> list[Tensor]:
     """Return the words that a module was given: whole numbers (N, T)."""
-    named = [(name, each) for name, each in _named(given) if each.dim() == 2 and not _NO_WORDS.search(name)]
+    named = [(name, each) for name, each in given.tensors if each.dim() == 2 and not _NO_WORDS.search(name)]
     wide = [each for _, each in named if not each.is_complex() and each.element_size() > 1]
     return [each for each in wide if not each.is_floating_point()]

@@ -1,8 +1,8 @@
 """Reduce tensors as they come, inside hooks.
 
 The cost of statistics is decided here. A dense float32 tensor on the CPU is read once by compiled code, where this
-installation has it; others by torch's reductions. On an accelerator nothing is looked at until `collect`, so that the
-device is never made to wait.
+installation has it; others by NumPy in float64. On an accelerator torch reduces, and nothing is looked at until
+`collect`, so that the device is never made to wait.
 """
 
 import math
@@ -17,41 +17,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import shape_of
-from hookscope.results.distribution import quantiles
+from hookscope.hooks.observed import physical, shape_of, version_of
+from hookscope.results.distribution import distribution_of, quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, Quantiles, TensorStatistics
 from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.native import FusedReducer
-from hookscope.statistics.reduction import Reduction, with_zeros
-from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, stored_values
-from hookscope.statistics.torch_reductions import (
-    completed,
-    count_in_bins,
-    distribution_of_counts,
-    reduce_on_device,
-    reduce_rows,
-)
+from hookscope.statistics.reduction import Reduction, reduce_array, with_zeros
+from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, plain_array, stored_values
+from hookscope.statistics.torch_reductions import completed, count_in_bins, distribution_of_counts, reduce_on_device
 from hookscope.text import exception_line
 
-# Up to this size a tensor is copied and reduced with others; measured.
-_SMALL = 2**17
-# At most this many elements are staged: about what stays in a processor's own cache.
-_STAGE_ELEMENTS = 2**18
-# The same on an accelerator, where starting an operation costs as much as reading megabytes; not measured.
-_SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
+# Up to this size a tensor on an accelerator is copied and reduced with others, and so many elements are staged at most:
+# starting an operation costs as much as reading megabytes. Not measured.
+_SMALL, _STAGE_ELEMENTS = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(slots=True)
 class Pending:
-    """A reduction whose numbers are not there yet: its values wait for others of their shape, or are on a device.
+    """A reduction whose numbers are on an accelerator, where its values may wait for others of their shape.
 
     Attributes:
         known: What is known without reading the values.
         reduction: With the numbers; None until they are there.
         on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
-            and (R, ...), (R, 0) without distributions; None if they were reduced elsewhere, or have not been.
+            and (R, ...), (R, 0) without distributions; None if they have not been reduced.
         row: Which of the rows it is.
         kept: What `kept_values` gave; None if none are kept.
     """
@@ -70,8 +61,8 @@ Measured = Reduction | Pending
 class Reducer:
     """Reduces tensors as they come; holds the work space for it, so that no hook asks for memory anew.
 
-    Small tensors that compiled code does not read are copied and reduced a few at a time, when they are enough or
-    another shape comes: calls cost more than a copy.
+    Small tensors on an accelerator are copied and reduced a few at a time, when they are enough or another shape comes:
+    calls cost more than a copy.
     """
 
     def __init__(self, *, distributions: bool = False, keeps_values: bool = False) -> None:
@@ -88,7 +79,6 @@ class Reducer:
         self._stage = torch.empty(0)
         self._staged: list[Pending] = []
         self._staged_view = (0, 0, 0)
-        self._scratch = torch.empty(0)
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
@@ -105,7 +95,7 @@ class Reducer:
             The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
             shape, its dtype and the reason instead of raising.
         """
-        version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
+        version = version_of(tensor)
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
         given = tensor
@@ -116,13 +106,13 @@ class Reducer:
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
         inputs = max(inputs, 1) if self.keeps_values else 0
-        reduction = self._fused.reduce(tensor, channel_axis, inputs) or self._by_torch(tensor, channel_axis)
+        reduction = self._fused.reduce(tensor, channel_axis, inputs) or self._without_kernel(tensor, channel_axis)
         if inputs and (isinstance(reduction, Pending) or reduction.kept is None):
             reduction = _with_values(reduction, tensor, channel_axis, inputs)
         self._latest = (weakref.ref(given), version, channel_axis, reduction)
         return reduction
 
-    def _by_torch(self, tensor: Tensor, channel_axis: int | None) -> Measured:
+    def _without_kernel(self, tensor: Tensor, channel_axis: int | None) -> Measured:
         dtype = str(tensor.dtype)[6:]  # without "torch."
         shape: tuple[int, ...] = ()
         element_count = 0
@@ -141,9 +131,9 @@ class Reducer:
                 return with_zeros(stored, implicit_zeros, distributions=self.distributions)
             if stored_count == 0:
                 return known
-            small = stored_count <= (_SMALL if values.is_cpu else _SMALL_THERE) and values.dtype in _STAGED_DTYPES
+            small = not values.is_cpu and stored_count <= _SMALL and values.dtype in _STAGED_DTYPES
             return self._copy(values, known) if small else self._reduce_now(values, known)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
             return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
     def settle(self) -> None:
@@ -152,15 +142,9 @@ class Reducer:
         staged, self._staged = self._staged, []
         if not staged:
             return
-        known = [each.known for each in staged]
-        rows = self._stage[: len(known) * known[0].element_count].view(len(known), -1)
+        rows = self._stage[: len(staged) * staged[0].known.element_count].view(len(staged), -1)
         try:
-            if rows.is_cpu:
-                reduced = reduce_rows(rows, self._staged_view, known, rows, distributions=self.distributions)
-                for each, reduction in zip(staged, reduced, strict=True):
-                    each.reduction = reduction
-            else:
-                self._reduce_on_device(rows, self._staged_view, staged)
+            self._reduce_on_device(rows, self._staged_view, staged)
         except RuntimeError as error:  # out of memory
             for each in staged:
                 each.reduction = each.known._replace(unmeasured=exception_line(error))
@@ -175,9 +159,8 @@ class Reducer:
             self.settle()
             begin = 0
         if elsewhere or not self._stage.numel():
-            room = _STAGE_ELEMENTS if values.is_cpu else _STAGE_ELEMENTS_THERE
             with torch.inference_mode(False):  # in a model's inference mode it would be of no use outside
-                self._stage = torch.empty(room, dtype=torch.float32, device=values.device)
+                self._stage = torch.empty(_STAGE_ELEMENTS, dtype=torch.float32, device=values.device)
         self._stage[begin : begin + count].view(ordered.shape).copy_(ordered)
         self._staged_view = channels_view
         staged = Pending(known)
@@ -187,15 +170,23 @@ class Reducer:
     def _reduce_now(self, values: Tensor, known: Reduction) -> Reduction | Pending:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
-        if not flat.is_cpu:
-            pending = Pending(known)
-            self._reduce_on_device(flat.unsqueeze(0), channels_view, [pending])
-            return pending
-        if self._scratch.numel() < flat.numel() or self._scratch.dtype != flat.dtype:
-            with torch.inference_mode(False):
-                self._scratch = torch.empty_like(flat)
-        rows, space = flat.unsqueeze(0), self._scratch[: flat.numel()].unsqueeze(0)
-        return reduce_rows(rows, channels_view, [known], space, distributions=self.distributions)[0]
+        if flat.is_cpu:
+            return self._reduce_by_numpy(plain_array(physical(flat)[0]), channels_view, known)
+        pending = Pending(known)
+        self._reduce_on_device(flat.unsqueeze(0), channels_view, [pending])
+        return pending
+
+    def _reduce_by_numpy(
+        self, values: NDArray[np.floating], channels_view: tuple[int, int, int], known: Reduction
+    ) -> Reduction:
+        reduction = reduce_array(values, known)
+        nonzero = distribution = None
+        if known.channel_axis is not None:
+            nonzero = np.count_nonzero(values.reshape(channels_view), axis=(0, 2)).astype(np.float64)
+        if self.distributions:
+            is_finite = reduction.finite_count == values.size
+            distribution = distribution_of(values if is_finite else values[np.isfinite(values)])
+        return reduction._replace(channel_axis=known.channel_axis, channel_nonzero=nonzero, distribution=distribution)
 
     def _reduce_on_device(self, rows: Tensor, channels_view: tuple[int, int, int], pending: Sequence[Pending]) -> None:
         """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
@@ -305,24 +296,26 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         channels = reduction.channel_nonzero.size
         has_dead = reduction.nonzero_count < elements
         dead = channels - int(np.count_nonzero(reduction.channel_nonzero)) if has_dead else 0
-    return TensorStatistics(
-        shape=shape,
-        dtype=dtype,
-        element_count=elements,
-        mean=reduction.mean if count else None,
-        std=reduction.unscaled(math.sqrt(reduction.squared_deviations / count)) if count else None,
-        min=reduction.min if count else None,
-        max=reduction.max if count else None,
-        mean_abs=reduction.unscaled(reduction.abs_sum / count) if count else None,
-        l2=reduction.unscaled(math.sqrt(reduction.square_sum)) if count else None,
-        zero_fraction=(elements - reduction.nonzero_count) / elements,
-        nan_count=reduction.nan_count,
-        inf_count=elements - count - reduction.nan_count,
-        channel_axis=reduction.channel_axis,
-        channel_count=channels,
-        dead_channel_count=dead,
-        quantiles=None if at_levels is None else Quantiles(*at_levels),
-        distribution=reduction.distribution,
-        kept_values=None if reduction.kept is None else joined(reduction.kept),
-        channel_nonzero=reduction.channel_nonzero,
+    unscaled = reduction.unscaled
+    return TensorStatistics(  # by position: keywords take half as long again
+        shape,
+        dtype,
+        elements,
+        reduction.mean if count else None,
+        unscaled(math.sqrt(reduction.squared_deviations / count)) if count else None,
+        reduction.min if count else None,
+        reduction.max if count else None,
+        unscaled(reduction.abs_sum / count) if count else None,
+        unscaled(math.sqrt(reduction.square_sum)) if count else None,
+        (elements - reduction.nonzero_count) / elements,
+        reduction.nan_count,
+        elements - count - reduction.nan_count,
+        reduction.channel_axis,
+        channels,
+        dead,
+        None if at_levels is None else Quantiles(*at_levels),
+        None,
+        reduction.distribution,
+        None if reduction.kept is None else joined(reduction.kept),
+        reduction.channel_nonzero,
     )

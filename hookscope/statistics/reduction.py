@@ -1,4 +1,7 @@
-"""A tensor reduced to numbers from which its statistics follow, and which merge with those of the next batch."""
+"""A tensor reduced to numbers from which its statistics follow, and which merge with those of the next batch.
+
+`reduce_array` is the reduction by NumPy in float64, of whatever compiled code does not read. No torch.
+"""
 
 import math
 from typing import NamedTuple
@@ -7,6 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.results.distribution import Distribution, distribution_of_zeros, merge_distributions
+
+# So many stored values are read at a time, in a few MB.
+PIECE_ELEMENTS = 2**18
+
+# So many values are widened to float64 at a time: what a processor's own cache holds.
+_WIDENED = 2**15
+
+# Up to this exponent float64 holds sums of squares of as many values as memory does, with all their digits.
+SQUARABLE_EXPONENT = 400
 
 
 class Reduction(NamedTuple):
@@ -56,6 +68,8 @@ class Reduction(NamedTuple):
 
     def unscaled(self, value: float) -> float:
         """Multiply a sum of magnitudes, or the root of a sum of squares, by 2^exponent."""
+        if not self.exponent:  # nearly always
+            return value
         try:
             return math.ldexp(value, self.exponent)
         except OverflowError:
@@ -127,3 +141,39 @@ def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Redu
     """Add `count` zeros that a sparse tensor implies but does not store."""
     zeros = Reduction(reduction.shape, reduction.dtype, count, None, count, min=0.0, max=0.0)
     return merge(reduction, zeros._replace(distribution=distribution_of_zeros(count) if distributions else None))
+
+
+def reduce_array(values: NDArray[np.floating], known: Reduction) -> Reduction:
+    """Reduce flat values, (n,), of which `known` has shape and dtype; without channels and distribution."""
+    total = known._replace(element_count=0)
+    for start in range(0, values.size, _WIDENED):
+        total = merge(total, _reduced(values[start : start + _WIDENED]))
+    return total
+
+
+def _reduced(values: NDArray[np.floating]) -> Reduction:
+    low, high, nan_count, finite = float(values.min()), float(values.max()), 0, values
+    if not (math.isfinite(low) and math.isfinite(high)):
+        finite, nan_count = values[np.isfinite(values)], int(np.isnan(values).sum())
+        low, high = float(finite.min(initial=math.inf)), float(finite.max(initial=-math.inf))
+    count, nonzero_count = finite.size, int(np.count_nonzero(values))
+    known = Reduction((), "", values.size, None, count, nan_count=nan_count, nonzero_count=nonzero_count)
+    if not count:
+        return known
+    finite = finite.astype(np.float64)
+    exponent = math.frexp(max(high, -low))[1]
+    if abs(exponent) <= SQUARABLE_EXPONENT:
+        exponent = 0
+    else:
+        finite = np.ldexp(finite, -exponent)
+    squares, magnitudes = float(np.square(finite).sum()), float(np.abs(finite).sum())
+    known = known._replace(min=low, max=high, abs_sum=magnitudes, square_sum=squares, exponent=exponent)
+    if low == high:  # summing equal values would only add rounding
+        size = math.ldexp(abs(low), -exponent)
+        return known._replace(mean=low, abs_sum=size * count, square_sum=size * size * count)
+    mean = float(finite.mean())
+    finite -= mean
+    shift = float(finite.mean())  # what rounding left in the mean
+    finite -= shift
+    deviations = float(np.square(finite, out=finite).sum())
+    return known._replace(mean=math.ldexp(mean + shift, exponent), squared_deviations=deviations)

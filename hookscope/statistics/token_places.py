@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def _behind(count: int) -> str:
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class TokenPlaces:
     """Reads where tokens lie, along one forward pass.
 
@@ -58,10 +59,6 @@ class TokenPlaces:
     pictures: tuple[int, int, int] | None = None
     _off: OffPicture = field(init=False)
     _windows: WindowedLayers = field(init=False)
-    _names: dict[int, str] = field(init=False)
-    _prefix: int | None = field(init=False)
-    _unrolled: int = field(init=False)
-    _stride: tuple[int, int] | None = field(init=False)
     _widths: dict[int, int] = field(default_factory=dict)
     _patches: Tensor | None = None
     _guessed: list[tuple[int, int]] = field(default_factory=list)
@@ -69,12 +66,24 @@ class TokenPlaces:
     _known: dict[Place, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look at the network, before it runs."""
+        """Prepare to look at the network, which is done where the first tokens are."""
         self._off, self._windows = OffPicture(self.network), WindowedLayers(self.network)
-        self._names = {id(module): name for name, module in self.network.named_modules()}
-        self._prefix = known_prefix(self.network)
-        self._unrolled = unrolled_halvings(self.network)
-        self._stride = _patch_size(self.network)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(module): name for name, module in self.network.named_modules()}
+
+    @cached_property
+    def _prefix(self) -> int | None:
+        return known_prefix(self.network)
+
+    @cached_property
+    def _unrolled(self) -> int:
+        return unrolled_halvings(self.network)
+
+    @cached_property
+    def _stride(self) -> tuple[int, int] | None:
+        return _patch_size(self.network)
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin another forward pass; what was found for outputs of the same shapes is kept."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookscope.errors import HookscopeError, UnfitInputError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
+from hookscope.hooks.observed import version_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -145,7 +146,7 @@ class ChannelRecorder:
             self.features.see(label, tensor, channel_axis)
         if channel_axis is None or channel_axis == 0:
             return
-        version = -1 if tensor.is_inference() else tensor._version
+        version = version_of(tensor)
         if self._before is not None:
             reference, known, axis, rows = self._before
             if reference() is tensor and known == version >= 0 and axis == channel_axis:

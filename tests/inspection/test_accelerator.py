@@ -17,6 +17,7 @@ from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.statistics import TensorStatistics
+from hookscope.statistics.reducer import Reducer, collect, summarise
 from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
 from tests.inspections import inspect, inspect_gradients
@@ -259,6 +260,42 @@ def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecuto
     activations_alone, with_gradients = elsewhere.submit(operations_per_call).result()
     assert activations_alone < 10  # by itself, a tensor takes over 40
     assert with_gradients < 30
+
+
+def staged_a_few_at_a_time() -> list[tuple[float | None, ...]]:
+    parts = [far_device.sent(part) for part in _PARTS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hookscope.statistics.reducer._STAGE_ELEMENTS", 1000)
+        reducer = Reducer()
+        reductions = [reducer.reduce(part, 1) for part in parts]
+        reducer.settle()
+    return [(each.min, each.max, each.mean, each.std) for each in summarise(collect(reductions))]
+
+
+_PARTS = [torch.randn(1, 3, 10, 10, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(25)]
+
+
+def test_many_small_tensors_overflow_the_stage_unharmed(elsewhere: ProcessPoolExecutor) -> None:
+    found = elsewhere.submit(staged_a_few_at_a_time).result()
+    for part, numbers in zip(_PARTS, found, strict=True):
+        values = part.double().numpy()
+        assert numbers == pytest.approx((values.min(), values.max(), values.mean(), values.std()), rel=1e-5, abs=1e-5)
+
+
+def reasons_of_a_failure() -> list[str | None]:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory\nmore about it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hookscope.statistics.reducer.reduce_on_device", fail)
+        reducer = Reducer()
+        reductions = [reducer.reduce(far_device.sent(torch.ones(size))) for size in (2, 2, 3)]
+        reducer.settle()
+    return [each.unmeasured for each in summarise(collect(reductions))]
+
+
+def test_what_cannot_be_reduced_together_says_why(elsewhere: ProcessPoolExecutor) -> None:
+    assert elsewhere.submit(reasons_of_a_failure).result() == ["RuntimeError: out of memory"] * 3
 
 
 @pytest.mark.exhaustive

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import hookscope
-from hookscope.hooks.callers import has_own_operations
+from hookscope.hooks.callers import have_own_operations
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
@@ -208,7 +208,7 @@ def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) ->
                 (owner, IN_PLACE.get(bare, bare), each.out)
                 for each in trace(network, [x])
                 if (bare := (each.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
-                if has_own_operations(network.get_submodule(owner := owner_of(each.modules)))
+                if have_own_operations([network.get_submodule(owner := owner_of(each.modules))])
             ]
     assert [each[:2] for each in ours] == [each[:2] for each in theirs]
     for (owner, operation, tensor), (_, _, other) in zip(ours, theirs, strict=True):

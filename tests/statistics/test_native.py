@@ -35,7 +35,7 @@ from tests.statistics.test_statistics import (  # noqa: F401 - its tests are col
     test_a_deviation_of_two_neighbouring_floats,
     test_a_deviation_survives_a_huge_mean,
     test_constant_values_have_no_deviation_and_no_accumulated_error,
-    test_many_small_tensors_overflow_the_stage_unharmed,
+    test_many_small_tensors_in_a_row_stay_apart,
     test_measures_any_float32_values,
     test_measures_odd_values,
     test_measures_random_values_of_any_shape,
@@ -173,7 +173,7 @@ def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("count", [2, 33, 40_001])
-def test_rare_values_are_left_to_torch_wherever_they_are(variant: str, value: float, count: int) -> None:
+def test_rare_values_are_left_to_numpy_wherever_they_are(variant: str, value: float, count: int) -> None:
     reducer = fused_reducer(variant)
     assert reducer.reduce(torch.full((5, count), value), 1) is None
     for position in {0, count // 2, count - 2, count - 1}:
@@ -268,7 +268,7 @@ def test_reductions_keep_their_numbers_when_others_follow() -> None:
         "without memory",
     ],
 )
-def test_other_tensors_are_left_to_torch(tensor: Tensor) -> None:
+def test_other_tensors_are_left_to_others(tensor: Tensor) -> None:
     assert fused_reducer().reduce(tensor, 1) is None
 
 
@@ -281,7 +281,7 @@ def test_parameters_and_dense_tensors_in_another_order_are_read_like_others() ->
 
 
 @compiled
-def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
+def test_a_tensor_inside_a_function_transform_is_measured_by_numpy() -> None:
     assert KERNEL is not None
     reducer = Reducer(distributions=True)
     reducer._fused = fused_reducer()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.observed import ModuleCall, version_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inspection.rows import OnCall, OnTensor
@@ -118,7 +118,7 @@ class OutputSignatures:
         }
 
     def _signed(self, tensor: Tensor, axis: int | None) -> _Sums | None:
-        version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
+        version = version_of(tensor)
         if self._latest is not None:
             latest, latest_version, latest_axis, found = self._latest
             if latest() is tensor and version == latest_version >= 0 and axis == latest_axis:
