@@ -36,31 +36,22 @@ Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
 
 
-class OutputPlace(NamedTuple):
-    """Where an output that has a partner was seen.
-
-    Attributes:
-        channel_axis: The axis of the tensor that counts channels; None if none does.
-        grids: The spatial sizes of maps up to here, latest last.
-    """
-
-    key: Key
-    layer: str
-    channel_axis: int | None = None
-    grids: tuple[tuple[int, ...], ...] = ()
-
-
 class PairedOutput(NamedTuple):
     """An output that has a partner.
 
     Attributes:
+        channel_axis: The axis of the tensor that counts channels; None if none does.
+        grids: In A, the spatial sizes of maps up to here, latest last.
         inputs: Of the call; of a call that overwrote its first input, that one alone.
         kept: What was kept before the call, of the first of its outputs; None if nothing was.
     """
 
-    place: OutputPlace
+    key: Key
+    layer: str
     value: Value
-    inputs: tuple[Value, ...] = ()
+    channel_axis: int | None = None
+    grids: tuple[tuple[int, ...], ...] = ()
+    inputs: Sequence[Value] = ()
     kept: Any = None
 
 
@@ -226,25 +217,24 @@ class HookedNetwork:
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
-        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tuple(tensor.shape))
+        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if (*place, which) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
             shape = () if tensor.is_nested else tuple(tensor.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            inputs = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
+            names = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
             label = row_label(call.layer, call.call, slot)
-            self.output_forms[*place, which] = OutputForm(
-                label, call.layer, kind, shape, dtype, call.operation, tuple(inputs)
-            )
+            form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
+            self.output_forms[*place, which] = form
         partner, observer = self.partner(place), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
-            tensors = [physical(each)[0] for _, each in call.inputs]
-            given = map(version_of, tensors) if overwrote is None else [overwrote]
-            grids = tuple(self.recorder.grids_of((call.layer, call.call, slot), tensor, axis))
+            inputs = [overwrote] if overwrote else [version_of(physical(given)[0]) for _, given in call.inputs]
+            grids = () if self.recorder.places is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
             kept = self._kept.get(call.layer) if not which else None
-            found = OutputPlace((*partner, which), call.layer, axis, grids)
-            observer.observe(PairedOutput(found, version_of(tensor), tuple(given), kept.pop() if kept else None))
+            before = kept.pop() if kept else None
+            key = (*partner, which)
+            observer.observe(PairedOutput(key, call.layer, version_of(tensor), axis, grids, inputs, before))
         return which
 
     def _stored_name(self, given: Tensor, output: Tensor) -> str | None:
@@ -309,7 +299,7 @@ class HookedNetwork:
         self._counts[layer] += 1
         given, partner = tensors_given(args, kwargs), self.partner(place)
         if given and partner is not None:
-            with torch._C.DisableTorchFunction(), plain_arithmetic():
+            with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
                 tensor = physical(given[0][1])[0]
                 self._overwrote[place] = value = self._observer.versions.of(tensor)
                 self._observer.overwrites(partner, value)
