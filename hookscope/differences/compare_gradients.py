@@ -11,7 +11,7 @@ from hookscope.differences.alignment import Pairing
 from hookscope.differences.compared import A, B, Compared
 from hookscope.differences.first_differences import exceeds, rounding_limit
 from hookscope.differences.measures import Sums, sums_of
-from hookscope.differences.row_pairs import RowPair, pair_parameters, pair_sites
+from hookscope.differences.row_pairs import RowPair, pair_gradients, pair_parameters
 from hookscope.differences.spool import Spool, Value, Versions
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
@@ -173,7 +173,7 @@ class GradientComparison:
         (one, ours), (other, theirs) = passes[:2]
         exact = [gradients for _, gradients in passes[2:]]
         self._sites = self._sites or one.gradients
-        for rows in pair_sites(one.gradients, other.gradients, self.pairing):
+        for rows in pair_gradients(one.gradients, other.gradients, self.pairing.partner):
             pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(each.get(rows.label) for each in exact)]
             pair.add(values, rows, first_input, len(batch.indices))

@@ -255,7 +255,7 @@ def compare_networks(
     return Differences(
         a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, options_b.texts),
-        way="lockstep",
+        way="networks",
         inputs=tuple(comparison.records),
         inputs_b=_records_of(others, comparison),
         rows=rows,

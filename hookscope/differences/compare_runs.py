@@ -290,7 +290,8 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
 def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
     if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
         return []
-    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
+    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
+    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
     parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
     return [*rows, *(_row(each, a, b) for each in parameters)]
 

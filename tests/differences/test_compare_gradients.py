@@ -1,4 +1,4 @@
-"""Gradients of two networks side by side."""
+"""Gradients of two networks."""
 
 import copy
 import math
