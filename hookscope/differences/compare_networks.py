@@ -329,7 +329,7 @@ def _notes(
     return _without_repeats(
         *a.notes,
         *b.notes,
-        *training_notes(session.loaded, other, options_b.mode),
+        *training_notes(a, b, options_b.mode),
         *compiled_notes(session.loaded, other, compiles=options_b.compiles),
         *([compiled.note()] if compiled else []),
         *comparison.networks[B].edits.notes(),

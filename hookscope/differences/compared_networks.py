@@ -94,19 +94,19 @@ def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -
     ]
 
 
-def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> list[str]:
+def training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> list[str]:
     """Return notes about modules that were in training mode, which they are not run in.
 
     None if all modules of both networks were: they are, until someone calls `eval`.
     """
     notes: list[str] = []
-    modes = [{name: each.training for name, each in side.module.named_modules()} for side in (loaded, other)]
+    modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
     if all(map(all, (each.values() for each in modes))) or not any(map(any, (each.values() for each in modes))):
         return notes
-    for letter, side, mode, training in zip("AB", (loaded, other), ("eval", mode_b), modes, strict=True):
-        modules = dict(side.module.named_modules())
-        names = [name for name, module in modules.items() if training[name] and any(map(_has_modes, module.modules()))]
-        if not names or mode == "train":
+    for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
+        trained = [name for name in side.modules if training[name] and mode != "train"]
+        names = [name for name in trained if any(map(_has_modes, side.modules[name].modules()))]
+        if not names:
             continue
         # A module in training mode whose parts all are stands for them; the others stand for their own code.
         whole = [name for name in names if all(training[each] for each in training if _is_within(each, name))]

@@ -1,11 +1,11 @@
 """One of the networks that are compared: its hooks, and one pass of it."""
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -138,7 +138,7 @@ class HookedNetwork:
     _captured: Capture[int] | None = None
     _observer: Observer | None = None
     _kept: dict[str, list[Any]] = field(default_factory=dict)
-    _counts: Counter[object] = field(default_factory=Counter)
+    _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
     _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
     _is_alone: bool = False
@@ -151,7 +151,29 @@ class HookedNetwork:
         with preserved(self.inspected.network, self.seed, self.mode, modules.values()) as self._state:
             yield
 
-    def run(self, batch: Batch, observer: Observer) -> Finished:
+    def trial(self, batch: Batch, layers: Mapping[str, nn.Module]) -> "HookedNetwork":
+        """Return this network, without edits and with these layers hooked, after a pass that leaves no trace of it."""
+        operations = None if self.operations is None else OperationChoice(self.operations.patterns)
+        no_edits = PlacedEdits({}, (), {})
+        trial = replace(
+            self,
+            hooked=layers,
+            operations=operations,
+            edits=no_edits,
+            keeps="",
+            output_forms={},
+            passed_through={},
+        )
+        with trial.prepared():
+            trial.run(batch, None)
+        return trial
+
+    @property
+    def called(self) -> set[str]:
+        """Names of the layers that were called."""
+        return set() if self._captured is None else self._captured.called
+
+    def run(self, batch: Batch, observer: Observer | None) -> Finished:
         """Run the network once; random numbers are drawn from the states that the generators have now."""
         if self._state is None:
             raise RuntimeError("a network runs in the block of `prepared` alone")
@@ -384,41 +406,21 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
     return max(known)
 
 
-def run_once(
-    network: HookedNetwork,
-    batch: Batch,
-    layers: Mapping[str, nn.Module],
-    observe: Callable[[ModuleCall, str, Tensor], None] = lambda *_: None,
-    operations: OperationChoice | None = None,
-) -> Capture[None]:
-    """Run a network over a batch, up to its end or its first error, and leave no trace of it; return the capture."""
-    module = network.inspected.network
-    with (
-        preserved(module, network.seed, network.mode, network.inspected.modules.values()),
-        capture(module, layers, observe, operations=operations) as captured,
-    ):
-        try:
-            with torch.no_grad(), network.casting():
-                module(*batch.args, **batch.kwargs)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
-            reraise_internal(raised)
-    return captured
-
-
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
-    calls: dict[CallKey, list[Any]] = {}
+    trial = network.trial(batch, network.hooked)
+    calls: dict[CallKey, list[Key]] = {}
+    for place in trial.output_forms:
+        calls.setdefault(place[:2], []).append(place)
+    return [_call(trial, places) for places in calls.values()]
 
-    def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> None:
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        kind = type(call.module).__name__ if call.operation is None else call.operation.name
-        owned = parameter_shapes(call.module) if call.operation is None else ()
-        calls.setdefault((call.layer, call.call), [kind, [], owned])[1].append(shape)
 
-    chosen = None if network.operations is None else OperationChoice(network.operations.patterns)
-    captured = run_once(network, batch, network.hooked, observe, chosen)
-    unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
-    return [Call(key, kind, tuple(shapes), owned, key in unchanged) for key, (kind, shapes, owned) in calls.items()]
+def _call(network: HookedNetwork, places: Sequence[Key]) -> Call:
+    """Return the call that returned the tensors at these places."""
+    forms = [network.output_forms[place] for place in places]
+    owned = parameter_shapes(network.hooked[forms[0].layer]) if forms[0].operation is None else ()
+    is_unchanged = any(network.passed_through.get(place) for place in places)
+    return Call(places[0][:2], forms[0].kind, tuple(form.shape for form in forms), owned, is_unchanged)
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.differences.alignment import match_names
 from hookscope.differences.first_differences import exceeds, rounding_limit
-from hookscope.differences.hooked_network import Finished, HookedNetwork, parameter_shapes, run_once
+from hookscope.differences.hooked_network import Finished, HookedNetwork, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -191,7 +191,7 @@ def compile_in_blocks(
     )
     named = match_names(shapes_a, shapes_b, maps)
     called_a, called_b = (
-        run_once(side, batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
+        side.trial(batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
     )
     blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
