@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookscope.differences.alignment import Pairing
+from hookscope.differences.alignment import Pairing, around
 from hookscope.differences.compared import A, B, Compared
 from hookscope.differences.first_differences import exceeds, rounding_limit
 from hookscope.differences.measures import Sums, sums_of
@@ -266,13 +266,12 @@ def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Seq
     Containers are passed over: the layers inside them take and return the same tensors.
     """
     layers = {site.layer for site in sites}
-    around = {name[:at] for name in layers for at, letter in enumerate(name) if letter == "."}
-    around |= {""} if len(layers) > 1 else set()
+    containers = around(layers)
     found: list[tuple[float, str]] = []
-    arrived: dict[str, float] = dict.fromkeys(around & layers, math.inf)
+    arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
         site, other = pair.rows.a, pair.rows.b
-        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in around:
+        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in containers:
             continue
         index = other.backward_index if site.backward_index is None else site.backward_index
         if index is not None and site.role == "output":

@@ -257,7 +257,7 @@ def compare_networks(
         b=Side(b.info, *b.placed, options_b.texts),
         way="networks",
         inputs=tuple(comparison.records),
-        inputs_b=_records_of(others, comparison),
+        inputs_b=() if others is None else tuple(others.records.values())[: len(comparison.records)],
         rows=rows,
         gradients=gradients.rows,
         unmatched=unmatched(networks, passes.rows, comparison.pairing, with_b=not layers),
@@ -311,14 +311,15 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
 def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
     """Return the warnings about the networks, about what was `measured`, and about inputs, in this order."""
     a, b = (each.inspected for each in comparison.networks[:2])
-    return _without_repeats(
+    texts = [
         *(f"A: {text}" for text in a.warnings),
         *(f"B: {text}" for text in b.warnings),
         *different_inputs(session.loaded, other),
         *filter(None, [comparison.outputs.remark]),
         *measured,
         *comparison.queue.remarks,
-    )
+    ]
+    return tuple(dict.fromkeys(texts))
 
 
 def _notes(
@@ -326,7 +327,7 @@ def _notes(
 ) -> tuple[str, ...]:
     a, b = (each.inspected for each in comparison.networks[:2])
     compiled = comparison.compiled
-    return _without_repeats(
+    texts = [
         *a.notes,
         *b.notes,
         *training_notes(a, b, options_b.mode),
@@ -335,14 +336,7 @@ def _notes(
         *comparison.networks[B].edits.notes(),
         *about_edits,
         *precision_notes(comparison.networks),
-    )
-
-
-def _records_of(others: _OtherInputs | None, comparison: _Comparison) -> tuple[InputRecord, ...]:
-    return () if others is None else tuple(others.records.values())[: len(comparison.records)]
-
-
-def _without_repeats(*texts: str) -> tuple[str, ...]:
+    ]
     return tuple(dict.fromkeys(texts))
 
 

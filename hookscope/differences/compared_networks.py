@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
+from hookscope.differences.alignment import is_inside
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.state.preservation import Mode
@@ -109,8 +110,8 @@ def training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> li
         if not names:
             continue
         # A module in training mode whose parts all are stands for them; the others stand for their own code.
-        whole = [name for name in names if all(training[each] for each in training if _is_within(each, name))]
-        shown = [name for name in names if not any(name != each and _is_within(name, each) for each in whole)]
+        whole = [name for name in names if all(training[part] for part in training if is_inside(part, name))]
+        shown = [name for name in names if not any(is_inside(name, module) for module in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
         where = "" if "" in whole else f" at {some_of(at, 3)}"
         option = f", unless {arg('mode_b')} train is given" if letter == "B" else ""
@@ -122,7 +123,3 @@ def _has_modes(module: nn.Module) -> bool:
     """Return whether a module may compute something else in training mode: of torch's own only some do."""
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs or isinstance(module, _WITH_MODES)
-
-
-def _is_within(name: str, around: str) -> bool:
-    return not around or name == around or name.startswith(f"{around}.")

@@ -71,7 +71,7 @@ class KeptMaps:
             return
         self._seen += 1
         is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
-        adds = self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
+        adds = added is not None and self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
         self._first += is_first
         self._adding += adds
         others = self._others()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from hookscope.differences.alignment import Call, CallKey
+from hookscope.differences.alignment import Call, CallKey, around
 from hookscope.differences.spool import Value, Versions
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
@@ -368,10 +368,7 @@ def layers_to_hook(
 ) -> dict[str, nn.Module]:
     """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
-    around = {name.rpartition(".")[0] for name in wanted if name}
-    while around - wanted:
-        wanted |= around
-        around = {name.rpartition(".")[0] for name in around if name}
+    wanted |= around(wanted)
     held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
     return {name: each for name, each in inspected.modules.items() if name in wanted and not isinstance(each, held)}
 
