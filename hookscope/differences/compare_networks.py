@@ -140,6 +140,7 @@ class _Comparison:
                 try:
                     gradients.add(batch, first_input)
                 except PassError as error:
+                    passes.rewind()
                     return Break(str(error), error=error.__cause__)
             self.outputs.add(returned, first_input, count)
             passes.keep()

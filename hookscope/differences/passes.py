@@ -79,6 +79,8 @@ class Passes:
     _batch: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
     _shadowed: dict[CallKey, list[Tensor]] = field(default_factory=dict)
+    _finished: dict[int, Finished] = field(default_factory=dict)
+    _start: RandomStates = field(default_factory=RandomStates)
     _first_input: int = 0
     _count: int = 0
 
@@ -96,31 +98,34 @@ class Passes:
         if not first_input:
             self.maps.clear()
         self._batch, self._spooled = {}, [{} for _ in self.networks]
-        spool, start = Spool(), RandomStates()
+        spool, self._start = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
-        finished: dict[int, Finished] = {}
+        self._finished = {}
+        finished = self._finished
         for place in (A, *range(REFERENCE, len(self.networks)), B):
-            start.enter()
-            network, keeping = (
-                self.networks[place],
-                Observer(Versions(spool.keep), partial(_keep, self._spooled[place])),
-            )
-            finished[place] = network.run(brought(network), self._comparing() if place == B else keeping)
+            self._start.enter()
+            network, kept = self.networks[place], partial(_keep, self._spooled[place])
+            observer = self._comparing() if place == B else Observer(Versions(spool.keep), kept)
+            finished[place] = network.run(brought(network), observer)
             ends[place] = RandomStates()
             if finished[place].message:
                 break
         else:
             if self.whole is not None:
-                start.enter()
-                finished[B] = self.whole.run(brought(self.whole), keeping)
-            ends[B if ends[B].has_drawn(start) else A].enter()
-        if any(each.message for each in finished.values()):
-            start.enter()
-            for place in finished:
-                self.networks[place].rewinds = True
+                self._start.enter()
+                finished[B] = self.whole.run(brought(self.whole), None)
+            ends[B if ends[B].has_drawn(self._start) else A].enter()
+        if any(end.message for end in finished.values()):
+            self.rewind()
         self._shadowed.clear()
         self._spooled = ()
         return [finished[place] for place in sorted(finished)]
+
+    def rewind(self) -> None:
+        """Let the next batch begin where the last one did."""
+        self._start.enter()
+        for place in self._finished:
+            self.networks[place].rewinds = True
 
     def keep(self) -> None:
         """Merge the rows of the last batch."""
