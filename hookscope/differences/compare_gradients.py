@@ -112,25 +112,10 @@ class GradientDifferences:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What the passes without gradients have shown.
-
-    Attributes:
-        rows: Those of outputs, containers included.
-        eps: Machine epsilon of the coarsest dtype that the networks compute in.
-        has_rows: Whether a layer of A has rows in the result.
-    """
-
-    rows: Sequence[DifferenceRow]
-    eps: float
-    has_rows: Callable[[str], bool]
-
-    @property
-    def relative_l2(self) -> float:
-        """The largest difference of an input or output; infinite if rounding does not explain it."""
-        values = [(value, row.limit) for row in self.rows for value in _differences(row) if value is not None]
-        return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
+def _largest(rows: Sequence[DifferenceRow]) -> float:
+    """Return the largest difference of an input or output; infinite if rounding does not explain it."""
+    values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
+    return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
 
 
 def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
@@ -184,18 +169,37 @@ class GradientComparison:
         for letter, seen in (("A", one), ("B", other)):
             self._notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
-    def result(self, forward: Forward) -> GradientDifferences:
-        """Return what differs; `forward` is what the passes without gradients have shown."""
+    def result(
+        self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
+    ) -> GradientDifferences:
+        """Find the first difference, and return the rows that are listed.
+
+        Args:
+            forward: Rows of outputs, containers included.
+            eps: As for `rounding_limit`.
+            has_rows: Whether a layer of A has rows in the result.
+        """
         parameters = [_Pair(rows) for rows in self._parameters.values()]
         for pair in parameters:
             labels = pair.rows.label, pair.rows.label_b, pair.rows.label
             totals = [total.get(label) for total, label in zip(self._totals, labels, strict=False)]
             pair.add([None if total is None else Value(total) for total in totals], pair.rows)
-        result = _judged(self._sites, [*self._pairs.values()], parameters, forward, tuple(self._notes))
-        if self.whole is None or result.first or any(row.origin == "begins" for row in forward.rows):
-            return result
-        about_whole = _of_whole(parameters, self._totals[0], self._totals[3], result.rows)
-        return replace(result, notes=(*result.notes, *about_whole))
+        activations, pairs = _largest(forward), [*self._pairs.values()]
+        limit = rounding_limit(eps, 2 * len(self._sites))
+        limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
+        first = _first(self._sites, pairs, parameters, limit) if activations < math.inf else ""
+        listed = [pair for pair in pairs if pair.rows.label == first or _is_listed(pair.rows.a, has_rows)]
+        rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
+        rows += [pair.row() for pair in parameters]
+        rows = [replace(row, limit=limit, origin=_origin(row, limit)) for row in rows]
+        notes = tuple(self._notes)
+        if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
+            notes += _of_whole(parameters, self._totals[0], self._totals[3], rows)
+        return GradientDifferences(tuple(rows), first, notes)
+
+
+def _is_listed(row: GradientRow | ParameterRow | LayerRow, has_rows: Callable[[str], bool]) -> bool:
+    return isinstance(row, GradientRow) and row.role == "output" and has_rows(row.layer)
 
 
 def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) -> None:
@@ -206,7 +210,7 @@ def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) ->
 
 def _of_whole(
     parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
-) -> list[str]:
+) -> tuple[str, ...]:
     """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
     known = {row.label: row for row in rows}
     found = []
@@ -220,38 +224,10 @@ def _of_whole(
         if exceeds(sums.relative_l2, limit):
             found.append((sums.relative_l2, each.rows.label))
     if not found:
-        return []
+        return ()
     worst, label = max(found)
     piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
-    return [f"{piece}, though no block does that is compiled by itself."]
-
-
-def _judged(
-    sites: Sequence[GradientRow],
-    pairs: Sequence[_Pair],
-    parameters: Sequence[_Pair],
-    forward: Forward,
-    notes: tuple[str, ...],
-) -> GradientDifferences:
-    """Find the first difference, and return the rows that are listed."""
-    activations = forward.relative_l2
-    limit = rounding_limit(forward.eps, 2 * len(sites))
-    limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
-    first = _first(sites, pairs, parameters, limit) if activations < math.inf else ""
-    rows = [
-        each.row()
-        for each in pairs
-        if each.rows.label == first
-        or (
-            isinstance(each.rows.a, GradientRow)
-            and each.rows.a.role == "output"
-            and forward.has_rows(each.rows.a.layer)
-        )
-    ]
-    rows = [replace(row, index=index) for index, row in enumerate(rows)] + [each.row() for each in parameters]
-    return GradientDifferences(
-        tuple(replace(row, limit=limit, origin=_origin(row, limit)) for row in rows), first, notes
-    )
+    return (f"{piece}, though no block does that is compiled by itself.",)
 
 
 def _origin(row: DifferenceRow, limit: float) -> Origin:

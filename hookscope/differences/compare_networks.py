@@ -13,7 +13,6 @@ from hookscope import options
 from hookscope.differences.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
 from hookscope.differences.compare_gradients import (
     Differentiated,
-    Forward,
     GradientComparison,
     GradientDifferences,
 )
@@ -247,7 +246,7 @@ def compare_networks(
     found = outputs.results()
     gradients = GradientDifferences()
     if compared is not None:
-        gradients = compared.result(Forward(every_row, eps, networks[A].has_rows))
+        gradients = compared.result(every_row, eps, networks[A].has_rows)
     about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
     # An edit of a gradient is applied in the backward pass alone.
     about_edits = networks[B].edits.warnings() if loss is None else ()

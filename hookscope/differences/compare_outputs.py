@@ -136,22 +136,22 @@ def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
 
 
 def _divergence(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, summed over classes by row."""
-    logs_a, logs_b = a.log_softmax(1), b.log_softmax(1)
-    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
-    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
-    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
-    return torch.where(adds_nothing, 0.0, a.softmax(1) * (logs_a - logs_b))
+    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, by row and class."""
+    return _terms(a.softmax(1), a.log_softmax(1), b.log_softmax(1))
 
 
 def _divergence_of_labels(a: Tensor, b: Tensor) -> Tensor:
     """Return the divergence of independent labels, each yes or no with the sigmoid of its logit, summed over both."""
-    found = torch.zeros_like(a)
-    for sign in (1, -1):
-        logs_a, logs_b = logsigmoid(sign * a), logsigmoid(sign * b)
-        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
-        found += torch.where(adds_nothing, 0.0, (sign * a).sigmoid() * (logs_a - logs_b))
-    return found
+    yes, no = (_terms((sign * a).sigmoid(), logsigmoid(sign * a), logsigmoid(sign * b)) for sign in (1, -1))
+    return yes + no
+
+
+def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
+    """Return the terms of a divergence: probabilities of A times the difference of logarithms."""
+    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
+    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
+    return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
 
 
 def _result(slot: str, known: _Output) -> OutputDifference:
