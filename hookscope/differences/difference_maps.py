@@ -40,7 +40,7 @@ class _Held:
 
 @dataclass(slots=True)
 class KeptMaps:
-    """Maps of A-B, of the first input of the run.
+    """Maps of A-B, of the first input of one batch.
 
     Attributes:
         eps: As for `rounding_limit`.
@@ -51,11 +51,6 @@ class KeptMaps:
     _seen: int = 0
     _first: int = 0
     _adding: int = 0
-
-    def clear(self) -> None:
-        """Drop all maps: the first batch is run again, or replaced by another."""
-        self._held.clear()
-        self._seen = self._first = self._adding = 0
 
     def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, recorder: Recorder) -> None:
         """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.

@@ -96,7 +96,7 @@ class Passes:
         """
         self._first_input, self._count = first_input, count
         if not first_input:
-            self.maps.clear()
+            self.maps = KeptMaps(self.maps.eps)  # the first batch may be run again, or replaced by another
         self._batch, self._spooled = {}, [{} for _ in self.networks]
         spool, self._start = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
