@@ -185,7 +185,7 @@ def diff(
     *,
     option: options.Diff,
 ) -> int:
-    """Run A and B side by side on the same IMAGEs; report where they begin to differ and how the difference grows.
+    """Run A, then B, on the same IMAGEs; report where they begin to differ and how the difference grows.
 
     \b
     hookscope diff old.pt new.pt cat.jpg

@@ -1,5 +1,6 @@
 """Find the partner of each layer: by a map, by name with and without wrapping prefixes, by order, type and shapes."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -171,39 +172,22 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
     return pairs
 
 
-def _filled(pattern: str, name: str) -> list[str] | None:
+def _filled(pattern: str, name: str) -> Sequence[str] | None:
     """Return what each star of a pattern matches in a name, the first ones as short as possible; None for no match."""
-    first, *parts = pattern.split("*")
-    if not parts:
-        return [] if name == pattern else None
-    if not name.startswith(first):
-        return None
-    found, at = [], len(first)
-    for part in parts[:-1]:
-        end = name.find(part, at)
-        if end < 0:
-            return None
-        found.append(name[at:end])
-        at = end + len(part)
-    if not name.endswith(parts[-1]) or len(name) - len(parts[-1]) < at:
-        return None
-    return [*found, name[at : len(name) - len(parts[-1])]]
+    found = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
+    return None if found is None else found.groups()
 
 
 def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     """Return the most pairs of equal names that removing wrapper prefixes, on either side, can give."""
-    best: list[tuple[str, str]] = []
-    for reading in (dict(_readings(form)) for _, form in stripped_forms(a)):
-        pairs = [(reading[name], name) for name in b if name in reading]
-        best = max(best, pairs, key=len)
-    for reading in (dict(_readings(form)) for _, form in stripped_forms(b)):
-        pairs = [(name, reading[name]) for name in a if name in reading]
-        best = max(best, pairs, key=len)
-    return best
-
-
-def _readings(form: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(read, name) for name, read in form.items()]
+    pairs: list[list[tuple[str, str]]] = [[]]
+    for _, form in stripped_forms(a):
+        names = {read: name for name, read in form.items()}
+        pairs.append([(names[name], name) for name in b if name in names])
+    for _, form in stripped_forms(b):
+        names = {read: name for name, read in form.items()}
+        pairs.append([(name, names[name]) for name in a if name in names])
+    return max(pairs, key=len)
 
 
 def align(

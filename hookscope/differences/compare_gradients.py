@@ -1,31 +1,25 @@
-"""Compare gradients: each network forward and backward over a batch, one after the other, then the next batch."""
+"""Compare gradients: each network forward and backward over a batch, one after the other."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from hookscope.differences.alignment import Pairing
+from hookscope.differences.alignment import Pairing, around
+from hookscope.differences.compared import A, B, Compared
 from hookscope.differences.first_differences import exceeds, rounding_limit
-from hookscope.differences.measures import Sums, coarser, comparable
-from hookscope.differences.row_pairs import RowPair, pair_parameters, pair_sites
+from hookscope.differences.measures import Sums, sums_of
+from hookscope.differences.row_pairs import RowPair, pair_gradients, pair_parameters
 from hookscope.differences.spool import Spool, Value, Versions
-from hookscope.hooks.observed import shape_of
-from hookscope.inputs import Batch, length_of
-from hookscope.inspection.backward import PassError, inspect_gradients
-from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import GradientOptions, LossFunction
-from hookscope.inspection.network import BatchQueue
-from hookscope.inspection.run import Break, run_batches
 from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match, Origin
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
-from hookscope.results.inputs import InputRecord
 from hookscope.text import figure
 
 _PARAMETER = " grad"
@@ -42,7 +36,6 @@ class Differentiated:
 
     Attributes:
         brought: Makes a copy of a batch where and in which dtype the network takes it.
-        around: Entered for each pass, to compile the network.
         threads: Of the CPU; None for as many as torch takes.
     """
 
@@ -50,58 +43,47 @@ class Differentiated:
     brought: Callable[[Batch], Batch]
     options: GradientOptions
     threads: int | None = None
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(slots=True)
 class _Pair:
-    """Two gradients, and their sums over batches."""
+    """Two gradients, over batches.
+
+    Attributes:
+        missing: What stands for a gradient that one side alone has; None if it means nothing.
+    """
 
     rows: RowPair
-    sums: Sums = field(default_factory=Sums)
-    errors: tuple[Sums, Sums] | None = None  # of A and B, against the reference
-    dtype: torch.dtype = torch.float32
-    note: str = ""
-    missing: float | None = None  # what stands for a gradient that one side alone has
-    shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
+    compared: Compared = field(default_factory=Compared)
+    missing: float | None = None
 
-    def add(
-        self,
-        a: Tensor | None,
-        b: Tensor | None,
-        exact: Tensor | None,
-        rows: RowPair,
-        *,
-        first_input: int = 0,
-        count: int = -1,
-    ) -> None:
-        if a is None or b is None:
-            self.note = self.note or f"{'A' if a is None else 'B'} has no gradient here"
-            if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
-                self.missing = _missing(rows.a, rows.b)
+    def add(self, values: Sequence[Value | None], rows: RowPair, first_input: int = 0, count: int = -1) -> None:
+        """Add the gradients of A, B and the reference over a batch."""
+        known = [value for value in values if value is not None]
+        if None not in values[:2]:
+            self.compared.add(known, first_input, count)
             return
-        self.note = self.note or comparable(a, b)
-        for shapes, each in zip(self.shapes, (a, b), strict=True):
-            shapes.add(count, shape_of(each))
-        if not self.note:
-            by_input = bool(count) and length_of(a) == count
-            self.dtype = coarser(a, b)
-            self.sums.add(a, b, first_input if by_input else 0)
-            if exact is not None and not comparable(a, exact):
-                self.errors = self.errors or (Sums(), Sums())
-                for sums, each in zip(self.errors, (a, b), strict=True):
-                    sums.add(each, exact)
+        self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
+        if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
+            self.missing = _missing(rows.a, rows.b)
+
+    @property
+    def sums(self) -> Sums:
+        """Those of A and B."""
+        return self.compared.sums.get((A, B), Sums())
 
     @property
     def relative_l2(self) -> float | None:
         """Infinite where one side alone has a gradient; None where they cannot be compared or one is not tracked."""
-        return self.missing if self.note else self.sums.relative_l2
+        return self.missing if self.compared.note else self.sums.relative_l2
 
     def row(self) -> DifferenceRow:
-        row = self.rows.measured(None if self.note else self.sums.measured(self.dtype), self.note)
-        if len(self.shapes[0]):
-            row = replace(row, shape=self.shapes[0].whole, shape_b=self.shapes[1].whole)
-        return row if self.errors is None else replace(row, error=self.errors[0].error, error_b=self.errors[1].error)
+        compared = self.compared
+        row = self.rows.measured(None if compared.note else compared.measures, compared.note)
+        if len(compared.shapes[0]):
+            row = replace(row, shape=compared.shapes[0].whole, shape_b=compared.shapes[1].whole)
+        error, error_b = compared.errors
+        return replace(row, error=error, error_b=error_b)
 
 
 def _missing(a: GradientRow | ParameterRow, b: GradientRow | ParameterRow) -> float | None:
@@ -128,98 +110,94 @@ class GradientDifferences:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What the passes without gradients have shown.
-
-    Attributes:
-        pairing: Which call of A belongs to which of B.
-        rows: Those of outputs, containers included.
-        eps: Machine epsilon of the coarsest dtype that the networks compute in.
-        has_rows: Whether a layer of A has rows in the result.
-    """
-
-    pairing: Pairing
-    rows: Sequence[DifferenceRow]
-    eps: float
-    has_rows: Callable[[str], bool]
-
-    @property
-    def relative_l2(self) -> float:
-        """The largest difference of an input or output; infinite if rounding does not explain it."""
-        values = [(value, row.limit) for row in self.rows for value in _differences(row) if value is not None]
-        return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
+def _largest(rows: Sequence[DifferenceRow]) -> float:
+    """Return the largest difference of an input or output; infinite if rounding does not explain it."""
+    values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
+    return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
 
 
 def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
     return row.input_relative_l2, None if row.measures is None else row.measures.relative_l2
 
 
-def compare_gradients(
-    sides: Sequence[Differentiated],
-    queue: BatchQueue,
-    loss: LossFunction,
-    forward: Forward,
-    whole: Differentiated | None = None,
-) -> GradientDifferences:
-    """Differentiate two networks and compare the gradients of outputs, and the sums over batches of parameters'.
+@dataclass(slots=True)
+class GradientComparison:
+    """The gradients of outputs, compared batch by batch, and the sums over batches of those of parameters.
 
     The gradients of all inputs and outputs over one batch are kept in a spool, on both sides: which belong together is
     known once both passes have ended. Those of all parameters are held.
 
-    Args:
+    Attributes:
         sides: A, B and, for the errors of both, A in higher precision.
-        queue: Batches of the inputs.
-        loss: What is differentiated, as for `inspect_gradients`.
-        forward: What the passes without gradients have shown.
         whole: B, compiled in one piece, where B is compiled block by block.
-
-    Raises:
-        PassError: If a network raised and `queue` leaves out no inputs, or on every input.
+        loss: What is differentiated, as for `inspect_gradients`.
+        pairing: Which call of A belongs to which of B.
     """
-    pairs: dict[tuple[str, str], _Pair] = {}
-    parameters: dict[str, RowPair] = {}
-    totals: tuple[dict[str, Tensor], ...] = ({}, {}, {}, {})
-    notes: dict[str, None] = {}
-    sites: tuple[GradientRow, ...] = ()
-    records: list[InputRecord] = []
-    error: PassError | None = None
 
-    def run(batch: Batch) -> Break | None:
-        nonlocal sites, parameters, notes, error
+    sides: Sequence[Differentiated]
+    whole: Differentiated | None
+    loss: LossFunction
+    pairing: Pairing
+    _pairs: dict[tuple[str, str], _Pair] = field(default_factory=dict)
+    _parameters: dict[str, RowPair] = field(default_factory=dict)
+    _totals: tuple[dict[str, Tensor], ...] = field(default_factory=lambda: ({}, {}, {}, {}))
+    _notes: dict[str, None] = field(default_factory=dict)
+    _sites: tuple[GradientRow, ...] = ()
+
+    def add(self, batch: Batch, first_input: int) -> None:
+        """Differentiate the networks one after the other, and compare.
+
+        Raises:
+            PassError: If a network raises.
+        """
         spool = Spool()
-        try:
-            passes = [_differentiate(side, batch, loss, spool) for side in sides]
-            of_whole = {} if whole is None else _differentiate(whole, batch, loss, spool)[1]
-        except PassError as raised:
-            error = raised
-            return Break(str(raised), error=raised.__cause__)
+        passes = [_differentiate(side, batch, self.loss, spool) for side in self.sides]
+        of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
         (one, ours), (other, theirs) = passes[:2]
-        exact = passes[2][1] if len(passes) > 2 else {}
-        sites = sites or one.gradients
-        for rows in pair_sites(one.gradients, other.gradients, forward.pairing):
-            pair = pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
-            a, b, exactly = map(_read, (ours.get(rows.label), theirs.get(rows.label_b), exact.get(rows.label)))
-            pair.add(a, b, exactly, rows, first_input=len(records), count=len(batch.indices))
-        found_parameters = pair_parameters(one.parameters, other.parameters, _layers(forward.pairing))
-        parameters |= {each.label: each for each in found_parameters}
-        for total, gradients in zip(totals, (ours, theirs, exact, of_whole), strict=True):
+        exact = [gradients for _, gradients in passes[2:]]
+        self._sites = self._sites or one.gradients
+        for rows in pair_gradients(one.gradients, other.gradients, self.pairing.partner):
+            pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
+            values = [ours.get(rows.label), theirs.get(rows.label_b), *(each.get(rows.label) for each in exact)]
+            pair.add(values, rows, first_input, len(batch.indices))
+        paired = pair_parameters(one.parameters, other.parameters, _layers(self.pairing))
+        self._parameters |= {rows.label: rows for rows in paired}
+        for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
             _add_parameters(total, gradients)
-        notes |= {f"{letter}: {text}": None for letter, each in (("A", one), ("B", other)) for text in each.warnings}
-        records.extend(batch.records)
-        return None
+        for letter, seen in (("A", one), ("B", other)):
+            self._notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
-    ended = run_batches(queue, run, records, None, keep=lambda _batch: error, undo=lambda: None)
-    if ended is not None and ended[1] is not None:
-        raise ended[1]
-    summed = [_Pair(rows) for rows in parameters.values()]
-    for each in summed:
-        label, label_b = each.rows.label, each.rows.label_b
-        each.add(totals[0].get(label), totals[1].get(label_b), totals[2].get(label), each.rows)
-    result = _judged(sites, [*pairs.values()], summed, forward, tuple(notes))
-    if whole is None or result.first or any(row.origin == "begins" for row in forward.rows):
-        return result
-    return replace(result, notes=(*result.notes, *_of_whole(summed, totals[0], totals[3], result.rows)))
+    def result(
+        self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
+    ) -> GradientDifferences:
+        """Find the first difference, and return the rows that are listed.
+
+        Args:
+            forward: Rows of outputs, containers included.
+            eps: As for `rounding_limit`.
+            has_rows: Whether a layer of A has rows in the result.
+        """
+        parameters = [_Pair(rows) for rows in self._parameters.values()]
+        for pair in parameters:
+            labels = pair.rows.label, pair.rows.label_b, pair.rows.label
+            totals = [total.get(label) for total, label in zip(self._totals, labels, strict=False)]
+            pair.add([None if total is None else Value(total) for total in totals], pair.rows)
+        activations, pairs = _largest(forward), [*self._pairs.values()]
+        limit = rounding_limit(eps, 2 * len(self._sites))
+        limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
+        first = _first(self._sites, pairs, parameters, limit) if activations < math.inf else ""
+        listed = [pair for pair in pairs if pair.rows.label == first or _is_listed(pair.rows.a, has_rows)]
+        rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
+        rows += [pair.row() for pair in parameters]
+        rows = [replace(row, limit=limit, origin=_origin(row, limit)) for row in rows]
+        notes = tuple(self._notes)
+        if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
+            notes += _of_whole(parameters, self._totals[0], self._totals[3], rows)
+        return GradientDifferences(tuple(rows), first, notes)
+
+
+def _is_listed(row: GradientRow | ParameterRow | LayerRow, has_rows: Callable[[str], bool]) -> bool:
+    return isinstance(row, GradientRow) and row.role == "output" and has_rows(row.layer)
 
 
 def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) -> None:
@@ -230,53 +208,24 @@ def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) ->
 
 def _of_whole(
     parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
-) -> list[str]:
+) -> tuple[str, ...]:
     """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
     known = {row.label: row for row in rows}
     found = []
     for each in parameters:
         one, other = ours.get(each.rows.label), theirs.get(each.rows.label_b)
         by_blocks = known[each.rows.label]
-        if one is None or other is None or comparable(one, other) or by_blocks.measures is None:
+        sums = None if one is None or other is None else sums_of(one, other)
+        if sums is None or by_blocks.measures is None:
             continue
-        sums = Sums()
-        sums.add(one, other)
         limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
         if exceeds(sums.relative_l2, limit):
             found.append((sums.relative_l2, each.rows.label))
     if not found:
-        return []
+        return ()
     worst, label = max(found)
     piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
-    return [f"{piece}, though no block does that is compiled by itself."]
-
-
-def _judged(
-    sites: Sequence[GradientRow],
-    pairs: Sequence[_Pair],
-    parameters: Sequence[_Pair],
-    forward: Forward,
-    notes: tuple[str, ...],
-) -> GradientDifferences:
-    """Find the first difference, and return the rows that are listed."""
-    activations = forward.relative_l2
-    limit = rounding_limit(forward.eps, 2 * len(sites))
-    limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
-    first = _first(sites, pairs, parameters, limit) if activations < math.inf else ""
-    rows = [
-        each.row()
-        for each in pairs
-        if each.rows.label == first
-        or (
-            isinstance(each.rows.a, GradientRow)
-            and each.rows.a.role == "output"
-            and forward.has_rows(each.rows.a.layer)
-        )
-    ]
-    rows = [replace(row, index=index) for index, row in enumerate(rows)] + [each.row() for each in parameters]
-    return GradientDifferences(
-        tuple(replace(row, limit=limit, origin=_origin(row, limit)) for row in rows), first, notes
-    )
+    return (f"{piece}, though no block does that is compiled by itself.",)
 
 
 def _origin(row: DifferenceRow, limit: float) -> Origin:
@@ -291,13 +240,12 @@ def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Seq
     Containers are passed over: the layers inside them take and return the same tensors.
     """
     layers = {site.layer for site in sites}
-    around = {name[:at] for name in layers for at, letter in enumerate(name) if letter == "."}
-    around |= {""} if len(layers) > 1 else set()
+    containers = around(layers)
     found: list[tuple[float, str]] = []
-    arrived: dict[str, float] = dict.fromkeys(around & layers, math.inf)
+    arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
         site, other = pair.rows.a, pair.rows.b
-        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in around:
+        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in containers:
             continue
         index = other.backward_index if site.backward_index is None else site.backward_index
         if index is not None and site.role == "output":
@@ -331,10 +279,7 @@ def _jointly(parameters: Sequence[_Pair]) -> float:
     """
     if any(pair.missing for pair in parameters):
         return math.inf
-    joint = Sums()
-    for pair in parameters:
-        joint.merge(pair.sums)
-    return joint.relative_l2
+    return sum((pair.sums for pair in parameters), Sums()).relative_l2
 
 
 def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
@@ -352,11 +297,6 @@ def _differentiate(
     def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
-    with cpu_threads(side.threads), side.around():
+    with cpu_threads(side.threads):
         seen = inspect_gradients(side.loaded, [side.brought(batch)], loss, side.options, on_tensor=keep)
     return seen, gradients
-
-
-def _read(value: Value | None) -> Tensor | None:
-    tensor: Tensor | None = None if value is None else value.read()
-    return tensor

@@ -11,8 +11,13 @@ import torch
 
 from hookscope import options
 from hookscope.differences.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
-from hookscope.differences.compare_gradients import Differentiated, Forward, GradientDifferences, compare_gradients
+from hookscope.differences.compare_gradients import (
+    Differentiated,
+    GradientComparison,
+    GradientDifferences,
+)
 from hookscope.differences.compare_outputs import Outputs
+from hookscope.differences.compared import REFERENCE, A, B
 from hookscope.differences.compared_networks import (
     compiled_notes,
     different_inputs,
@@ -31,19 +36,20 @@ from hookscope.differences.hooked_network import (
     traced,
 )
 from hookscope.differences.paired_rows import paired_rows, rows_by_place, unmatched
-from hookscope.differences.passes import REFERENCE, A, B, Passes
+from hookscope.differences.passes import Passes
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.differences.torch_compile import Compiled, compile_in_blocks
-from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
+from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inspection.backward import PassError
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queued
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break, choose, run_batches
@@ -53,7 +59,6 @@ from hookscope.inspection.session import (
     Session,
     batch_progress,
     provenance_of,
-    reporter,
     session_batches,
 )
 from hookscope.inspection.state.preservation import Mode
@@ -103,12 +108,8 @@ class _Comparison:
     pairing: Pairing = field(default_factory=lambda: Pairing({}))
     compiled: Compiled | None = None
 
-    def run(self, finished: Callable[[int], None], *, shadow: bool, compiles: bool, chosen: bool) -> Passes:
-        """Pair the layers, and run the networks over all batches.
-
-        `chosen` is whether `--layer` chose the layers of A; `finished` is called after each batch with the number of
-        inputs that have run.
-        """
+    def pair(self, *, compiles: bool, chosen: bool) -> None:
+        """Pair the layers; `chosen` is whether `--layer` chose those of A."""
         first = self.queue.peek()
         if first is not None:
             if compiles:
@@ -116,38 +117,48 @@ class _Comparison:
                 self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
             self.pairing = _pairing(self.networks, first, self.maps, chosen=chosen)
             _set_partners(self.networks, self.pairing)
-        compiled = self.compiled
-        whole = None if compiled is None else compiled.whole
+
+    def run(self, finished: Callable[[int], None], *, shadow: bool, gradients: GradientComparison | None) -> Passes:
+        """Run the networks over all batches; `finished` is called after each with the number of inputs that have run.
+
+        Raises:
+            ModelError: If a network raised, with an `on_error` of the queue on every input.
+        """
+        whole = None if self.compiled is None else self.compiled.whole
         passes = Passes(self.networks, KeptMaps(coarsest_eps(self.networks)), shadow, whole)
+
+        def run_batch(batch: Batch) -> Break | None:
+            count, first_input = len(batch.indices), len(self.records)
+            ends = passes.run(partial(_placed_for, batch=batch), first_input, count)
+            if self.compiled is not None:
+                self.compiled.check(ends)
+            failed = next((each for each in ends if each.message), None)
+            if failed is not None:
+                return Break(failed.message, error=failed.error)
+            returned = self.outputs.chosen([each.output for each in ends])
+            if gradients is not None:
+                try:
+                    gradients.add(batch, first_input)
+                except PassError as error:
+                    passes.rewind()
+                    return Break(str(error), error=error.__cause__)
+            self.outputs.add(returned, first_input, count)
+            passes.keep()
+            self.records.extend(batch.records)
+            return None
+
         with ExitStack() as block:
-            if compiled is not None:
-                block.enter_context(compiled.forwards())
+            if self.compiled is not None:
+                block.enter_context(self.compiled.forwards())
             block.enter_context(eager())
             for each in (*self.networks, *([] if whole is None else [whole])):
                 block.enter_context(each.prepared())
             ended = run_batches(
-                self.queue,
-                partial(self._run_batch, passes),
-                self.records,
-                finished,
-                keep=lambda _batch: None,
-                undo=lambda: None,
+                self.queue, run_batch, self.records, finished, keep=lambda _batch: None, undo=lambda: None
             )
         if ended is not None:
             raise ModelError(ended[0].message) from ended[0].error
         return passes
-
-    def _run_batch(self, passes: Passes, batch: Batch) -> Break | None:
-        finished = passes.run(partial(_placed_for, batch=batch), len(self.records), len(batch.indices))
-        if self.compiled is not None:
-            self.compiled.check(finished)
-        failed = next((each for each in finished if each.message), None)
-        if failed is not None:
-            return Break(failed.message, error=failed.error)
-        self.outputs.add([each.output for each in finished], len(self.records), len(batch.indices))
-        passes.keep()
-        self.records.extend(batch.records)
-        return None
 
 
 @dataclass(slots=True)
@@ -158,18 +169,15 @@ class _OtherInputs:
         records: Of those that were handed out, by index.
     """
 
-    inputs: InputPipeline
+    batches: Iterator[Batch]
     records: dict[int, InputRecord] = field(default_factory=dict)
-    _batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
     _latest: Batch | None = None
 
     def instead_of(self, batch: Batch) -> Batch:
-        """Return B's batch for one of A's, of one input; begin again where A does."""
+        """Return B's batch for one of A's, of one input; A's come in order, the first several times."""
         index = batch.indices[0]
-        if self._latest is None or self._latest.indices[0] > index:
-            self._batches, self._latest = self.inputs.batches(1), None
         while self._latest is None or self._latest.indices[0] < index:
-            self._latest = next(self._batches)
+            self._latest = next(self.batches)
         self.records[index] = self._latest.records[0]
         return self._latest
 
@@ -182,7 +190,7 @@ def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
             f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
             "the same order."
         )
-    return _OtherInputs(b)
+    return _OtherInputs(b.batches(1))
 
 
 def compare_networks(
@@ -198,7 +206,7 @@ def compare_networks(
 ) -> Differences:
     """Run the network of the session, A, and another one, B, over all inputs.
 
-    With a `loss` their gradients are compared afterwards. B may have `inputs_b`, as many; they then run one by one.
+    With a `loss` their gradients are compared too. B may have `inputs_b`, as many; they then run one by one.
 
     Raises:
         UsageError: If an option cannot be right, or the networks return what cannot be compared.
@@ -222,7 +230,12 @@ def compare_networks(
     comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=option.map)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
-    passes = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
+    comparison.pair(compiles=options_b.compiles, chosen=bool(layers))
+    compared = None
+    if loss is not None:
+        sides, whole = _differentiated(session, apart, comparison)
+        compared = GradientComparison(sides, whole, loss, comparison.pairing)
+    passes = comparison.run(finished, shadow=shadow, gradients=compared)
     if not comparison.records and session.unusable:
         raise session.unusable[0]
     compiled, eps = comparison.compiled, coarsest_eps(networks)
@@ -233,11 +246,8 @@ def compare_networks(
     rows = _rows_of_a(every_row, networks)
     found = outputs.results()
     gradients = GradientDifferences()
-    if loss is not None:
-        forward = Forward(comparison.pairing, every_row, eps, networks[A].has_rows)
-        differentiated, whole = _differentiated(session, apart, comparison)
-        again = _batches_again(session, batch_size, on_error)
-        gradients = compare_gradients(differentiated, again, loss, forward, whole)
+    if compared is not None:
+        gradients = compared.result(every_row, eps, networks[A].has_rows)
     about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
     # An edit of a gradient is applied in the backward pass alone.
     about_edits = networks[B].edits.warnings() if loss is None else ()
@@ -246,9 +256,9 @@ def compare_networks(
     return Differences(
         a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, options_b.texts),
-        way="lockstep",
+        way="networks",
         inputs=tuple(comparison.records),
-        inputs_b=_records_of(others, comparison),
+        inputs_b=() if others is None else tuple(others.records.values())[: len(comparison.records)],
         rows=rows,
         gradients=gradients.rows,
         unmatched=unmatched(networks, passes.rows, comparison.pairing, with_b=not layers),
@@ -296,20 +306,21 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
             f"{arg('map')} 'a.*=b.*'."
         )
-    return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(selected))
+    return tuple(selected)
 
 
 def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
     """Return the warnings about the networks, about what was `measured`, and about inputs, in this order."""
     a, b = (each.inspected for each in comparison.networks[:2])
-    return _without_repeats(
+    texts = [
         *(f"A: {text}" for text in a.warnings),
         *(f"B: {text}" for text in b.warnings),
         *different_inputs(session.loaded, other),
         *filter(None, [comparison.outputs.remark]),
         *measured,
         *comparison.queue.remarks,
-    )
+    ]
+    return tuple(dict.fromkeys(texts))
 
 
 def _notes(
@@ -317,23 +328,16 @@ def _notes(
 ) -> tuple[str, ...]:
     a, b = (each.inspected for each in comparison.networks[:2])
     compiled = comparison.compiled
-    return _without_repeats(
+    texts = [
         *a.notes,
         *b.notes,
-        *training_notes(session.loaded, other, options_b.mode),
+        *training_notes(a, b, options_b.mode),
         *compiled_notes(session.loaded, other, compiles=options_b.compiles),
         *([compiled.note()] if compiled else []),
         *comparison.networks[B].edits.notes(),
         *about_edits,
         *precision_notes(comparison.networks),
-    )
-
-
-def _records_of(others: _OtherInputs | None, comparison: _Comparison) -> tuple[InputRecord, ...]:
-    return () if others is None else tuple(others.records.values())[: len(comparison.records)]
-
-
-def _without_repeats(*texts: str) -> tuple[str, ...]:
+    ]
     return tuple(dict.fromkeys(texts))
 
 
@@ -365,27 +369,9 @@ def _differentiated(
         differentiated.append(Differentiated(each, partial(_placed_for, network), options, network.cpu_threads))
     if compiled is None:
         return differentiated, None
-    b = differentiated[B] = replace(differentiated[B], around=compiled.forwards)
+    b = differentiated[B]
     loaded_whole = replace(other, module=compiled.whole.inspected.network)
     return differentiated, replace(b, loaded=loaded_whole, options=replace(b.options, hooked=()))
-
-
-def _batches_again(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
-    """Return the inputs of a session that has run: what could not be used in that run is not reported again."""
-    known = {_input_of(error) for error in session.unusable}
-    report = reporter(session, on_error)
-
-    def report_new(error: HookscopeError) -> None:
-        if report is not None and _input_of(error) not in known:
-            report(error)
-
-    new = None if report is None else report_new
-    return queued(session.inputs, batch_size, new)
-
-
-def _input_of(error: HookscopeError) -> object:
-    """Return the identity of an unusable input: other passes may give another reason for it."""
-    return error.indices if isinstance(error, UnfitInputError) else str(error)
 
 
 def _hooked_network(

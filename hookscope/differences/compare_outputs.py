@@ -1,18 +1,17 @@
 """Compare what networks return: every tensor, and class scores by their best classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.compared import Compared
+from hookscope.differences.measures import plain
+from hookscope.differences.spool import Value
 from hookscope.errors import UsageError
-from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import length_of
-from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
@@ -26,11 +25,9 @@ _BEST = 5
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output tensor; pairs of networks as in `passes.Row.sums`."""
+    """What is known of one output tensor."""
 
-    dtype: torch.dtype
-    shapes: BatchShapes = field(default_factory=BatchShapes)
-    sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    compared: Compared = field(default_factory=Compared)
     inputs: int = 0
     same_best: int = 0
     shared_best: float = 0.0
@@ -56,13 +53,13 @@ class Outputs:
     remark: str = ""
     _seen: dict[str, _Output] = field(default_factory=dict)
 
-    def add(self, returned: Sequence[object], first_input: int, count: int) -> None:
-        """Compare what the networks returned for a batch.
+    def chosen(self, returned: Sequence[object]) -> list[list[tuple[str, Tensor]]]:
+        """Return the tensors to compare of what the networks returned for a batch; none if they cannot be compared.
 
         Raises:
             UsageError: If A and B return tensors that cannot be compared, or there is no such output.
         """
-        found = self._chosen([tensors_in(each) for each in returned])
+        found = self._paired([tensors_in(each) for each in returned])
         forms = [_form(each) for each in found]
         if forms[0] != forms[1]:
             names = [each.info.name for each in self.networks[:2]]
@@ -72,12 +69,16 @@ class Outputs:
             if not self.may_differ:
                 several = f", or {arg('output_key')} to choose an output" if max(map(len, found)) > 1 else ""
                 raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
-            return
+            return [[]]
+        return found
+
+    def add(self, found: Sequence[Sequence[tuple[str, Tensor]]], first_input: int, count: int) -> None:
+        """Compare the tensors that `chosen` returned for a batch."""
         for at, (slot, a) in enumerate(found[0]):
             others = [each[at][1] for each in found[1:] if at < len(each)]
             self._add(slot, [a, *others], first_input, count)
 
-    def _chosen(self, found: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
+    def _paired(self, found: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
         """Return the outputs to compare, paired by name.
 
         With a key these are the ones that it names. A network that returns a single tensor, beside one that returns
@@ -97,14 +98,9 @@ class Outputs:
 
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
-        known = self._seen.setdefault(slot, _Output(coarser(a, b)))
-        known.shapes.add(count, shape_of(a))
-        by_input = bool(count) and length_of(a) == count
-        for pair in ((0, 1), (0, 2), (1, 2)):
-            if pair[1] < len(tensors) and not comparable(tensors[pair[0]], tensors[pair[1]]):
-                sums = known.sums.setdefault(pair, Sums())
-                sums.add(tensors[pair[0]], tensors[pair[1]], first_input if by_input else 0)
-        is_rows = by_input and not a.is_nested and a.dim() == 2 and a.shape[1] > 1
+        known = self._seen.setdefault(slot, _Output())
+        known.compared.add([Value(each) for each in tensors], first_input, count)
+        is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
         if is_rows and a.is_floating_point() and b.is_floating_point():
             cpu = torch.device("cpu")
             self._add_scores(known, plain(a, cpu), plain(b, cpu), first_input)
@@ -140,35 +136,31 @@ def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
 
 
 def _divergence(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, summed over classes by row."""
-    logs_a, logs_b = a.log_softmax(1), b.log_softmax(1)
-    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
-    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
-    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
-    return torch.where(adds_nothing, 0.0, a.softmax(1) * (logs_a - logs_b))
+    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, by row and class."""
+    return _terms(a.softmax(1), a.log_softmax(1), b.log_softmax(1))
 
 
 def _divergence_of_labels(a: Tensor, b: Tensor) -> Tensor:
     """Return the divergence of independent labels, each yes or no with the sigmoid of its logit, summed over both."""
-    found = torch.zeros_like(a)
-    for sign in (1, -1):
-        logs_a, logs_b = logsigmoid(sign * a), logsigmoid(sign * b)
-        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
-        found += torch.where(adds_nothing, 0.0, (sign * a).sigmoid() * (logs_a - logs_b))
-    return found
+    yes, no = (_terms((sign * a).sigmoid(), logsigmoid(sign * a), logsigmoid(sign * b)) for sign in (1, -1))
+    return yes + no
+
+
+def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
+    """Return the terms of a divergence: probabilities of A times the difference of logarithms."""
+    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
+    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
+    return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
 
 
 def _result(slot: str, known: _Output) -> OutputDifference:
-    error, error_b = (known.sums[pair].error if pair in known.sums else None for pair in ((0, 2), (1, 2)))
-    measures = known.sums[0, 1].measured(known.dtype) if (0, 1) in known.sums else None
+    compared = known.compared
+    result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
     if not known.has_scores or not known.inputs:
-        return OutputDifference(slot, known.shapes.whole, measures, error, error_b)
-    return OutputDifference(
-        slot,
-        known.shapes.whole,
-        measures,
-        error,
-        error_b,
+        return result
+    return replace(
+        result,
         input_count=known.inputs,
         top1=known.same_best,
         top5=known.shared_best / known.inputs if known.predictions[0][0].class_indices[4:] else None,

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hookscope.differences.difference_maps import KeptMaps
 from hookscope.differences.first_differences import with_origins
-from hookscope.differences.hooked_network import OutputPlace
-from hookscope.differences.measures import Sums, coarser, comparable
+from hookscope.differences.hooked_network import PairedOutput
+from hookscope.differences.measures import Sums, coarser, comparable, sums_of
 from hookscope.differences.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows, partners
+from hookscope.differences.spool import Value
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
@@ -79,7 +80,8 @@ class _RunMaps:
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
         recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
-        self.kept.offer(OutputPlace(key, pair.call[0], axis, grids), a, b, relative_l2, None, recorder)
+        output = PairedOutput(key, pair.call[0], Value(a), axis, grids)
+        self.kept.offer(output, b, relative_l2, None, recorder)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
@@ -227,11 +229,10 @@ def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple
         one, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
-    if note := comparable(one, other):
-        return None, note
-    sums = Sums()
-    sums.add(without_float8(one), without_float8(other))
-    measures = sums.measured(coarser(one, other))
+    sums = sums_of(without_float8(one), without_float8(other))
+    if sums is None:
+        return None, comparable(one, other)
+    measures = sums.measured(coarser(one.dtype, other.dtype))
     if drawing is not None:
         drawing.offer(pair, one, other, measures.relative_l2)
     return measures, ""
@@ -248,8 +249,7 @@ def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, 
         return None, a.unmeasured or b.unmeasured or "no values are kept of it"
     if values_a.shape != values_b.shape:
         return None, "shapes differ"
-    sums = Sums()
-    sums.add(torch.tensor(values_a), torch.tensor(values_b))
+    sums = sums_of(torch.tensor(values_a), torch.tensor(values_b)) or Sums()
     lost = [(max(one - other, 0), max(other - one, 0)) for one, other in zip(_broken(a), _broken(b), strict=True)]
     (nan_a, nan_b), (inf_a, inf_b) = lost
     if nan_a or inf_a or nan_b or inf_b:
@@ -290,7 +290,8 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
 def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
     if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
         return []
-    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
+    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
+    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
     parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
     return [*rows, *(_row(each, a, b) for each in parameters)]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.differences.alignment import Call, align, match_names
-from hookscope.differences.measures import Sums, coarser, comparable, plain
+from hookscope.differences.measures import coarser, comparable, plain, sums_of
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.inspection.session import package_versions
@@ -133,13 +133,12 @@ def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
 
 def _compared(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
     forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
-    if comparable(a, b):
+    one, other = (a, b) if comparable(a, b) else (without_float8(plain(each, torch.device("cpu"))) for each in (a, b))
+    sums = sums_of(one, other)
+    if sums is None:
         return WeightDifference(name, name_b, matched, *forms, None)
-    one, other = (without_float8(plain(each, torch.device("cpu"))) for each in (a, b))
-    sums = Sums()
-    sums.add(one, other)
     flips = _sign_flips(one, other) / sums.count if sums.unequal else 0.0
-    return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a, b)), flips)
+    return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a.dtype, b.dtype)), flips)
 
 
 def _sign_flips(a: Tensor, b: Tensor) -> int:

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
+from hookscope.differences.alignment import is_inside
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.state.preservation import Mode
@@ -94,23 +95,23 @@ def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -
     ]
 
 
-def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> list[str]:
+def training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> list[str]:
     """Return notes about modules that were in training mode, which they are not run in.
 
     None if all modules of both networks were: they are, until someone calls `eval`.
     """
     notes: list[str] = []
-    modes = [{name: each.training for name, each in side.module.named_modules()} for side in (loaded, other)]
+    modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
     if all(map(all, (each.values() for each in modes))) or not any(map(any, (each.values() for each in modes))):
         return notes
-    for letter, side, mode, training in zip("AB", (loaded, other), ("eval", mode_b), modes, strict=True):
-        modules = dict(side.module.named_modules())
-        names = [name for name, module in modules.items() if training[name] and any(map(_has_modes, module.modules()))]
-        if not names or mode == "train":
+    for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
+        trained = [name for name in side.modules if training[name] and mode != "train"]
+        names = [name for name in trained if any(map(_has_modes, side.modules[name].modules()))]
+        if not names:
             continue
         # A module in training mode whose parts all are stands for them; the others stand for their own code.
-        whole = [name for name in names if all(training[each] for each in training if _is_within(each, name))]
-        shown = [name for name in names if not any(name != each and _is_within(name, each) for each in whole)]
+        whole = [name for name in names if all(training[part] for part in training if is_inside(part, name))]
+        shown = [name for name in names if not any(is_inside(name, module) for module in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
         where = "" if "" in whole else f" at {some_of(at, 3)}"
         option = f", unless {arg('mode_b')} train is given" if letter == "B" else ""
@@ -122,7 +123,3 @@ def _has_modes(module: nn.Module) -> bool:
     """Return whether a module may compute something else in training mode: of torch's own only some do."""
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs or isinstance(module, _WITH_MODES)
-
-
-def _is_within(name: str, around: str) -> bool:
-    return not around or name == around or name.startswith(f"{around}.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookscope.differences.first_differences import exceeds, rounding_limit
-from hookscope.differences.hooked_network import Key, OutputPlace
+from hookscope.differences.hooked_network import Key, PairedOutput
 from hookscope.inspection.rows import Recorder, SavedActivation, arranged
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.differences import DifferenceRow, FirstDifference
@@ -40,7 +40,7 @@ class _Held:
 
 @dataclass(slots=True)
 class KeptMaps:
-    """Maps of A-B, of the first input of the run.
+    """Maps of A-B, of the first input of one batch.
 
     Attributes:
         eps: As for `rounding_limit`.
@@ -52,34 +52,28 @@ class KeptMaps:
     _first: int = 0
     _adding: int = 0
 
-    def clear(self) -> None:
-        """Drop all maps: the first batch is run again, or replaced by another."""
-        self._held.clear()
-        self._seen = self._first = self._adding = 0
-
-    def offer(
-        self, place: OutputPlace, a: Tensor, b: Tensor, relative_l2: float, added: float | None, recorder: Recorder
-    ) -> None:
+    def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, recorder: Recorder) -> None:
         """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
 
         Args:
-            place: Of the output.
-            a: The output of A.
+            a: The output of A; one that is nested has no map.
             b: That of B, of the same shape.
             relative_l2: Of A-B.
             added: That of what B's layer adds by itself; None if it is not known.
             recorder: Of A: which inputs these are.
         """
+        if b.is_nested:
+            return
         self._seen += 1
         is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
-        adds = self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
+        adds = added is not None and self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
         self._first += is_first
         self._adding += adds
         others = self._others()
         is_large = bool(relative_l2) and (len(others) < MOST_MAPS or _rank(relative_l2) > others[0].rank)
         if is_first or adds or is_large:
-            saved = _saved(place, a, b, recorder)
-            self._held += [_Held(place.key, _rank(relative_l2), is_first or adds, saved)] if saved is not None else []
+            saved = _saved(a, b, recorder)
+            self._held += [_Held(a.key, _rank(relative_l2), is_first or adds, saved)] if saved is not None else []
             self._drop()
 
     def drawn(
@@ -102,16 +96,16 @@ class KeptMaps:
             self._held.remove(others.pop(0))
 
 
-def _saved(place: OutputPlace, a: Tensor, b: Tensor, recorder: Recorder) -> SavedActivation | None:
+def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | None:
     """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
     count = len(recorder.indices)
-    difference = _difference(_of_first(a, count), _of_first(b, count))
+    difference = _difference(_of_first(a.value.read(), count), _of_first(b, count))
     keeping = Recorder(1, None, None, indices=(0,))
-    keeping.axes.grids += place.grids
-    if place.channel_axis is not None and difference.numel():
-        channels = difference.shape[place.channel_axis]
+    keeping.axes.grids += a.grids
+    if a.channel_axis is not None and difference.numel():
+        channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
-    found = next(keeping.slices((place.layer, place.key[1], ""), difference, place.channel_axis), None)
+    found = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
     if found is None or found.values.nbytes > _MOST_BYTES_OF_ONE:
         return None
     is_part = found.values.numel() < difference.numel()  # whose rest is not held

@@ -1,11 +1,11 @@
 """One of the networks that are compared: its hooks, and one pass of it."""
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from hookscope.differences.alignment import Call, CallKey
+from hookscope.differences.alignment import Call, CallKey, around
 from hookscope.differences.spool import Value, Versions
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
@@ -37,31 +37,22 @@ Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
 
 
-class OutputPlace(NamedTuple):
-    """Where an output that has a partner was seen.
-
-    Attributes:
-        channel_axis: The axis of the tensor that counts channels; None if none does.
-        grids: The spatial sizes of maps up to here, latest last.
-    """
-
-    key: Key
-    layer: str
-    channel_axis: int | None = None
-    grids: tuple[tuple[int, ...], ...] = ()
-
-
 class PairedOutput(NamedTuple):
     """An output that has a partner.
 
     Attributes:
+        channel_axis: The axis of the tensor that counts channels; None if none does.
+        grids: In A, the spatial sizes of maps up to here, latest last.
         inputs: Of the call; of a call that overwrote its first input, that one alone.
         kept: What was kept before the call, of the first of its outputs; None if nothing was.
     """
 
-    place: OutputPlace
+    key: Key
+    layer: str
     value: Value
-    inputs: tuple[Value, ...] = ()
+    channel_axis: int | None = None
+    grids: tuple[tuple[int, ...], ...] = ()
+    inputs: Sequence[Value] = ()
     kept: Any = None
 
 
@@ -146,7 +137,7 @@ class HookedNetwork:
     _captured: Capture[int] | None = None
     _observer: Observer | None = None
     _kept: dict[str, list[Any]] = field(default_factory=dict)
-    _counts: Counter[object] = field(default_factory=Counter)
+    _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
     _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
     _is_alone: bool = False
@@ -159,7 +150,29 @@ class HookedNetwork:
         with preserved(self.inspected.network, self.options.seed, self.options.mode, modules.values()) as self._state:
             yield
 
-    def run(self, batch: Batch, observer: Observer) -> Finished:
+    def trial(self, batch: Batch, layers: Mapping[str, nn.Module]) -> "HookedNetwork":
+        """Return this network, without edits and with these layers hooked, after a pass that leaves no trace of it."""
+        operations = None if self.operations is None else OperationChoice(self.operations.patterns)
+        no_edits = PlacedEdits({}, (), {})
+        trial = replace(
+            self,
+            hooked=layers,
+            operations=operations,
+            edits=no_edits,
+            keeps="",
+            output_forms={},
+            passed_through={},
+        )
+        with trial.prepared():
+            trial.run(batch, None)
+        return trial
+
+    @property
+    def called(self) -> set[str]:
+        """Names of the layers that were called."""
+        return set() if self._captured is None else self._captured.called
+
+    def run(self, batch: Batch, observer: Observer | None) -> Finished:
         """Run the network once; random numbers are drawn from the states that the generators have now."""
         if self._state is None:
             raise RuntimeError("a network runs in the block of `prepared` alone")
@@ -225,25 +238,24 @@ class HookedNetwork:
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
-        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tuple(tensor.shape))
+        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if (*place, which) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
             shape = () if tensor.is_nested else tuple(tensor.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            inputs = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
+            names = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
             label = row_label(call.layer, call.call, slot)
-            self.output_forms[*place, which] = OutputForm(
-                label, call.layer, kind, shape, dtype, call.operation, tuple(inputs)
-            )
+            form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
+            self.output_forms[*place, which] = form
         partner, observer = self.partner(place), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
-            tensors = [physical(each)[0] for _, each in call.inputs]
-            given = map(version_of, tensors) if overwrote is None else [overwrote]
-            grids = tuple(self.recorder.grids_of((call.layer, call.call, slot), tensor, axis))
+            inputs = [overwrote] if overwrote else [version_of(physical(given)[0]) for _, given in call.inputs]
+            grids = () if self.recorder.places is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
             kept = self._kept.get(call.layer) if not which else None
-            found = OutputPlace((*partner, which), call.layer, axis, grids)
-            observer.observe(PairedOutput(found, version_of(tensor), tuple(given), kept.pop() if kept else None))
+            before = kept.pop() if kept else None
+            key = (*partner, which)
+            observer.observe(PairedOutput(key, call.layer, version_of(tensor), axis, grids, inputs, before))
         return which
 
     def _stored_name(self, given: Tensor, output: Tensor) -> str | None:
@@ -308,7 +320,7 @@ class HookedNetwork:
         self._counts[layer] += 1
         given, partner = tensors_given(args, kwargs), self.partner(place)
         if given and partner is not None:
-            with torch._C.DisableTorchFunction(), plain_arithmetic():
+            with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
                 tensor = physical(given[0][1])[0]
                 self._overwrote[place] = value = self._observer.versions.of(tensor)
                 self._observer.overwrites(partner, value)
@@ -355,10 +367,7 @@ def layers_to_hook(
 ) -> dict[str, nn.Module]:
     """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
-    around = {name.rpartition(".")[0] for name in wanted if name}
-    while around - wanted:
-        wanted |= around
-        around = {name.rpartition(".")[0] for name in around if name}
+    wanted |= around(wanted)
     held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
     return {name: each for name, each in inspected.modules.items() if name in wanted and not isinstance(each, held)}
 
@@ -393,41 +402,21 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
     return max(known)
 
 
-def run_once(
-    network: HookedNetwork,
-    batch: Batch,
-    layers: Mapping[str, nn.Module],
-    observe: Callable[[ModuleCall, str, Tensor], None] = lambda *_: None,
-    operations: OperationChoice | None = None,
-) -> Capture[None]:
-    """Run a network over a batch, up to its end or its first error, and leave no trace of it; return the capture."""
-    module = network.inspected.network
-    with (
-        preserved(module, network.options.seed, network.options.mode, network.inspected.modules.values()),
-        capture(module, layers, observe, operations=operations) as captured,
-    ):
-        try:
-            with torch.no_grad(), network.casting():
-                module(*batch.args, **batch.kwargs)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
-            reraise_internal(raised)
-    return captured
-
-
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
-    calls: dict[CallKey, list[Any]] = {}
+    trial = network.trial(batch, network.hooked)
+    calls: dict[CallKey, list[Key]] = {}
+    for place in trial.output_forms:
+        calls.setdefault(place[:2], []).append(place)
+    return [_call(trial, places) for places in calls.values()]
 
-    def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> None:
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        kind = type(call.module).__name__ if call.operation is None else call.operation.name
-        owned = parameter_shapes(call.module) if call.operation is None else ()
-        calls.setdefault((call.layer, call.call), [kind, [], owned])[1].append(shape)
 
-    chosen = None if network.operations is None else OperationChoice(network.operations.patterns)
-    captured = run_once(network, batch, network.hooked, observe, chosen)
-    unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
-    return [Call(key, kind, tuple(shapes), owned, key in unchanged) for key, (kind, shapes, owned) in calls.items()]
+def _call(network: HookedNetwork, places: Sequence[Key]) -> Call:
+    """Return the call that returned the tensors at these places."""
+    forms = [network.output_forms[place] for place in places]
+    owned = parameter_shapes(network.hooked[forms[0].layer]) if forms[0].operation is None else ()
+    is_unchanged = any(network.passed_through.get(place) for place in places)
+    return Call(places[0][:2], forms[0].kind, tuple(form.shape for form in forms), owned, is_unchanged)
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

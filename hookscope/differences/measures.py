@@ -1,17 +1,17 @@
 """Measure the difference of two tensors in float64, with little extra memory."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
 from hookscope.results.differences import ChannelShare, Measures, NonFinite
-from hookscope.statistics.difference import SquaredSums, squared_sums
+from hookscope.statistics.difference import squared_sums
 
 # Elements compared at a time. On the CPU few enough that torch does not wake other threads, and that the float64 copies
 # stay in a core's cache.
@@ -24,6 +24,8 @@ _CULPRIT_FRACTION = 0.5
 _LOOKS_AT_CHANNELS = 1e-6
 # With fewer channels one of them easily has the larger part.
 _FEWEST_CHANNELS = 4
+
+_NONE = (0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -51,120 +53,30 @@ class Sums:
     unequal: int = 0
     count: int = 0
     mismatched: int = 0
-    nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
-    squares: Tensor | None = None
+    nonfinite: tuple[int, int, int, int] = _NONE
+    squares: NDArray[np.float64] | None = None
 
-    def add(self, a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None = None) -> None:
-        """Add the elements of two `comparable` tensors.
-
-        Args:
-            a: Any shape, also nested.
-            b: Same shape.
-            first_input: Position in the run of the first input on axis 0.
-            channel_axis: The axis that counts channels; None if none does.
-        """
-        if a.is_nested:
-            self._add_parts(a, b, first_input)
-            return
-        sums = squared_sums(a, b, channel_axis)
-        if sums is not None:
-            self._add_found(sums, a, first_input)
-            if sums.mismatched:
-                self._add_nonfinite(a, b)
-            return
-        device = _common_device(a, b)
-        a, b = plain(a, device), plain(b, device)
-        shape = tuple(a.shape)
-        flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-        self.count += flat_a.numel()
-        step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
-        largest = (self.max_abs, -1, 0.0)
-        for start in range(0, flat_a.numel(), step):
-            part_a, part_b = flat_a[start : start + step], flat_b[start : start + step]
-            if torch.equal(part_a, part_b):
-                values = part_a.double()
-                own = float(values.dot(values))
-                if math.isfinite(own):
-                    self.a += own
-                    self.b += own
-                    self.product += own
-                    continue
-            found = self._add_part(part_a.double(), part_b.double(), start, largest[0])
-            largest = found if found[1] >= 0 else largest
-        if largest[1] >= 0:
-            self.max_abs, at, self.max_value = largest
-            place = tuple(map(int, np.unravel_index(at, shape)))
-            self.max_at = (place[0] + first_input, *place[1:]) if place else ()
-        if channel_axis is not None and (self.unequal or self.mismatched):
-            self._add_squares(squares_by_channel(a, b, channel_axis))
-
-    def _add_parts(self, a: Tensor, b: Tensor, first_input: int) -> None:
-        """Add the tensors that two nested tensors hold."""
-        for index, (part_a, part_b) in enumerate(zip(a.unbind(), b.unbind(), strict=True)):
-            part = Sums()
-            part.add(part_a, part_b)
-            if part.max_at is not None:
-                part.max_at = (first_input + index, *part.max_at)
-            self.merge(part)
-
-    def _add_found(self, found: SquaredSums, a: Tensor, first_input: int) -> None:
-        """Add the sums that compiled code returned."""
-        place = found.max_at
-        largest = 0.0 if place is None or found.max_abs <= self.max_abs else found.max_abs
-        at = (place[0] + first_input, *place[1:]) if place else place
-        value = float(a[place]) if largest and place is not None else 0.0
-        sums = (found.a, found.b, found.product, found.difference, largest, at, value)
-        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched, squares=found.squares))
-
-    def _add_squares(self, squares: Tensor | None) -> None:
-        if squares is not None and (self.squares is None or len(self.squares) == len(squares)):
-            self.squares = squares if self.squares is None else self.squares + squares
-
-    def _add_part(self, a: Tensor, b: Tensor, start: int, at_least: float) -> tuple[float, int, float]:
-        """Add some elements, in float64.
-
-        Returns:
-            Their largest difference, its place and A's value there; the place is -1 if it is at most `at_least`.
-        """
-        differences = a - b
-        of_difference = float(differences.dot(differences))
-        if not math.isfinite(of_difference):
-            same = (a == b) | (a.isnan() & b.isnan())
-            counted = a.isfinite() & b.isfinite()
-            self.mismatched += int((~counted & ~same).sum())
-            self._add_nonfinite(a, b)
-            a, b = a.where(counted, 0.0), b.where(counted, 0.0)
-            differences = a - b
-            of_difference = float(differences.dot(differences))
-        self.a += float(a.dot(a))
-        self.b += float(b.dot(b))
-        self.product += float(a.dot(b))
-        self.difference += of_difference
-        self.unequal += int(differences.count_nonzero())
-        largest = max(map(abs, map(float, differences.aminmax())))
-        if largest <= at_least:  # finding the place takes longer than all the rest
-            return 0.0, -1, 0.0
-        at = int(differences.abs_().argmax())
-        return largest, start + at, float(a[at])
-
-    def _add_nonfinite(self, a: Tensor, b: Tensor) -> None:
-        differ = ~((a == b) | (a.isnan() & b.isnan()))
-        found = [int((values & differ).sum()) for values in (a.isnan(), a.isinf(), b.isnan(), b.isinf())]
-        self.nonfinite = _added(self.nonfinite, found)
-
-    def merge(self, other: "Sums") -> None:
-        """Merge the sums of other elements."""
-        if other.max_abs > self.max_abs:
-            self.max_abs, self.max_at, self.max_value = other.max_abs, other.max_at, other.max_value
-        self.a += other.a
-        self.b += other.b
-        self.product += other.product
-        self.difference += other.difference
-        self.unequal += other.unequal
-        self.count += other.count
-        self.mismatched += other.mismatched
-        self.nonfinite = _added(self.nonfinite, other.nonfinite)
-        self._add_squares(other.squares)
+    def __add__(self, other: "Sums") -> "Sums":
+        """Return the sums of the elements of both."""
+        largest = other if other.max_abs > self.max_abs else self
+        nan_a, inf_a, nan_b, inf_b = map(add, self.nonfinite, other.nonfinite)
+        squares = other.squares if self.squares is None else self.squares
+        if self.squares is not None and other.squares is not None and len(self.squares) == len(other.squares):
+            squares = self.squares + other.squares
+        return Sums(
+            self.a + other.a,
+            self.b + other.b,
+            self.product + other.product,
+            self.difference + other.difference,
+            largest.max_abs,
+            largest.max_at,
+            largest.max_value,
+            self.unequal + other.unequal,
+            self.count + other.count,
+            self.mismatched + other.mismatched,
+            (nan_a, inf_a, nan_b, inf_b),
+            squares,
+        )
 
     @property
     def relative_l2(self) -> float:
@@ -198,8 +110,93 @@ class Sums:
         )
 
 
-def _added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, int, int, int]:
-    nan_a, inf_a, nan_b, inf_b = map(add, counts, more)
+def sums_of(a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None = None) -> Sums | None:
+    """Return the sums of two tensors; None if they are not `comparable`.
+
+    Args:
+        a: Any shape, also nested.
+        b: Same shape.
+        first_input: Position in the run of the first input on axis 0.
+        channel_axis: The axis that counts channels; None if none does.
+    """
+    found = squared_sums(a, b, channel_axis)
+    if found is not None:
+        sums = Sums(
+            found.a,
+            found.b,
+            found.product,
+            found.difference,
+            found.max_abs,
+            found.max_at,
+            found.max_value,
+            found.unequal,
+            a.numel(),
+            found.mismatched,
+            _nonfinite(a, b) if found.mismatched else _NONE,
+            found.squares,
+        )
+    elif comparable(a, b):
+        return None
+    else:
+        sums = _sums_of_parts(a, b) if a.is_nested else _sums_by_torch(a, b, channel_axis)
+    if first_input and sums.max_at:
+        sums.max_at = (sums.max_at[0] + first_input, *sums.max_at[1:])
+    return sums
+
+
+def _sums_of_parts(a: Tensor, b: Tensor) -> Sums:
+    """Return the sums over the tensors that two nested tensors hold."""
+    whole = Sums()
+    for index, parts in enumerate(zip(a.unbind(), b.unbind(), strict=True)):
+        sums = sums_of(*parts) or Sums()
+        sums.max_at = None if sums.max_at is None else (index, *sums.max_at)
+        whole += sums
+    return whole
+
+
+def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
+    """Return the sums of what compiled code does not read, some elements at a time."""
+    device = _common_device(a, b)
+    a, b = plain(a, device), plain(b, device)
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
+    sums = Sums()
+    for start in range(0, flat_a.numel(), step):
+        sums += _sums_of_chunk(flat_a[start : start + step].double(), flat_b[start : start + step].double(), start)
+    if sums.max_at is not None:
+        sums.max_at = tuple(map(int, np.unravel_index(sums.max_at[0], a.shape)))
+    if channel_axis is not None and (sums.unequal or sums.mismatched):
+        sums.squares = squares_by_channel(a, b, channel_axis)
+    return sums
+
+
+def _sums_of_chunk(a: Tensor, b: Tensor, start: int) -> Sums:
+    """Return the sums of two vectors in float64, the first element of which is at `start`."""
+    sums = Sums(count=a.numel())
+    differences = a - b
+    sums.difference = float(differences.dot(differences))
+    if not math.isfinite(sums.difference):
+        counted = a.isfinite() & b.isfinite()
+        sums.mismatched, sums.nonfinite = int((~counted & _differ(a, b)).sum()), _nonfinite(a, b)
+        a, b = a.where(counted, 0.0), b.where(counted, 0.0)
+        differences = a - b
+        sums.difference = float(differences.dot(differences))
+    sums.a, sums.b, sums.product = float(a.dot(a)), float(b.dot(b)), float(a.dot(b))
+    sums.unequal = int(differences.count_nonzero())
+    if sums.unequal:
+        at = int(differences.abs_().argmax())
+        sums.max_abs, sums.max_at, sums.max_value = float(differences[at]), (start + at,), float(a[at])
+    return sums
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    return ~((a == b) | (a.isnan() & b.isnan()))
+
+
+def _nonfinite(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
+    """Return how many elements are NaN and infinite in A, and in B, where the other tensor holds something else."""
+    differ = _differ(a, b)
+    nan_a, inf_a, nan_b, inf_b = (int((odd & differ).sum()) for odd in (a.isnan(), a.isinf(), b.isnan(), b.isinf()))
     return nan_a, inf_a, nan_b, inf_b
 
 
@@ -240,11 +237,11 @@ def _common_device(a: Tensor, b: Tensor) -> torch.device:
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
 
-def coarser(a: Tensor, b: Tensor) -> torch.dtype:
-    """Return the coarser floating dtype of the two; A's dtype if one is not floating."""
-    if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
-        return a.dtype
-    return max((a.dtype, b.dtype), key=lambda each: torch.finfo(each).eps)
+def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """Return the coarser floating dtype of the two; A's if one is not floating."""
+    if a == b or not (a.is_floating_point and b.is_floating_point):
+        return a
+    return max((a, b), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def culprit(sums: Sums) -> ChannelShare | None:
@@ -260,17 +257,13 @@ def culprit(sums: Sums) -> ChannelShare | None:
     return ChannelShare(channel, len(squares), fraction) if fraction > _CULPRIT_FRACTION else None
 
 
-def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
+def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> NDArray[np.float64]:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
-    device = _common_device(a, b)
-    a, b = plain(a, device), plain(b, device)
-    if not (a.is_floating_point() and b.is_floating_point()):  # booleans cannot be subtracted, and uint8 wraps around
-        a, b = a.double(), b.double()
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):
-        differences = (one - other).double().movedim(axis - 1, 0).reshape(a.shape[axis], -1)
+        differences = (one.double() - other.double()).movedim(axis - 1, 0).reshape(a.shape[axis], -1)
         total += differences.square_().sum(1).cpu()
-    return total
+    return total.numpy()
 
 
 def _spacing(value: float, dtype: torch.dtype) -> float:

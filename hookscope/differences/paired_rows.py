@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hookscope.differences.alignment import Pairing
+from hookscope.differences.compared import A, B
 from hookscope.differences.hooked_network import HookedNetwork, Key, OutputForm
 from hookscope.differences.measures import culprit
-from hookscope.differences.passes import REFERENCE, A, B, Row
+from hookscope.differences.passes import Row
 from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 from hookscope.text import figure, in_words, printable
 
@@ -15,8 +16,12 @@ from hookscope.text import figure, in_words, printable
 def paired_rows(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing
 ) -> list[DifferenceRow]:
-    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
+    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution.
+
+    The index counts the rows that are listed.
+    """
     rows: list[DifferenceRow] = []
+    listed = 0
     for place, form in networks[A].output_forms.items():
         row, partner = compared.get(place), pairing.partner(place[:2])
         if row is None or partner is None:
@@ -24,14 +29,15 @@ def paired_rows(
         other = networks[B].output_forms[(*partner[0], place[2])]
         unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get((*partner[0], place[2]))
         if not unchanged:
-            rows.append(_row(len(rows), form, other, partner[1], row))
+            rows.append(_row(listed, form, other, partner[1], row))
+            listed += networks[A].has_rows(form.layer)
     return rows
 
 
 def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
-    measured = row.sums.get((A, B))
+    measured = row.output.sums.get((A, B))
     given, total, arriving = _given(form, other, row)
-    errors = [row.sums[pair].error if pair in row.sums else None for pair in ((A, REFERENCE), (B, REFERENCE))]
+    error, error_b = row.output.errors
     return DifferenceRow(
         index=index,
         layer=form.layer,
@@ -40,20 +46,20 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
         label_b=other.label,
         kind_b=other.kind,
         matched=matched,
-        shape=row.shapes[A].whole,
-        shape_b=row.shapes[B].whole,
+        shape=row.output.shapes[A].whole,
+        shape_b=row.output.shapes[B].whole,
         dtype=form.dtype,
         dtype_b=other.dtype,
-        measures=None if measured is None else measured.measured(row.coarser),
+        measures=row.output.measures,
         input_relative_l2=total,
         arriving_relative_l2=arriving,
         source="" if form.operation is None else form.operation.source,
         given=given,
-        added=None if row.added is None else row.added.measured(row.coarser),
-        error=errors[0],
-        error_b=errors[1],
+        added=None if row.added is None else row.added.measured(row.output.dtype),
+        error=error,
+        error_b=error_b,
         channel=None if measured is None else culprit(measured),
-        note=row.note,
+        note=row.output.note or row.note,
     )
 
 

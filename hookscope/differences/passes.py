@@ -2,27 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, count
+from operator import add
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from hookscope.differences.alignment import CallKey
+from hookscope.differences.compared import REFERENCE, A, B, Compared
 from hookscope.differences.difference_maps import KeptMaps
 from hookscope.differences.hooked_network import Finished, HookedNetwork, Key, Observer, PairedOutput, RandomStates
-from hookscope.differences.measures import Sums, coarser, comparable
+from hookscope.differences.measures import Sums, sums_of
 from hookscope.differences.spool import Spool, Value, Versions
-from hookscope.hooks.observed import shape_of
-from hookscope.inputs import Batch, length_of
-from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inputs import Batch
 from hookscope.text import exception_line
-
-A, B, REFERENCE = range(3)
-"""Positions of the networks in all that has one entry for each."""
 
 
 @dataclass(slots=True)
@@ -30,22 +25,18 @@ class Row:
     """The comparison of one pair of outputs.
 
     Attributes:
-        sums: By pair of networks: (0, 1) is A and B; 2 is the reference.
+        output: What the outputs differ by.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
         input_shapes_differ: Whether an input tensor has another shape in B.
         added: Sums of A's output and the output of B's layer on A's input.
-        coarser: The coarser floating dtype of A and B.
-        note: Why there are no sums of A and B, or no `added`.
-        shapes: Those of A's output and of B's in the batches.
+        note: Why there is no `added`.
     """
 
-    sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    output: Compared = field(default_factory=Compared)
     inputs: tuple[Sums, ...] = ()
     input_shapes_differ: bool = False
     added: Sums | None = None
-    coarser: torch.dtype = torch.float32
     note: str = ""
-    shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
     @property
     def input_relative_l2(self) -> float | None:
@@ -57,26 +48,15 @@ class Row:
 
     def merge(self, other: "Row") -> None:
         """Merge the row of another batch."""
-        for pair, sums in other.sums.items():
-            self.sums[pair] = _both(self.sums.get(pair), sums)
+        self.output.merge(other.output)
         if not self.inputs or len(self.inputs) != len(other.inputs):
             self.inputs = () if self.inputs else other.inputs
         else:
-            self.inputs = tuple(map(_both, self.inputs, other.inputs))
+            self.inputs = tuple(map(add, self.inputs, other.inputs))
         self.input_shapes_differ |= other.input_shapes_differ
         if other.added is not None:
-            self.added = _both(self.added, other.added)
-        self.coarser = other.coarser
+            self.added = other.added if self.added is None else self.added + other.added
         self.note = self.note or other.note
-        for own, others in zip(self.shapes, other.shapes, strict=True):
-            own.merge(others)
-
-
-def _both(one: Sums | None, other: Sums) -> Sums:
-    """Return merged sums, in an object of their own: rows share sums."""
-    merged = Sums() if one is None else replace(one)
-    merged.merge(other)
-    return merged
 
 
 @dataclass(slots=True)
@@ -98,8 +78,9 @@ class Passes:
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
-    _sums_of: dict[tuple[tuple[int, int], int, int], Sums | None] = field(default_factory=dict)
     _shadowed: dict[CallKey, list[Tensor]] = field(default_factory=dict)
+    _finished: dict[int, Finished] = field(default_factory=dict)
+    _start: RandomStates = field(default_factory=RandomStates)
     _first_input: int = 0
     _count: int = 0
 
@@ -115,34 +96,36 @@ class Passes:
         """
         self._first_input, self._count = first_input, count
         if not first_input:
-            self.maps.clear()
+            self.maps = KeptMaps(self.maps.eps)  # the first batch may be run again, or replaced by another
         self._batch, self._spooled = {}, [{} for _ in self.networks]
-        spool, start = Spool(), RandomStates()
+        spool, self._start = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
-        finished: dict[int, Finished] = {}
+        self._finished = {}
+        finished = self._finished
         for place in (A, *range(REFERENCE, len(self.networks)), B):
-            start.enter()
-            network, keeping = (
-                self.networks[place],
-                Observer(Versions(spool.keep), partial(_keep, self._spooled[place])),
-            )
-            finished[place] = network.run(brought(network), self._comparing() if place == B else keeping)
+            self._start.enter()
+            network, kept = self.networks[place], partial(_keep, self._spooled[place])
+            observer = self._comparing() if place == B else Observer(Versions(spool.keep), kept)
+            finished[place] = network.run(brought(network), observer)
             ends[place] = RandomStates()
             if finished[place].message:
                 break
         else:
             if self.whole is not None:
-                start.enter()
-                finished[B] = self.whole.run(brought(self.whole), keeping)
-            ends[B if ends[B].has_drawn(start) else A].enter()
-        if any(each.message for each in finished.values()):
-            start.enter()
-            for place in finished:
-                self.networks[place].rewinds = True
-        for seen in (self._sums_of, self._shadowed):
-            seen.clear()
+                self._start.enter()
+                finished[B] = self.whole.run(brought(self.whole), None)
+            ends[B if ends[B].has_drawn(self._start) else A].enter()
+        if any(end.message for end in finished.values()):
+            self.rewind()
+        self._shadowed.clear()
         self._spooled = ()
         return [finished[place] for place in sorted(finished)]
+
+    def rewind(self) -> None:
+        """Let the next batch begin where the last one did."""
+        self._start.enter()
+        for place in self._finished:
+            self.networks[place].rewinds = True
 
     def keep(self) -> None:
         """Merge the rows of the last batch."""
@@ -153,87 +136,58 @@ class Passes:
                 self.rows[key] = row
 
     def _comparing(self) -> Observer:
-        numbers = count()
-        versions = Versions(lambda tensor: Value(next(numbers), shape_of(tensor), ref(tensor)))
+        versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input)
 
     def _compare(self, b: PairedOutput) -> None:
         """Compare an output of B with A's and the reference's."""
-        key = b.place.key
-        others = [outputs.pop(key, None) for place, outputs in enumerate(self._spooled) if place != B]
-        seen = [each for each in (others[0], b, *others[1:]) if each is not None]
-        if len(seen) < len(self.networks):
+        a, *rest = (outputs.pop(b.key, None) for place, outputs in enumerate(self._spooled) if place != B)
+        exact = [output for output in rest if output is not None]
+        if a is None or len(exact) < len(rest):
             return
-        a, tensors = seen[A], [each.value.read() for each in seen]
-        row = self._batch[key] = Row()
-        row.coarser = coarser(tensors[A], tensors[B])
-        for shapes, each in zip(row.shapes, seen, strict=False):
-            shapes.add(self._count, each.value.shape)
-        axis = a.place.channel_axis if a.place.channel_axis is not None and len(tensors[A]) == self._count else None
-        for pair in combinations(range(len(seen)), 2):
-            one, other = (seen[each].value for each in pair)
-            sums = self._sums(pair, one, other, axis if pair == (A, B) else None)
-            if sums is not None:
-                row.sums[pair] = sums
-        row.note = "" if (A, B) in row.sums else comparable(tensors[A], tensors[B])
+        row = self._batch[b.key] = Row()
+        batch = self._first_input, self._count
+        axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
+        row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
-            inputs = [self._sums((A, B), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
-            known = tuple(each for each in inputs if each is not None)
-            row.inputs = known if len(known) == len(inputs) else ()
+            sums = [one.less(other, *batch) for one, other in zip(a.inputs, b.inputs, strict=True)]
+            row.inputs = tuple([each for each in sums if each is not None]) if None not in sums else ()
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
         if self.shadows:
-            self._shadow(row, a, b, tensors[A])
-        is_drawn = not self._first_input and self.networks[A].has_rows(a.place.layer) and not tensors[A].is_nested
-        if is_drawn and (A, B) in row.sums:
+            self._shadow(row, a, b)
+        difference = row.output.sums.get((A, B))
+        if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
             added = None if row.added is None else row.added.relative_l2
-            relative_l2, recorder = row.sums[A, B].relative_l2, self.networks[A].recorder
-            self.maps.offer(a.place, tensors[A], tensors[B], relative_l2, added, recorder)
+            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self.networks[A].recorder)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            self._sums((A, B), a.inputs[0], b)
+            a.inputs[0].less(b, self._first_input, self._count)
 
-    def _sums(self, pair: tuple[int, int], a: Value, b: Value, channel_axis: int | None = None) -> Sums | None:
-        """Return the sums of two values, those found before if there are; None if they cannot be compared."""
-        key = (pair, a.number, b.number)
-        if key in self._sums_of:
-            known = self._sums_of[key]
-            if known is None or channel_axis is None or known.squares is not None:
-                return known
-        one, other = a.read(), b.read()
-        sums: Sums | None = None
-        if one is not None and other is not None and not comparable(one, other):
-            has_inputs = length_of(one) == self._count
-            sums = Sums()
-            sums.add(one, other, self._first_input if has_inputs else 0, channel_axis)
-        self._sums_of[key] = sums
-        return sums
-
-    def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput, output: Tensor) -> None:
+    def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
         """Compare A's output with that of B's layer on A's input."""
-        key, which, layer = a.place.key[:2], a.place.key[2], b.place.layer
+        key, which = a.key[:2], a.key[2]
         if which == 0:
-            if a.kept is None or layer not in self.networks[B].hooked:
+            if a.kept is None or b.layer not in self.networks[B].hooked:
                 return
             like = iter(b.inputs)
             try:
                 values, form = a.kept
                 leaves = [_moved(each, next(like, None)) if isinstance(each, Value) else each for each in values]
                 args, kwargs = tree_unflatten(leaves, form)
-                self._shadowed[key] = self.networks[B].run_alone(layer, args, kwargs, b.kept)
+                self._shadowed[key] = self.networks[B].run_alone(b.layer, args, kwargs, b.kept)
             except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
-                row.note = row.note or f"B's layer on A's input: {exception_line(error)}"
+                row.note = f"B's layer on A's input: {exception_line(error)}"
                 return
         outputs = self._shadowed.get(key, [])
-        if which < len(outputs) and not comparable(output, outputs[which]):
-            row.added = row.added or Sums()
-            row.added.add(output, outputs[which])
+        if which < len(outputs):
+            row.added = sums_of(a.value.read(), outputs[which])
 
 
 def _keep(outputs: dict[Key, PairedOutput], seen: PairedOutput) -> None:
-    outputs[seen.place.key] = seen
+    outputs[seen.key] = seen
 
 
 def _moved(value: Value, like: Value | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Find the partner of each row of a stored run in another: as networks are aligned, from what rows store."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,35 +84,26 @@ def pair_rows(
     return pairs, tuple(alone)
 
 
-def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Sequence[RowPair]) -> Iterator[RowPair]:
-    """Pair the gradients that either run has of outputs and inputs, as the rows of outputs are paired."""
-    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
-    known = {(*_call(row), row.slot, row.role): row for row in b}
-    for row in a:
-        if _call(row) not in calls:
-            continue
-        call, how = calls[_call(row)]
-        other = known.get((*call, row.slot, row.role))
-        if other is not None and _arrived(row, other):
-            label, label_b = (f"{each.label} grad_{each.role}" for each in (row, other))
-            yield RowPair(row, other, _call(row), call, label, label_b, how)
-
-
-def pair_sites(a: Sequence[GradientRow], b: Sequence[GradientRow], pairing: Pairing) -> Iterator[RowPair]:
-    """Pair the gradients that either of two networks has of outputs and inputs, as their calls are paired."""
-    known: dict[tuple[str, int, str], list[GradientRow]] = {}
+def pair_gradients(
+    a: Sequence[GradientRow],
+    b: Sequence[GradientRow],
+    partner: Callable[[CallKey], tuple[CallKey, Match] | None],
+) -> Iterator[RowPair]:
+    """Pair the gradients that either side has of outputs and inputs, those of a call in their order."""
+    known: dict[tuple[CallKey, str], list[GradientRow]] = {}
     for row in b:
-        known.setdefault((row.layer, row.call, row.role), []).append(row)
-    counts: Counter[tuple[str, int, str]] = Counter()
+        known.setdefault((_call(row), row.role), []).append(row)
+    counts: Counter[tuple[CallKey, str]] = Counter()
     for row in a:
-        partner = pairing.partner(_call(row))
-        which, counts[*_call(row), row.role] = counts[*_call(row), row.role], counts[*_call(row), row.role] + 1
-        if partner is None:
+        call = _call(row)
+        which, counts[call, row.role] = counts[call, row.role], counts[call, row.role] + 1
+        found = partner(call)
+        if found is None:
             continue
-        others = known.get((*partner[0], row.role), [])
+        others = known.get((found[0], row.role), [])
         if which < len(others) and _arrived(row, others[which]):
             label, label_b = (f"{each.label} grad_{each.role}" for each in (row, others[which]))
-            yield RowPair(row, others[which], _call(row), partner[0], label, label_b, partner[1])
+            yield RowPair(row, others[which], call, found[0], label, label_b, found[1])
 
 
 def partners(pairs: Sequence[RowPair]) -> dict[str, tuple[str, Match]]:

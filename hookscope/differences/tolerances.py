@@ -2,14 +2,17 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Exceeded, Measures, OutputDifference
 from hookscope.text import safe_text
+
+T = TypeVar("T", DifferenceRow, OutputDifference)
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
@@ -49,10 +52,8 @@ class Condition:
     is_above: bool
     limit: float
 
-    def holds(self, value: float | None) -> bool:
+    def holds(self, value: float) -> bool:
         """Tell whether a value is beyond the limit; NaN is."""
-        if value is None:
-            return False
         return math.isnan(value) or (value > self.limit if self.is_above else value < self.limit)
 
 
@@ -104,35 +105,26 @@ def _exceeded(
     meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
     if condition.pattern is not None and not meant:
         raise LayerNotFoundError(f"{arg('fail_over')} {safe_text(condition.text)!r} matches no row that was compared.")
-    values = [_of_row(row, measure) for row in meant]
-    shown = [] if condition.pattern is not None else [_of_output(output, measure) for output in outputs]
-    if all(value is None for value in (*values, *shown)):
+    values = [(row.label, _value(row, _OF_ROWS, measure)) for row in meant]
+    if condition.pattern is None:
+        values += [("", _value(output, _OF_OUTPUTS, measure)) for output in outputs]
+    if all(value is None for _, value in values):
         needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
         raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
-    for row, value in zip(meant, values, strict=True):
+    for label, value in values:
         if value is not None and condition.holds(value):
-            yield Exceeded(condition.text, row.label, value)
-    for value in shown:
-        if value is not None and condition.holds(value):
-            yield Exceeded(condition.text, "", value)
+            yield Exceeded(condition.text, label, value)
 
 
 def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:
     return pattern is None or pattern.matches(row.layer, row.kind)
 
 
-def _of_row(row: DifferenceRow, measure: str) -> float | None:
-    if measure in _OF_ROWS:
-        return _OF_ROWS[measure](row)
-    return None if row.measures is None or measure not in _MEASURES else _measured(row.measures, measure)
-
-
-def _of_output(output: OutputDifference, measure: str) -> float | None:
-    if measure in _OF_OUTPUTS:
-        return _OF_OUTPUTS[measure](output)
-    return None if output.measures is None or measure not in _MEASURES else _measured(output.measures, measure)
-
-
-def _measured(measures: Measures, measure: str) -> float | None:
-    """Return a measure; NaN, which is beyond every limit, if a value is not finite on one side only."""
+def _value(judged: T, own: Mapping[str, Callable[[T], float | None]], measure: str) -> float | None:
+    """Return a measure of a row or an output; NaN, beyond every limit, if a value is not finite on one side only."""
+    if measure in own:
+        return own[measure](judged)
+    measures: Measures | None = judged.measures
+    if measures is None or measure not in _MEASURES:
+        return None
     return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hookscope.differences.alignment import match_names
+from hookscope.differences.alignment import is_inside, match_names
 from hookscope.differences.first_differences import exceeds, rounding_limit
-from hookscope.differences.hooked_network import Finished, HookedNetwork, parameter_shapes, run_once
+from hookscope.differences.hooked_network import Finished, HookedNetwork, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -191,13 +191,13 @@ def compile_in_blocks(
     )
     named = match_names(shapes_a, shapes_b, maps)
     called_a, called_b = (
-        run_once(side, batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
+        side.trial(batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
     )
     blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
     for network, blocks in zip(networks, (blocks_a, blocks_b, blocks_a), strict=False):
         modules = network.inspected.modules
-        around = {name for name in modules if any(_is_around(name, each) for each in blocks)}
+        around = {name for name in modules if any(is_inside(each, name) for each in blocks)}
         if chosen and network is not b:
             network.selected = {
                 name: each for name, each in network.selected.items() if name in blocks or name in around
@@ -210,7 +210,7 @@ def compile_in_blocks(
             if name in blocks or (name in around and not isinstance(each, _HELD))
         }
     layers = default_layers(modules_a) & called_a
-    sizes = {name: sum(name == each or _is_around(name, each) for each in layers) or 1 for name in blocks_a}
+    sizes = {name: sum(name == each or is_inside(each, name) for each in layers) or 1 for name in blocks_a}
     return Compiled(b, _whole(b), {name: modules_b[name] for name in blocks_b}, sizes)
 
 
@@ -230,7 +230,7 @@ def partition(
         waiting = [*_children(waiting[0], modules)] or waiting
     while waiting:
         name = waiting.pop(0)
-        inside = [each for each in modules if _is_around(name, each)]
+        inside = [each for each in modules if is_inside(each, name)]
         runs_inside = name not in called and any(each in called for each in inside)
         if runs_inside or any(each in wanted for each in inside):
             waiting[:0] = _children(name, modules)
@@ -241,10 +241,6 @@ def partition(
 
 def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
     return [each for each in modules if each and each.rpartition(".")[0] == name]
-
-
-def _is_around(name: str, inner: str) -> bool:
-    return name != inner and (not name or inner.startswith(f"{name}."))
 
 
 def _whole(network: HookedNetwork) -> HookedNetwork:

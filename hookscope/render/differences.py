@@ -283,7 +283,7 @@ def _gradients(result: Differences) -> Iterator[str]:
             f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
             "the activations agree."
         )
-    elif result.first_differences and result.way == "lockstep" and moved:
+    elif result.first_differences and result.way == "networks" and moved:
         yield f"The gradients follow: relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}."
 
 
@@ -323,7 +323,7 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
         amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
-    if result.way != "lockstep":  # what a layer was given is not known
+    if result.way != "networks":  # what a layer was given is not known
         around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
@@ -379,7 +379,7 @@ def _owner(label: str) -> str:
 
 def first_mark(result: Differences) -> str:
     """Return the mark of a row in pictures where a difference begins."""
-    return "begins here" if result.way == "lockstep" else "the first to show it"
+    return "begins here" if result.way == "networks" else "the first to show it"
 
 
 def _of_inputs(result: Differences) -> str:

@@ -17,8 +17,8 @@ from hookscope.text import counted
 Match = Literal["name", "prefix", "order", "map"]
 """How a pair was found: same name and call; the same after known prefixes; by order, type and shapes; by `--map`."""
 
-Way = Literal["lockstep", "tensors", "values", "weights"]
-"""What was compared: two networks side by side; two runs by all values or 256 per input; weights alone."""
+Way = Literal["networks", "tensors", "values", "weights"]
+"""What was compared: two networks that ran; two runs by all values or 256 per input; weights alone."""
 
 FEWER_TENSORS = "returns fewer tensors there"
 """The end of `Unmatched.reason` where both sides call the layer; so are the next two."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from hookscope.differences.measures import Sums, comparable, plain
+from hookscope.differences.measures import Sums, comparable, plain, sums_of
 from hookscope.statistics.storage import without_float8
 
 # Below this drift a weight has not been replaced: two unrelated tensors of one norm are sqrt(2) apart.
@@ -43,10 +43,8 @@ def _drift(before: Tensor, now: Tensor) -> float | None:
 def _sums(a: Tensor, b: Tensor) -> Sums | None:
     if comparable(a, b):
         return None
-    sums = Sums()
     one, other = (without_float8(plain(each, _CPU)) for each in (a, b))
-    sums.add(one, other)
-    return sums
+    return sums_of(one, other)
 
 
 def norm_of(tensor: Tensor) -> float | None:

@@ -3,10 +3,11 @@
 What it does not read (other dtypes than float32, other devices, differing strides) is left to its callers.
 """
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.statistics.native import dense_address_of, layout_of, load_kernel
@@ -17,7 +18,7 @@ class SquaredSums(NamedTuple):
 
     Attributes:
         a: Of A squared, as `b` is of B and `difference` of A-B; `product` is of A times B.
-        max_abs: Largest magnitude of A-B, at `max_at`; None there if A equals B.
+        max_abs: Largest magnitude of A-B, at `max_at`, where A holds `max_value`; None there if A equals B.
         unequal: Finite elements that differ.
         mismatched: Elements that are not finite on one side and not the same on the other.
         squares: Of A-B, by channel, (C,), NaN where one is not finite; None if no axis counts channels.
@@ -31,16 +32,17 @@ class SquaredSums(NamedTuple):
     unequal: int
     mismatched: int
     max_at: tuple[int, ...] | None
-    squares: Tensor | None
+    squares: NDArray[np.float64] | None
+    max_value: float
 
 
 def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums | None:
     """Return the sums of two tensors of one shape; None if compiled code cannot read them, or there is none."""
     kernel = load_kernel()
-    if kernel is None or a.shape != b.shape or a.stride() != b.stride():
+    address_a, address_b = (0, 0) if kernel is None else (dense_address_of(a), dense_address_of(b))
+    if kernel is None or not address_a or not address_b or a.shape != b.shape or a.stride() != b.stride():
         return None
-    address_a, address_b = dense_address_of(a), dense_address_of(b)
-    layout = layout_of(a.shape, a.stride(), channel_axis, 1) if address_a and address_b else None
+    layout = layout_of(a.shape, a.stride(), channel_axis, 1)
     if layout is None:
         return None
     squares = None if channel_axis is None else np.zeros(layout.channels)
@@ -50,5 +52,5 @@ def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> Squar
     # A dense tensor has the element at an offset where these quotients say, in whatever order its axes lie.
     axes = zip(a.shape, a.stride(), strict=True)
     place = None if at < 0 else tuple([at // step % size if size > 1 else 0 for size, step in axes])
-    by_channel = None if squares is None else torch.from_numpy(squares)
-    return SquaredSums(of_a, of_b, product, difference, largest, unequal, mismatched, place, by_channel)
+    value = 0.0 if at < 0 else ctypes.c_float.from_address(address_a + 4 * at).value
+    return SquaredSums(of_a, of_b, product, difference, largest, unequal, mismatched, place, squares, value)

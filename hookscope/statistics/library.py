@@ -73,6 +73,9 @@ class _Pair(ctypes.Structure):
     )
 
 
+_SUMS, _COUNTS = ctypes.c_double * 5, ctypes.c_longlong * 3  # as `SUMS` and `COUNTS` there
+
+
 class _Maps(ctypes.Structure):
     """As in maps.c."""
 
@@ -138,10 +141,10 @@ class Kernel:
 
         `squares`, (channels,), are added to. What is returned are the `sums` and the `counts` of difference.c.
         """
-        sums, counts = np.empty(5), np.empty(3, np.int64)
+        sums, counts = _SUMS(), _COUNTS()
         into = None if squares is None else squares.ctypes.data
-        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, sums.ctypes.data, counts.ctypes.data)))
-        return sums.tolist(), counts.tolist()
+        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, ctypes.addressof(sums), ctypes.addressof(counts))))
+        return sums[:], counts[:]
 
     def sum_squares(self, addresses: Iterable[int], sizes: Iterable[int], threads: int) -> list[float]:
         """Return the sum of squares of the values at each address."""

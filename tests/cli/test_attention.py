@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hookscope.render.html.attention import quantised
 from safetensors.numpy import load_file, save_file
 
 import hookscope
-from hookscope.render.html.attention import quantised
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
 from tests.cli.conftest import CAT, Run

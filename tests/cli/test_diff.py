@@ -76,7 +76,7 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
     assert document["first_differences"][0]["layer"] == "conv"
     record = record_of(tmp_path / "o")
-    assert (record["verb"], record["way"]) == ("diff", "lockstep")
+    assert (record["verb"], record["way"]) == ("diff", "networks")
     assert (record["overview"], [each["path"] for each in record["grids"]]) == ("overview.png", sorted(grids))
     assert all("one scale for all" in each["caption"] for each in record["grids"])
     with Image.open(tmp_path / "o" / "overview.png") as picture:

@@ -1,4 +1,4 @@
-"""Gradients of two networks side by side."""
+"""Gradients of two networks."""
 
 import copy
 import math
@@ -138,6 +138,31 @@ def test_inputs_that_a_network_raises_on_are_left_out_and_told_once() -> None:
     assert [type(each) for each in failures] == [UnfitInputError]
     assert len(result.inputs) == 3
     assert all(row.measures is not None and row.measures.relative_l2 == 0 for row in result.gradients)
+
+
+class Forgetful(nn.Linear):
+    """Raises on large inputs, unless it runs without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.max() > 8:
+            raise ValueError("too large")
+        return super().forward(x)
+
+
+def test_an_input_without_gradients_is_in_no_row() -> None:
+    x = torch.randn(4, 4)
+    x[2, 1] = 9
+    network, other = Forgetful(4, 2), Forgetful(4, 2)
+    failures: list[HookscopeError] = []
+    result = hookscope.diff(network, other, x, on_error=failures.append, grads=True, loss="sum")
+    wanted = hookscope.diff(network, other, x[[0, 1, 3]], grads=True, loss="sum")
+    assert [type(each) for each in failures] == [UnfitInputError]
+    assert [each.shape for each in (*result.rows, *result.outputs)] == [(3, 2), (3, 2)]
+    assert result.outputs[0].input_count == 3
+    for row, same in zip((*result.rows, *result.gradients), (*wanted.rows, *wanted.gradients), strict=True):
+        assert row.measures is not None
+        assert same.measures is not None
+        assert row.measures.relative_l2 == pytest.approx(same.measures.relative_l2, rel=1e-5)
 
 
 class Filtering(nn.Module):

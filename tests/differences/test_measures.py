@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.differences.measures import Sums, squares_by_channel
+from hookscope.differences.measures import Sums, squares_by_channel, sums_of
 from hookscope.results.differences import Measures, NonFinite
 from hookscope.statistics import difference
 
@@ -21,8 +21,8 @@ def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def measured(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Measures:
-    sums = Sums()
-    sums.add(a, b)
+    sums = sums_of(a, b)
+    assert sums is not None
     return sums.measured(dtype)
 
 
@@ -68,9 +68,7 @@ def test_parts_measured_one_after_another_are_the_whole(parts: list[int], seed: 
     b = a + torch.randn(sum(parts), 5, generator=generator)
     sums, first = Sums(), 0
     for count in parts:
-        part = Sums()
-        part.add(a[first : first + count], b[first : first + count], first)
-        sums.merge(part)
+        sums += sums_of(a[first : first + count], b[first : first + count], first) or Sums()
         first += count
     whole, joined = measured(a, b), sums.measured(torch.float32)
     assert joined.max_at == whole.max_at

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.differences.measures import Sums, comparable
+from hookscope.differences.measures import comparable, sums_of
 
 NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -103,8 +103,8 @@ def test_parts_of_nested_tensors_are_compared_where_their_shapes_are_the_same() 
     one, other = ragged(rows), ragged(rows)
     other.unbind()[2][1] += 2
     assert comparable(one, other) == ""
-    sums = Sums()
-    sums.add(one, other, first_input=10)
+    sums = sums_of(one, other, first_input=10)
+    assert sums is not None
     assert (sums.max_at, sums.max_abs, sums.unequal, sums.count) == ((12, 1), 2.0, 1, 7)
     turned = torch.nested.as_nested_tensor([*reversed(one.unbind())])
     assert comparable(one, torch.nested.as_nested_tensor([turned[0], *one.unbind()[1:]])) == ""

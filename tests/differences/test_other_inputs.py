@@ -1,4 +1,4 @@
-"""One network on two inputs, side by side: `--input-b`."""
+"""One network on two inputs: `--input-b`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -53,7 +53,7 @@ def best(*classes: int) -> Prediction:
 RESULT = Differences(
     a=Side(MODEL),
     b=Side(replace(MODEL, name="other"), dtype="bfloat16", ways=("train mode",), run="runs/b"),
-    way="lockstep",
+    way="networks",
     inputs=(InputRecord("cat.jpg", "cd" * 32, (60, 40), (3, 8, 8), ("resized",)),),
     rows=(
         row(0, "stem", Measures(0.0, 1.0)),
