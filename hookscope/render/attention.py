@@ -29,6 +29,7 @@ from hookscope.results.inputs import Photograph
 from hookscope.text import counted, some_of
 
 _MOST_FLAGGED = 6
+_MOST_REASONS = 2  # why there is no map, of the notes
 _OVER_HEADS = (
     *(("entropy", "entropy", 1), ("distance", "distance", 1)),
     *(("class_share", "class %", 100), ("register_share", "registers %", 100)),
@@ -92,7 +93,7 @@ def _mapped_input(index: int, result: Attention, photograph: Photograph | None) 
         maps=lambda: maps,
         photograph=photograph,
         patches=patches,
-        remark="" if maps or patches else "It has no map; a note has the reason.",
+        remark="" if maps or patches else " ".join(("It has no map.", *result.notes[-_MOST_REASONS:])),
     )
 
 

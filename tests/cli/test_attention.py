@@ -12,6 +12,7 @@ from hookscope.render.html.attention import quantised
 from safetensors.numpy import load_file, save_file
 
 import hookscope
+from hookscope.render.html.over_photograph import quantised
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
 from tests.cli.conftest import CAT, Run

@@ -60,9 +60,9 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     if drawn:
         about = text_block(_about_input(mapped.record))
         rows = [cell_row([cell], 1) for cell in drawn]
-        return [about, *rows, *_remarks(photograph.remark, len(maps) - len(drawn))]
+        return [about, *rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(drawn))]
     if photograph.remark and not maps:  # nothing is drawn over the grey that stands for the input
-        return [text_block([*_about_input(mapped.record), (mapped.remark or photograph.remark, TEXT, DIM)])]
+        return [text_block(_about_input(mapped.record)), *_remarks([mapped.remark, photograph.remark], 0)]
     shown = maps[:_MOST_MAPS]
     columns, across = _column_count(shown, photograph.region)
     width = (INNER - (columns - 1) * GAP) // columns
@@ -71,12 +71,12 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     small = shrunk(photograph, height, width)
     cells = [input_cell(mapped.record, small), *(_about_map(each, map_pixels(each.map, small)) for each in shown)]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
-    return [*rows, *_remarks(photograph.remark, len(maps) - len(shown))]
+    return [*rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(shown))]
 
 
-def _remarks(remark: str, left_out: int) -> list[Block]:
+def _remarks(remarks: Sequence[str], left_out: int) -> list[Block]:
     more = [f"{counted(left_out, 'more map')} in the run's folder."] if left_out else []
-    lines: list[Line] = [(sentence, TEXT, DIM) for sentence in (*more, remark) if sentence]
+    lines: list[Line] = [(sentence, TEXT, DIM) for sentence in (*more, *remarks) if sentence]
     return [text_block(lines)] if lines else []
 
 
