@@ -588,7 +588,6 @@ def report(
     from hookscope.render.html.attention import attention_html
     from hookscope.render.html.attributions import attributions_html
     from hookscope.render.html.document import document_html
-    from hookscope.render.html.survey import survey_html
     from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
     from hookscope.results.attention import Attention
@@ -596,7 +595,6 @@ def report(
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.runs.training_log import is_training, read_training
-    from hookscope.results.survey import Survey
     from hookscope.results.training import TrainingLog
 
     if not isinstance(run, str | Path):
@@ -618,7 +616,6 @@ def report(
     pages: Mapping[type, Callable[[Any], str]] = {
         Attributions: attributions_html,
         Attention: attention_html,
-        Survey: survey_html,
     }
     stored = read_run(Path(run))
     describe = DESCRIPTIONS.get(type(stored.result))

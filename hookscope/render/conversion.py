@@ -23,8 +23,8 @@ from hookscope.render.document import Document
 from hookscope.render.document_text import document_text
 from hookscope.render.history import describe_history
 from hookscope.render.history_columns import tensor_columns
+from hookscope.render.survey import describe_survey
 from hookscope.render.survey_columns import CHANNELS, channel_rows
-from hookscope.render.survey_text import survey_summary
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -76,10 +76,10 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, Differences | History):
+    if isinstance(result, Differences | History | Survey):
         document = DESCRIPTIONS[type(result)](result, None)
         return Group(*document_text(document, width=width, full=full))
-    if isinstance(result, Activations | Gradients | Attributions | Attention | Survey):
+    if isinstance(result, Activations | Gradients | Attributions | Attention):
         return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
@@ -101,7 +101,7 @@ def _activations(result: Activations, *, width: int, full: bool) -> Iterator[Ren
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
     if result.verification is not None:
-        yield terminal.verification_line(result.verification, with_loss=False)
+        yield from terminal.about_lines([terminal.verified(result.verification, with_loss=False)])
 
 
 def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
@@ -126,6 +126,7 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
 DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
     Differences: describe_differences,
     History: lambda history, _: describe_history(history),
+    Survey: describe_survey,
 }
 """What describes a result; from a run, with its record, which has the paths of its pictures."""
 
@@ -134,7 +135,6 @@ _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Gradients: _gradients,
     Attributions: attribution_summary,
     Attention: attention_summary,
-    Survey: survey_summary,
 }
 
 

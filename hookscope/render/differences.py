@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import PurePath
 
@@ -43,6 +43,7 @@ from hookscope.results.differences import (
 )
 from hookscope.results.findings import Finding
 from hookscope.results.grids import Grid
+from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.text import are, counted, printable, shape_text, some_of
 
@@ -59,10 +60,9 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is that of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([each.row for each in maps], _DIGITS, strict=False))
-    classes = _best_classes_lines(result)
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
-        ("classes", "Best classes", "Best classes"): classes,
+        ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
         ("maps", "Where it differs", "Where it differs"): [
             *_maps(result, maps, letters),
@@ -70,48 +70,37 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         ],
         ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
     }
-    about: list[tuple[str, Level]] = [
-        (_about(letter, side, [each.name for each in inputs]), "")
-        for letter, side, inputs in (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
-    ]
-    sides = (("A", result.a), ("B", result.b))
-    random = [letter for letter, side in sides if side.model.random]
+    sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
+    random = [letter for letter, side, _ in sides if side.model.random]
     untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    has_rows = result.way != "weights"
+    facts = [(letter, _about(side, inputs, full=has_rows), side.model.random) for letter, side, inputs in sides]
     reference = [("Reference", result.reference, False)] if result.reference else []
     return Document(
         title=f"What differs: {sides_text(result)}",
         page_title=f"{sides_text(result)} · what differs",
-        about=about,
+        about=[(f"{letter}: {_about(side, inputs, full=False)}", "") for letter, side, inputs in sides],
         answer=answer(result),
         level="fail" if result.exceeded else "",
         input=partial(input_picture, result, 0) if result.inputs else None,
         warnings=[*(("", warning) for warning in result.warnings), *untrained],
         notes=result.notes,
-        facts=[*((letter, _facts(side, result), side.model.random) for letter, side in sides), *reference],
+        facts=[*facts, *reference],
         sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
         making=_making(result),
         main="rows",
     )
 
 
-def _about(letter: str, side: Side, inputs: list[str]) -> str:
-    """Return a side in a line, with what is unusual in how it ran."""
-    usual = (side.dtype, "float32"), (side.device, "cpu")
-    placed = [name for name, most in usual if name != most]
-    run = [f"the run {_run_name(side)}"] if side.run else []
-    names = [some_of([*dict.fromkeys(PurePath(name).name for name in inputs)], _FEW_INPUTS)] if inputs else []
-    names = [f"{len(inputs)} inputs: {name}" if len(inputs) > 1 else name for name in names]
-    parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *placed, *side.ways, *run, *names]
-    return " · ".join(dict.fromkeys(parts))
-
-
-def _facts(side: Side, result: Differences) -> str:
-    """Return what a side is and how it ran."""
-    if result.way == "weights":
-        return f"{side.model.weights}, {side.dtype}"
-    stored = [f"the run {side.run}"] if side.run else []
-    drawn = [f"weights {side.model.weights}"] if side.model.random else []
-    return ", ".join((model_words(side.model), *drawn, side.device, side.dtype, *side.ways, *stored))
+def _about(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
+    """Return what a side is, how it ran and on what; unless in full, without the usual device and dtype."""
+    placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
+    run = [f"the run {side.run}"] if side.run else []
+    names = some_of([*dict.fromkeys(PurePath(each.name).name for each in inputs)], _FEW_INPUTS)
+    count = f"{len(inputs)} inputs: " if len(inputs) > 1 else ""
+    name = model_words(side.model) if full else side.model.name
+    parts = (name, f"weights: {side.model.weights}", *placed, *side.ways, *run, f"{count}{names}")
+    return " · ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _making(result: Differences) -> list[tuple[str, str]]:
@@ -141,7 +130,7 @@ def _best_classes_lines(result: Differences) -> list[Part]:
         for a, b in changed or same
     ]
     title = "Best classes, A → B"
-    return [Listing(title=title, lines=lines, all_in="result.json", is_drawn=True)] if lines else []
+    return [Listing(title=title, lines=lines, all_in="result.json")] if lines else []
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
@@ -213,7 +202,7 @@ def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
         )
 
     legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
-    return [Pictures(legend, [picture(grid) for grid in grids])] if grids else []
+    return [Pictures("Where it differs", legend, [picture(grid) for grid in grids])] if grids else []
 
 
 def _tables(result: Differences) -> Iterator[Table]:

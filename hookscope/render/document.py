@@ -15,6 +15,7 @@ from PIL import Image
 from hookscope.render.columns import Column
 from hookscope.render.training_steps import Floats, HeatMap
 from hookscope.results.activations import MapSummary
+from hookscope.results.survey import CropSheet, SurveyRow
 
 Level = Literal["", "good", "warn", "fail", "dim"]
 
@@ -209,12 +210,13 @@ class Maps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture of the run, on the page only.
+    """A picture of the run.
 
     Attributes:
         name: The layer or the input that it shows.
         caption: What it shows, in words.
-        file: The file in the run directory.
+        file: The file in the run directory; "" for none.
+        lines: Sentences on it, which stand in a terminal too.
         is_open: Whether it is seen at once.
     """
 
@@ -222,15 +224,32 @@ class Picture:
     remark: str = ""
     caption: str
     file: str
+    lines: Sequence[str] = ()
     is_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the run under each other; `legend` has what they show."""
+    """Pictures of the run under each other; `legend` has what they show, "" if that is clear."""
 
+    title: str
     legend: str
     pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSearch:
+    """Every channel of rows, to be searched on the page, with crops of the inputs that excite it; a picture has three.
+
+    Attributes:
+        sheets: The crops.
+        all_in: The file that has all channels.
+    """
+
+    rows: Sequence[SurveyRow]
+    sheets: Sequence[CropSheet]
+    has_classes: bool
+    all_in: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,23 +258,22 @@ class Listing:
 
     Attributes:
         all_in: The file that has all lines.
-        is_drawn: Whether a picture has the first lines.
     """
 
     title: str
     lines: Sequence[str]
     all_in: str
-    is_drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Sentences, each a paragraph of the page."""
+    """Sentences, each a paragraph; `is_extra` if on the page only."""
 
     sentences: Sequence[str]
+    is_extra: bool = False
 
 
-Part = Findings | Table | StepCharts | DepthChart | HeatMaps | Maps | Pictures | Listing | Text
+Part = Findings | Table | StepCharts | DepthChart | HeatMaps | Maps | Pictures | ChannelSearch | Listing | Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from hookscope.render.columns import (
     safe_line,
 )
 from hookscope.render.cost_text import cost_lines, dearest_sentence
+from hookscope.render.document import Level
 from hookscope.render.layer_columns import HIST, TOKENS, layer_table_of, module_columns, module_rows
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.attention import Attention
@@ -185,15 +186,14 @@ def findings_panel(findings: Sequence[Finding]) -> RenderableType:
     return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
-def verification_line(verification: Verification, *, with_loss: bool) -> RenderableType:
-    """Return in one line whether hooks changed what the network computes: "verified: the same output as ..."."""
+def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
+    """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
     what = "output, loss and parameter gradients" if with_loss else "output"
     if verification.status == "same":
-        return safe_line(f"verified: the same {what} as without hooks", style="green")
+        return f"verified: the same {what} as without hooks", "good"
     if verification.status == "not repeatable":
-        sentence = f"not verified: two passes without hooks differ as well ({verification.difference})"
-        return safe_line(sentence, style="yellow", overflow="fold")
-    return safe_line("not the same as without hooks: see the warning", style="bold red")
+        return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
+    return "not the same as without hooks: see the warning", "fail"
 
 
 def note_lines(notes: Sequence[str]) -> RenderableType:
@@ -255,13 +255,35 @@ def title_lines(inspection: Activations | Gradients | Attributions | Attention) 
 
 
 def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
+    """Return the lines of `model_subject`, bold."""
+    return about_lines(model_subject(model, inputs, dtype, device))
+
+
+def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
+    """Return lines with their levels, bold."""
+    styles = {**LEVEL_STYLES, "good": "green"}
+    return [safe_line(words, style=styles.get(level, "bold"), overflow="fold") for words, level in about]
+
+
+def model_subject(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[tuple[str, Level]]:
     """Return the model, its weights and its inputs in one line, and a warning about random weights."""
     unusual = [name for name, usual in ((dtype, ("float32", "none")), (device, ("cpu",))) if name not in usual]
-    parts = (model_words(model), f"weights: {model.weights}", inputs, *unusual)
-    lines = [safe_line(" · ".join(parts), style="bold", overflow="fold")]
+    lines: list[tuple[str, Level]] = [
+        (" · ".join((model_words(model), f"weights: {model.weights}", inputs, *unusual)), "")
+    ]
     if model.random:
-        lines.append(safe_line("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
+        lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
     return lines
+
+
+def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
+    """Return which network it is: term, words, and whether they call for a look."""
+    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
+    return [
+        ("Model", model_words(model, *arguments), False),
+        ("Parameters", f"{model.parameter_count:,}", False),
+        ("Weights", model.weights, model.random),
+    ]
 
 
 def model_words(model: ModelInfo, *more: str) -> str:

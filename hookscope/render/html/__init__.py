@@ -15,10 +15,10 @@ from hookscope.render.document import DepthChart, Series
 from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, over_depth
 from hookscope.render.html.layers import Layer, columns_of, findings_of, layers_of, tree_of
-from hookscope.render.html.page import making_facts, model_facts, render_page
+from hookscope.render.html.page import making_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
 from hookscope.render.html.token_norms import token_maps, token_norms
-from hookscope.render.terminal import no_findings
+from hookscope.render.terminal import model_facts, no_findings
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR

@@ -12,9 +12,10 @@ from PIL import Image
 from hookscope.render.attention_text import HEADS, finding_of
 from hookscope.render.columns import number_text
 from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown_photograph, tinted_region
-from hookscope.render.html.page import making_facts, model_facts, page_table, render_page
+from hookscope.render.html.page import making_facts, page_table, render_page
 from hookscope.render.html.pictures import png_uri
 from hookscope.render.overlays import colour_scale, tint, tint_colours
+from hookscope.render.terminal import model_facts
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Region
 from hookscope.results.runs.reading import StoredRun

@@ -8,9 +8,10 @@ from PIL import Image
 from hookscope.render.attribution_text import check_text, finding_of, verdict
 from hookscope.render.columns import number_text, probability_text
 from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown_photograph, tinted_region
-from hookscope.render.html.page import making_facts, model_facts, render_page
+from hookscope.render.html.page import making_facts, render_page
 from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.overlays import colour_scale, tint
+from hookscope.render.terminal import model_facts
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import PICTURE_AXES, Region

@@ -25,8 +25,9 @@ from hookscope.render.check_report import (
     verdict,
 )
 from hookscope.render.html.layers import ShownFinding
-from hookscope.render.html.page import model_facts, render_page
+from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import BUDGET
+from hookscope.render.terminal import model_facts
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, accuracy_words
 from hookscope.results.binomial import Interval, interval
 from hookscope.results.check import CheckReport, RuleOutcome

@@ -15,6 +15,7 @@ from PIL import Image
 
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
+    ChannelSearch,
     DepthChart,
     Document,
     Findings,
@@ -28,6 +29,7 @@ from hookscope.render.document import (
     StepCharts,
     Table,
 )
+from hookscope.render.html.channels import shown_channels
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.page import PageTable, page_table, render_page
 from hookscope.render.html.pictures import thumbnail_uri
@@ -61,6 +63,7 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
         InputError: If a picture is missing, or none.
     """
     maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
+    has_channels = any(isinstance(part, ChannelSearch) for part in document.parts)
     links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
 
     def href(place: str) -> str:
@@ -76,7 +79,7 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
             "kind": lambda part: type(part).__name__,
             "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part, run),
         },
-        scripts=("fragment.js", "plots.js", "training.js"),
+        scripts=("fragment.js", "plots.js", "training.js", *["channels.js"] * has_channels),
         title=document.page_title,
         document=document,
         maps=maps.values(),
@@ -102,13 +105,18 @@ def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
     """Return what the template of a part draws."""
     if isinstance(part, Pictures):
         return [] if run is None else _pictures(part, run)
+    if isinstance(part, ChannelSearch):
+        return None if run is None else shown_channels(part, run.read_picture)
     draw = _SHOWN.get(type(part))
     return None if draw is None else draw(part)
 
 
 def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
     shown = part.pictures[:_MOST_PICTURES]
-    return [(each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE)) for each in shown]
+    return [
+        (each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE) if each.file else "")
+        for each in shown
+    ]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:

@@ -16,12 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import Column, integer_text, number_text, rate_text, telling
-from hookscope.render.terminal import model_words
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
-from hookscope.results.network import ModelInfo
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
 from hookscope.text import counted, safe_text, shape_text
@@ -82,16 +80,6 @@ def page_table(
     told = telling(columns, rows)
     cells = [*zip(*(texts for _, texts in told), strict=True)]
     return PageTable(title, [column for column, _ in told], cells, notable or [False] * len(rows), remark)
-
-
-def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
-    """Return which network it is: term, words, and whether they call for a look."""
-    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
-    return [
-        ("Model", model_words(model, *arguments), False),
-        ("Parameters", f"{model.parameter_count:,}", False),
-        ("Weights", model.weights, model.random),
-    ]
 
 
 def making_facts(
