@@ -4,8 +4,9 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.columns import Column
+from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.training_steps import Floats, HeatMap
-from hookscope.results.activations import MapSummary
 from hookscope.results.survey import CropSheet, SurveyRow
 
 Level = Literal["", "good", "warn", "fail", "dim"]
@@ -54,7 +55,7 @@ class Findings:
 
     findings: Sequence[FindingLine]
     ends: tuple[str, str] | tuple[()] = ()
-    all_in: str
+    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +76,14 @@ class Table:
     kept: Sequence[bool] = ()
     remark: str = ""
     is_extra: bool = False
-    all_in: str = ""
+    all_in: str = "result.json"
 
     def of_interest(self) -> "Table":
         """Return the table with the rows that are kept."""
-        places = [place for place, is_kept in enumerate(self.kept) if is_kept]
-        if len(places) == len(self.kept):
+        if not self.kept:
             return self
-        levels = [self.levels[place] for place in places] if self.levels else ()
-        return replace(self, rows=[self.rows[place] for place in places], levels=levels, kept=())
+        rows, levels = ([*compress(column, self.kept)] for column in (self.rows, self.levels))
+        return replace(self, rows=rows, levels=levels, kept=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,17 +194,11 @@ class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
 
     Attributes:
-        summaries: Returns the maps, two of each layer.
-        letters: By row, what stands before the name of the layer and above its place in a `DepthChart`.
-        names: What stands above the two maps.
-        sequences: The rows whose maps show a sequence, a channel in each line.
+        columns: Returns the maps, two of each layer.
         legend: What colours mean.
     """
 
-    summaries: Callable[[], Sequence[MapSummary]]
-    letters: Mapping[int, str]
-    names: tuple[str, str]
-    sequences: Collection[int] = ()
+    columns: Callable[[], MapColumns]
     legend: str
 
 
@@ -262,7 +256,7 @@ class Listing:
 
     title: str
     lines: Sequence[str]
-    all_in: str
+    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True)

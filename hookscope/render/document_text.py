@@ -13,13 +13,12 @@ from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
 _LESS = "dim italic"
-_STYLES = {**LEVEL_STYLES, "good": "green", "dim": "dim", "": ""}
 
 
 def document_text(document: Document, *, width: int, full: bool = False) -> Iterator[RenderableType]:
     """Yield what a terminal of a width shows; `full` shows every finding and every row."""
     headline, *sentences = document.answer
-    yield safe_line(headline, style=f"bold {_STYLES[document.level]}".strip(), overflow="fold")
+    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip(), overflow="fold")
     for sentence in sentences:
         yield safe_line(sentence, overflow="fold")
     yield from about_lines(document.about)
@@ -53,7 +52,7 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
         yield safe_line(table.remark, overflow="fold")
     shown = table if full else table.of_interest()
     if shown.rows:
-        styles = [_STYLES[level] for level in shown.levels]
+        styles = [LEVEL_STYLES[level] for level in shown.levels]
         yield draw_table(shown.columns, shown.rows, width, styles, full=full)
     if len(shown.rows) < len(table.rows):
         yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)

@@ -59,7 +59,9 @@ def describe_survey(
         ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
         ("depth", "Over depth", "Over depth"): [*_charts(result)],
         ("layers", "Layers", "Layers"): [_layers(result)],
-        ("channels", "Channels", "Channels"): [_channels(result, crops)],
+        ("channels", "Channels", "Channels"): [
+            ChannelSearch(rows=result.rows, sheets=crops, has_classes=bool(result.classes), all_in="channels.csv")
+        ],
         ("left-out", "Left out", "Left out"): [*_left_out(result)],
     }
     return Document(
@@ -139,6 +141,7 @@ def _charts(result: Survey) -> Iterator[DepthChart]:
             ],
             axis="percent",
         )
+    broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
     yield DepthChart(
         title="Range of the values against float16",
         labels=labels,
@@ -148,24 +151,14 @@ def _charts(result: Survey) -> Iterator[DepthChart]:
             Series("std", [row.activation.std for row in rows], "grey"),
             Series("mean |x|", [row.activation.mean_abs for row in rows]),
         ],
-        marks=[("holds NaN or Inf", "fail", [_is_broken(row) for row in rows])],
+        marks=[("holds NaN or Inf", "fail", broken)],
     )
 
 
-def _is_broken(row: SurveyRow) -> bool:
-    return bool(row.activation.nan_count or row.activation.inf_count)
-
-
-def _layers(result: Survey) -> Part:
-    if not result.rows:
-        return Text(["No layer finished."])
-    return Table(
-        title="Layers",
-        columns=LAYERS,
-        rows=result.rows,
-        levels=[_level_of_row(row) for row in result.rows],
-        all_in="result.json",
-    )
+def _layers(result: Survey) -> Table:
+    levels = [_level_of_row(row) for row in result.rows]
+    remark = "" if result.rows else "No layer finished."
+    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels, remark=remark)
 
 
 def _level_of_row(row: SurveyRow) -> Level:
@@ -176,18 +169,14 @@ def _level_of_row(row: SurveyRow) -> Level:
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
 
 
-def _channels(result: Survey, sheets: Sequence[CropSheet]) -> ChannelSearch:
-    return ChannelSearch(rows=result.rows, sheets=sheets, has_classes=bool(result.classes), all_in="channels.csv")
-
-
 def _left_out(result: Survey) -> Iterator[Listing]:
     if result.uncalled:
         title = f"{counted(len(result.uncalled), 'selected layer')} without a row"
         lines = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
-        yield Listing(title=title, lines=lines, all_in="result.json")
+        yield Listing(title=title, lines=lines)
     if result.unusable:
         title = f"{counted(len(result.unusable), 'input')} left out"
-        yield Listing(title=title, lines=[each.message for each in result.unusable], all_in="result.json")
+        yield Listing(title=title, lines=[each.message for each in result.unusable])
 
 
 def answer(result: Survey) -> list[str]:

@@ -33,7 +33,7 @@ from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.text import counted, shape_text, some_of
 
-LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
+LEVEL_STYLES = {"fail": "bold red", "warn": "yellow", "good": "green", "dim": "dim", "": ""}
 
 # Colours of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
 _ALARMS: dict[Flag, str] = {
@@ -251,18 +251,13 @@ def module_table(
 
 def title_lines(inspection: Activations | Gradients | Attributions | Attention) -> list[Text]:
     """Return the lines above every table: model, weights, inputs, and a warning about random weights."""
-    return model_lines(inspection.model, _inputs_words(inspection.inputs), inspection.dtype, inspection.device)
-
-
-def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
-    """Return the lines of `model_subject`, bold."""
-    return about_lines(model_subject(model, inputs, dtype, device))
+    inputs = _inputs_words(inspection.inputs)
+    return about_lines(model_subject(inspection.model, inputs, inspection.dtype, inspection.device))
 
 
 def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
     """Return lines with their levels, bold."""
-    styles = {**LEVEL_STYLES, "good": "green"}
-    return [safe_line(words, style=styles.get(level, "bold"), overflow="fold") for words, level in about]
+    return [safe_line(words, style=LEVEL_STYLES[level] or "bold", overflow="fold") for words, level in about]
 
 
 def model_subject(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[tuple[str, Level]]:

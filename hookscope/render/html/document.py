@@ -1,7 +1,6 @@
 """A document as one HTML page."""
 
 import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +31,7 @@ from hookscope.render.document import (
 from hookscope.render.html.channels import shown_channels
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.page import PageTable, page_table, render_page
-from hookscope.render.html.pictures import thumbnail_uri
+from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
@@ -107,8 +106,7 @@ def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
         return [] if run is None else _pictures(part, run)
     if isinstance(part, ChannelSearch):
         return None if run is None else shown_channels(part, run.read_picture)
-    draw = _SHOWN.get(type(part))
-    return None if draw is None else draw(part)
+    return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
 
 
 def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
@@ -286,9 +284,6 @@ class ShownMap:
 
 
 def _png_uri(levels: NDArray[np.uint8]) -> str:
-    colours, _, _ = grid_palette(_PALETTE)
     image = Image.fromarray(levels, "P")
-    image.putpalette(colours)
-    stream = io.BytesIO()
-    image.save(stream, "PNG", optimize=True, transparency=BACKGROUND)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    image.putpalette(grid_palette(_PALETTE)[0])
+    return png_uri(image, transparency=BACKGROUND)

@@ -218,10 +218,10 @@ def jpeg_uri(picture: Image.Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def png_uri(picture: Image.Image) -> str:
+def png_uri(picture: Image.Image, **options: int) -> str:
     """Return a drawing as a data URI."""
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    picture.save(file, "PNG", optimize=True, **options)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 

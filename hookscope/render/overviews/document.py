@@ -26,7 +26,6 @@ from hookscope.render.document import (
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
-from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -86,12 +85,6 @@ def draw_document(document: Document, images: Mapping[str, Image.Image] | None =
     return draw_sheet([text_block(heading), text_block(answer, picture), *blocks])
 
 
-def _findings(part: Findings) -> list[Block]:
-    if not part.findings:
-        return []
-    return [_time_line(part) if part.ends else _finding_lines(part)]
-
-
 def _step_charts(part: StepCharts) -> list[Block]:
     charts = [chart for chart in part.charts if not chart.is_extra]
     return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
@@ -104,7 +97,7 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 
 def _maps(part: Maps) -> list[Block]:
-    columns = MapColumns(part.summaries(), MARGIN, part.letters, names=part.names, sequences=part.sequences)
+    columns = part.columns()
     return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM)])]
 
 
@@ -262,8 +255,7 @@ def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
         return _pictures(part, images)
     if isinstance(part, ChannelSearch):
         return _crops(part, images)
-    draw = _BLOCKS.get(type(part))
-    return [] if draw is None else draw(part)
+    return _BLOCKS.get(type(part), lambda _: [])(part)
 
 
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
@@ -311,7 +303,7 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
 
 
 _BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
-    Findings: _findings,
+    Findings: lambda part: [_time_line(part) if part.ends else _finding_lines(part)],
     StepCharts: _step_charts,
     DepthChart: _depth_chart,
     HeatMaps: _heat_maps,
