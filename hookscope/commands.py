@@ -587,13 +587,11 @@ def report(
     from hookscope.render.conversion import DESCRIPTIONS
     from hookscope.render.html import report_html
     from hookscope.render.html.document import document_html
-    from hookscope.render.html.survey import survey_html
     from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.runs.training_log import is_training, read_training
-    from hookscope.results.survey import Survey
     from hookscope.results.training import TrainingLog
 
     if not isinstance(run, str | Path):
@@ -612,9 +610,7 @@ def report(
         with suppress(OutputError):  # of a folder on a disk that is only read
             save_training_overview(log, Path(run))
         return report(log, target)
-    pages: Mapping[type, Callable[[Any], str]] = {
-        Survey: survey_html,
-    }
+    pages: Mapping[type, Callable[[Any], str]] = {}
     stored = read_run(Path(run))
     describe = DESCRIPTIONS.get(type(stored.result))
     page = pages.get(type(stored.result), report_html)

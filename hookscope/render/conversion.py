@@ -23,8 +23,8 @@ from hookscope.render.document import Document
 from hookscope.render.document_text import document_text
 from hookscope.render.history import describe_history
 from hookscope.render.history_columns import tensor_columns
+from hookscope.render.survey import describe_survey
 from hookscope.render.survey_columns import CHANNELS, channel_rows
-from hookscope.render.survey_text import survey_summary
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -100,7 +100,7 @@ def _activations(result: Activations, *, width: int, full: bool) -> Iterator[Ren
     if result.comparison is not None:
         yield comparison_report(result.comparison, width=width, full=full)
     if result.verification is not None:
-        yield terminal.verification_line(result.verification, with_loss=False)
+        yield from terminal.about_lines([terminal.verified(result.verification, with_loss=False)])
 
 
 def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
@@ -127,13 +127,13 @@ DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
     Attributions: lambda attributions, _: describe_attributions(attributions),
     Differences: describe_differences,
     History: lambda history, _: describe_history(history),
+    Survey: describe_survey,
 }
 """What describes a result; from a run, with its record, which has the paths of its pictures."""
 
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
     Activations: _activations,
     Gradients: _gradients,
-    Survey: survey_summary,
 }
 
 

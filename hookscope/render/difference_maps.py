@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hookscope.render.grids import block_means
 from hookscope.render.overviews.maps import MOST_STAGES
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.differences import Differences, Measures
@@ -33,23 +33,12 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
         maps.label,
         kind,
         maps.input_index,
-        _averaged(mean, step),
-        _averaged(values[channel], step),
+        block_means(mean, step),
+        block_means(values[channel], step),
         channel,
         maps.channel_count,
         (height, width),
     )
-
-
-def _averaged(values: NDArray[np.floating], step: int) -> NDArray[np.float32]:
-    """Return the means over square blocks, those at the end smaller."""
-    if step == 1:
-        return np.asarray(values, np.float32)
-    tops, lefts = np.arange(0, values.shape[0], step), np.arange(0, values.shape[1], step)
-    areas = np.outer(np.diff(tops, append=values.shape[0]), np.diff(lefts, append=values.shape[1]))
-    with np.errstate(invalid="ignore"):  # inf - inf
-        sums = np.add.reduceat(np.add.reduceat(values, tops, axis=0, dtype=np.float64), lefts, axis=1)
-    return np.asarray(sums / areas, np.float32)
 
 
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:

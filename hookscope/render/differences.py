@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import PurePath
 
@@ -26,6 +26,8 @@ from hookscope.render.document import (
     Table,
 )
 from hookscope.render.overlays import input_picture
+from hookscope.render.overviews.maps import MapColumns
+from hookscope.render.overviews.sheet import MARGIN
 from hookscope.render.terminal import model_words
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
@@ -42,7 +44,7 @@ from hookscope.results.differences import (
     WeightDifference,
 )
 from hookscope.results.findings import Finding
-from hookscope.results.grids import Grid
+from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.text import are, counted, printable, shape_text, some_of
 
@@ -59,59 +61,44 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is that of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([each.row for each in maps], _DIGITS, strict=False))
-    classes = _best_classes_lines(result)
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
-        ("classes", "Best classes", "Best classes"): classes,
+        ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
-        ("maps", "Where it differs", "Where it differs"): [
-            *_maps(result, maps, letters),
-            *_pictures(result, record),
-        ],
+        ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
         ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
     }
-    about: list[tuple[str, Level]] = [
-        (_about(letter, side, [each.name for each in inputs]), "")
-        for letter, side, inputs in (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
-    ]
-    sides = (("A", result.a), ("B", result.b))
-    random = [letter for letter, side in sides if side.model.random]
+    sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
+    random = [letter for letter, side, _ in sides if side.model.random]
     untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    full = result.way != "weights"
+    facts = [(letter, _about(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
     reference = [("Reference", result.reference, False)] if result.reference else []
     return Document(
         title=f"What differs: {sides_text(result)}",
         page_title=f"{sides_text(result)} · what differs",
-        about=about,
+        about=[(f"{letter}: {_about(side, inputs, full=False)}", "") for letter, side, inputs in sides],
         answer=answer(result),
         level="fail" if result.exceeded else "",
         input=partial(input_picture, result, 0) if result.inputs else None,
         warnings=[*(("", warning) for warning in result.warnings), *untrained],
         notes=result.notes,
-        facts=[*((letter, _facts(side, result), side.model.random) for letter, side in sides), *reference],
+        facts=[*facts, *reference],
         sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
         making=_making(result),
         main="rows",
     )
 
 
-def _about(letter: str, side: Side, inputs: list[str]) -> str:
-    """Return a side in a line, with what is unusual in how it ran."""
-    usual = (side.dtype, "float32"), (side.device, "cpu")
-    placed = [name for name, most in usual if name != most]
-    run = [f"the run {_run_name(side)}"] if side.run else []
-    names = [some_of([*dict.fromkeys(PurePath(name).name for name in inputs)], _FEW_INPUTS)] if inputs else []
-    names = [f"{len(inputs)} inputs: {name}" if len(inputs) > 1 else name for name in names]
-    parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *placed, *side.ways, *run, *names]
-    return " · ".join(dict.fromkeys(parts))
-
-
-def _facts(side: Side, result: Differences) -> str:
-    """Return what a side is and how it ran."""
-    if result.way == "weights":
-        return f"{side.model.weights}, {side.dtype}"
-    stored = [f"the run {side.run}"] if side.run else []
-    drawn = [f"weights {side.model.weights}"] if side.model.random else []
-    return ", ".join((model_words(side.model), *drawn, side.device, side.dtype, *side.ways, *stored))
+def _about(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
+    """Return what a side is, how it ran and on what; unless in full, without the usual device and dtype."""
+    placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
+    run = [f"the run {side.run}"] if side.run else []
+    names = some_of([*dict.fromkeys(PurePath(each.name).name for each in inputs)], _FEW_INPUTS)
+    count = f"{len(inputs)} inputs: " if len(inputs) > 1 else ""
+    name = model_words(side.model) if full else side.model.name
+    parts = (name, f"weights: {side.model.weights}", *placed, *side.ways, *run, f"{count}{names}")
+    return " · ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _making(result: Differences) -> list[tuple[str, str]]:
@@ -128,7 +115,7 @@ def _exceeded(result: Differences) -> list[Part]:
         FindingLine(level="fail", rule=each.rule, message=each.message, places=[(each.where, "")] if each.where else ())
         for each in map(_finding, result.exceeded)
     ]
-    return [Findings(findings=findings, all_in="result.json")] if findings else []
+    return [Findings(findings=findings)] if findings else []
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
@@ -141,19 +128,17 @@ def _best_classes_lines(result: Differences) -> list[Part]:
         for a, b in changed or same
     ]
     title = "Best classes, A → B"
-    return [Listing(title=title, lines=lines, all_in="result.json", is_drawn=True)] if lines else []
+    return [Listing(title=title, lines=lines)] if lines else []
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
     """Return the relative L2 norm of A-B over depth, with what layers add and the errors if they are known."""
-    of_weights = result.way == "weights"
     rows, begins = result.rows, _first_rows(result)
-    measures = [row.measures for row in (result.weights if of_weights else rows)]
-    norms = [None if each is None else each.relative_l2 for each in measures]
+    norms = [_norm(row.measures) for row in result.weights or rows]
     broken = [norm is not None and not math.isfinite(norm) for norm in norms]
     return DepthChart(
-        title="Relative L2 norm of A-B, " + ("tensor by tensor" if of_weights else "layer by layer"),
-        labels=[row.name for row in result.weights] if of_weights else [row.label or "(model)" for row in rows],
+        title="Relative L2 norm of A-B, " + ("tensor by tensor" if result.weights else "layer by layer"),
+        labels=[row.name for row in result.weights] or [row.label or "(model)" for row in rows],
         series=[
             Series("added by the layer", [_norm(row.added) for row in rows], "red", "dots"),
             Series("error of B", [row.error_b for row in rows], "orange", "dots"),
@@ -182,18 +167,18 @@ def _first_rows(result: Differences) -> set[int]:
 def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Iterator[Part]:
     if not shown:
         return
-    begins = _first_rows(result)
+    begins, mark = _first_rows(result), first_mark(result)
     more = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows) - len(shown)
     legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(each.is_sequence for each in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
     yield Maps(
-        summaries=lambda: [
-            summarised(each, f"{each.kind}: {first_mark(result)}" if each.row in begins else each.kind)
-            for each in shown
-        ],
-        letters=letters,
-        names=("mean of |A-B|", "A-B in channel {}"),
-        sequences={each.row for each in shown if each.is_sequence},
+        columns=lambda: MapColumns(
+            [summarised(each, f"{each.kind}: {mark}" if each.row in begins else each.kind) for each in shown],
+            MARGIN,
+            letters,
+            names=("mean of |A-B|", "A-B in channel {}"),
+            sequences={each.row for each in shown if each.is_sequence},
+        ),
         legend=" ".join(legend),
     )
 
@@ -201,19 +186,18 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
 def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
     grids = record.grids if record is not None else ()
     labels, begins = {row.index: row.label for row in result.rows}, _first_rows(result)
-
-    def picture(grid: Grid) -> Picture:
-        is_first = grid.row in begins
-        return Picture(
+    pictures = [
+        Picture(
             name=labels[grid.row] or "(model)",
-            remark=first_mark(result) if is_first else "",
+            remark=first_mark(result) if grid.row in begins else "",
             caption=", ".join(grid.caption),
             file=grid.path,
-            is_open=is_first or (grid is grids[0] and not begins),
+            is_open=grid.row in begins or (grid is grids[0] and not begins),
         )
-
+        for grid in grids
+    ]
     legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
-    return [Pictures(legend, [picture(grid) for grid in grids])] if grids else []
+    return [Pictures("Where it differs", legend, pictures)] if grids else []
 
 
 def _tables(result: Differences) -> Iterator[Table]:
@@ -242,7 +226,7 @@ def _unmatched(result: Differences) -> list[Part]:
         for each in result.unmatched
     ]
     title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
-    return [Listing(title=title, lines=lines, all_in="result.json")] if lines else []
+    return [Listing(title=title, lines=lines)] if lines else []
 
 
 def answer(result: Differences) -> list[str]:

@@ -4,8 +4,9 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.columns import Column
+from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.training_steps import Floats, HeatMap
-from hookscope.results.activations import MapSummary
 from hookscope.results.attention import PatchWeights
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.inputs import InputRecord, Photograph
+from hookscope.results.survey import CropSheet, SurveyRow
 
 Level = Literal["", "good", "warn", "fail", "dim"]
 
@@ -56,7 +58,7 @@ class Findings:
 
     findings: Sequence[FindingLine]
     ends: tuple[str, str] | tuple[()] = ()
-    all_in: str
+    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +79,14 @@ class Table:
     kept: Sequence[bool] = ()
     remark: str = ""
     is_extra: bool = False
-    all_in: str = ""
+    all_in: str = "result.json"
 
     def of_interest(self) -> "Table":
         """Return the table with the rows that are kept."""
-        places = [place for place, is_kept in enumerate(self.kept) if is_kept]
-        if len(places) == len(self.kept):
+        if not self.kept:
             return self
-        levels = [self.levels[place] for place in places] if self.levels else ()
-        return replace(self, rows=[self.rows[place] for place in places], levels=levels, kept=())
+        rows, levels = ([*compress(column, self.kept)] for column in (self.rows, self.levels))
+        return replace(self, rows=rows, levels=levels, kept=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,28 +268,23 @@ class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
 
     Attributes:
-        summaries: Returns the maps, two of each layer.
-        letters: By row, what stands before the name of the layer and above its place in a `DepthChart`.
-        names: What stands above the two maps.
-        sequences: The rows whose maps show a sequence, a channel in each line.
+        columns: Returns the maps, two of each layer.
         legend: What colours mean.
     """
 
-    summaries: Callable[[], Sequence[MapSummary]]
-    letters: Mapping[int, str]
-    names: tuple[str, str]
-    sequences: Collection[int] = ()
+    columns: Callable[[], MapColumns]
     legend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture of the run, on the page only.
+    """A picture of the run.
 
     Attributes:
         name: The layer or the input that it shows.
         caption: What it shows, in words.
-        file: The file in the run directory.
+        file: The file in the run directory; "" for none.
+        lines: Sentences on it, which stand in a terminal too.
         is_open: Whether it is seen at once.
     """
 
@@ -296,15 +292,32 @@ class Picture:
     remark: str = ""
     caption: str
     file: str
+    lines: Sequence[str] = ()
     is_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the run under each other; `legend` has what they show."""
+    """Pictures of the run under each other; `legend` has what they show, "" if that is clear."""
 
+    title: str
     legend: str
     pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSearch:
+    """Every channel of rows, to be searched on the page, with crops of the inputs that excite it; a picture has three.
+
+    Attributes:
+        sheets: The crops.
+        all_in: The file that has all channels.
+    """
+
+    rows: Sequence[SurveyRow]
+    sheets: Sequence[CropSheet]
+    has_classes: bool
+    all_in: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,20 +326,19 @@ class Listing:
 
     Attributes:
         all_in: The file that has all lines.
-        is_drawn: Whether a picture has the first lines.
     """
 
     title: str
     lines: Sequence[str]
-    all_in: str
-    is_drawn: bool = False
+    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Sentences, each a paragraph of the page."""
+    """Sentences, each a paragraph; `is_extra` if on the page only."""
 
     sentences: Sequence[str]
+    is_extra: bool = False
 
 
 Part = (
@@ -339,6 +351,7 @@ Part = (
     | SmallMaps
     | Maps
     | Pictures
+    | ChannelSearch
     | Listing
     | Text
 )

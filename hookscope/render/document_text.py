@@ -1,24 +1,24 @@
 """Print a document in a terminal: the answer, what was looked at, findings, notes, tables, lines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import draw_table, safe_line
-from hookscope.render.document import Document, FindingLine, Findings, Listing, Table
+from hookscope.render.document import Document, FindingLine, Findings, Listing, Pictures, Table
+from hookscope.render.document import Text as Sentences
 from hookscope.render.terminal import LEVEL_STYLES, about_lines, note_lines
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
 _LESS = "dim italic"
-_STYLES = {**LEVEL_STYLES, "good": "green", "dim": "dim", "": ""}
 
 
 def document_text(document: Document, *, width: int, full: bool = False) -> Iterator[RenderableType]:
     """Yield what a terminal of a width shows; `full` shows every finding and every row."""
     headline, *sentences = document.answer
-    yield safe_line(headline, style=f"bold {_STYLES[document.level]}".strip(), overflow="fold")
+    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip(), overflow="fold")
     for sentence in sentences:
         yield safe_line(sentence, overflow="fold")
     yield from about_lines(document.about)
@@ -32,7 +32,11 @@ def document_text(document: Document, *, width: int, full: bool = False) -> Iter
             yield from _table(part, width, is_first=is_first, full=full)
             is_first = False
         elif isinstance(part, Listing) and part.lines:
-            yield from _listing(part, full=full)
+            yield from _lines(part.title, [(line, ()) for line in part.lines], full=full)
+        elif isinstance(part, Pictures) and any(picture.lines for picture in part.pictures):
+            yield from _lines(part.title, [(picture.name, picture.lines) for picture in part.pictures], full=full)
+        elif isinstance(part, Sentences) and not part.is_extra:
+            yield from (safe_line(sentence, style="dim", overflow="fold") for sentence in part.sentences)
 
 
 def finding_line(finding: FindingLine) -> str:
@@ -48,19 +52,22 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
         yield safe_line(table.remark, overflow="fold")
     shown = table if full else table.of_interest()
     if shown.rows:
-        styles = [_STYLES[level] for level in shown.levels]
+        styles = [LEVEL_STYLES[level] for level in shown.levels]
         yield draw_table(shown.columns, shown.rows, width, styles, full=full)
     if len(shown.rows) < len(table.rows):
         yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)
 
 
-def _listing(part: Listing, *, full: bool) -> Iterator[Text]:
-    yield safe_line(part.title, style="bold", overflow="fold")
-    shown = part.lines if full else part.lines[:_MOST_LINES]
-    for line in shown:
+def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool) -> Iterator[Text]:
+    """Yield a title, and below it the first lines, each with its sentences."""
+    yield safe_line(title, style="bold", overflow="fold")
+    shown = lines if full else lines[:_MOST_LINES]
+    for line, sentences in shown:
         yield safe_line(f"  {line}", overflow="fold")
-    if len(shown) < len(part.lines):
-        yield Text(f"  … {len(part.lines) - len(shown):,} more, --full shows all", style=_LESS)
+        if sentences:
+            yield safe_line(f"    {' '.join(sentences)}", style="dim", overflow="fold")
+    if len(shown) < len(lines):
+        yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
 
 
 def _finding_lines(part: Findings, *, full: bool) -> Iterator[Text]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
 from hookscope.render.layer_columns import gradient_columns, parameter_columns, verdicts_on
-from hookscope.render.terminal import LEVEL_STYLES, findings_panel, folded_lines, title_lines, verification_line
+from hookscope.render.terminal import LEVEL_STYLES, about_lines, findings_panel, folded_lines, title_lines, verified
 from hookscope.results.activations import Verification
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
@@ -45,7 +45,7 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
     parts += [f"target: {loss.target}"] if loss.target else []
     parts += [f"output {', '.join(loss.outputs)}"] if loss.outputs else []
     line = safe_line(" · ".join(parts), style="bold", overflow="fold")
-    return line if verification is None else Group(line, verification_line(verification, with_loss=True))
+    return line if verification is None else Group(line, *about_lines([verified(verification, with_loss=True)]))
 
 
 def verdicts_panel(inspection: Gradients) -> RenderableType:

@@ -238,7 +238,7 @@ def _tiles(
     """Draw the tiles of the channels, and return where they lie in this picture; (None, None) without values."""
     if not channels.size:
         return None, None
-    averaged = _average(channels, layout.stride) if layout.stride > 1 else channels
+    averaged = block_means(channels, layout.stride) if layout.stride > 1 else channels
     tiles = colours.levels(averaged, colours.of_channels)
     if colours.marks_zeros:
         tiles[colours.of_channels.all_zero] = ALL_ZERO
@@ -298,14 +298,18 @@ def _extent(values: NDArray[np.float32]) -> _Extent:
     return _Extent(magnitudes, all_zero, float(low.min()), float(high.max()), non_finite_count)
 
 
-def _average(channels: NDArray[np.float32], stride: int) -> NDArray[np.float32]:
-    """Return the means over blocks of `stride` x `stride`, those at the end smaller; a non-finite value spreads."""
-    _, _, height, width = channels.shape
+def block_means(maps: NDArray[np.floating], stride: int) -> NDArray[np.float32]:
+    """Return the means over blocks of `stride` x `stride`, those at the end smaller; a non-finite value spreads.
+
+    Args:
+        maps: (..., H, W).
+        stride: The side of a block.
+    """
+    *_, height, width = maps.shape
     tops, lefts = np.arange(0, height, stride), np.arange(0, width, stride)
     areas = np.outer(np.diff(tops, append=height), np.diff(lefts, append=width))
     with np.errstate(invalid="ignore"):  # inf - inf
-        sums = np.add.reduceat(channels, tops, axis=2, dtype=np.float64)
-        sums = np.add.reduceat(sums, lefts, axis=3)
+        sums = np.add.reduceat(np.add.reduceat(maps, tops, axis=-2, dtype=np.float64), lefts, axis=-1)
         return np.asarray(sums / areas, np.float32)
 
 

@@ -212,9 +212,7 @@ def _classes_table(result: History) -> Iterator[Table]:
         inputs = enumerate(result.inputs[:_MOST_POINTS])
         best = [Column("", record.name, shown=partial(_best_class, at), words=True) for at, record in inputs]
         label = Column("label", "file", rank=0, words=True)
-        yield Table(
-            title="Best class of each input", columns=[label, *best], rows=files, is_extra=True, all_in="result.json"
-        )
+        yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
 
 
 def _best_class(at: int, file: HistoryFile) -> str:

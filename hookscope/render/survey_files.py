@@ -6,7 +6,8 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render import survey_columns
-from hookscope.render.overviews.survey import draw_survey
+from hookscope.render.overviews.document import draw_document
+from hookscope.render.survey import describe_survey
 from hookscope.render.survey_columns import channel_rows
 from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.survey_failures import wrong_strips
@@ -14,7 +15,7 @@ from hookscope.render.tables import csv_text
 from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
 from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
-from hookscope.results.survey import CropSheet, Survey
+from hookscope.results.survey import CropSheet, Survey, WrongStrip
 from hookscope.text import counted
 
 CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
@@ -41,23 +42,26 @@ def save_survey(
         raise UsageError("This survey was read from a run, so it cannot be saved as another one.")
     with new_run(Path(path), numbered=numbered) as run:
         sheets: list[CropSheet] = []
-        strips: list[tuple[CropSheet, Image.Image]] = []  # the first line of each sheet
-        for about, picture in crop_sheets(result, crops):
+        wrong: list[WrongStrip] = []
+        images: dict[str, Image.Image] = {}
+        for sheet, picture in crop_sheets(result, crops):
             (run.path / "crops").mkdir(exist_ok=True)
-            picture.save(run.path / about.path, quality=85)
-            sheets.append(about)
-            strips.append((about, picture.crop((0, 0, picture.width, about.tile))))
-        wrong = [*wrong_strips(result)]
-        for strip, picture in wrong:
+            picture.save(run.path / sheet.path, quality=85)
+            sheets.append(sheet)
+            images[sheet.path] = picture.crop((0, 0, picture.width, sheet.tile))
+        for strip, picture in wrong_strips(result):
             (run.path / "wrong").mkdir(exist_ok=True)
             picture.save(run.path / strip.path, quality=90)
-        draw_survey(result, strips, wrong).save(run.path / OVERVIEW, compress_level=6)
+            wrong.append(strip)
+            images[strip.path] = picture
+        document = describe_survey(result, crops=sheets, wrong=wrong)
+        draw_document(document, images).save(run.path / OVERVIEW, compress_level=6)
         texts = {CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result))}
         texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         stored = write_result(run.path, result)
-        pictures = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(strip for strip, _ in wrong)}
+        pictures = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(wrong)}
         folder = run.finish(record_of("survey", command, provenance, **pictures))
     drawn = [counted(len(sheets), "sheet") + " of crops"] if sheets else []
     return SavedRun(folder, (*drawn, *texts, *stored))

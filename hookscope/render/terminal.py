@@ -31,7 +31,7 @@ from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.text import counted, shape_text, some_of
 
-LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
+LEVEL_STYLES = {"fail": "bold red", "warn": "yellow", "good": "green", "dim": "dim", "": ""}
 
 # Colours of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
 _ALARMS: dict[Flag, str] = {
@@ -184,15 +184,14 @@ def findings_panel(findings: Sequence[Finding]) -> RenderableType:
     return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
-def verification_line(verification: Verification, *, with_loss: bool) -> RenderableType:
-    """Return in one line whether hooks changed what the network computes: "verified: the same output as ..."."""
+def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
+    """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
     what = "output, loss and parameter gradients" if with_loss else "output"
     if verification.status == "same":
-        return safe_line(f"verified: the same {what} as without hooks", style="green")
+        return f"verified: the same {what} as without hooks", "good"
     if verification.status == "not repeatable":
-        sentence = f"not verified: two passes without hooks differ as well ({verification.difference})"
-        return safe_line(sentence, style="yellow", overflow="fold")
-    return safe_line("not the same as without hooks: see the warning", style="bold red")
+        return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
+    return "not the same as without hooks: see the warning", "fail"
 
 
 def note_lines(notes: Sequence[str]) -> RenderableType:
@@ -250,17 +249,13 @@ def module_table(
 
 def title_lines(inspection: Activations | Gradients) -> list[Text]:
     """Return the lines above every table: model, weights, inputs, and a warning about random weights."""
-    return model_lines(inspection.model, inputs_words(inspection.inputs), inspection.dtype, inspection.device)
-
-
-def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
-    """Return the lines of `model_subject`, bold."""
-    return about_lines(model_subject(model, inputs, dtype, device))
+    inputs = inputs_words(inspection.inputs)
+    return about_lines(model_subject(inspection.model, inputs, inspection.dtype, inspection.device))
 
 
 def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
     """Return lines with their levels, bold."""
-    return [safe_line(words, style=LEVEL_STYLES.get(level, "bold"), overflow="fold") for words, level in about]
+    return [safe_line(words, style=LEVEL_STYLES[level] or "bold", overflow="fold") for words, level in about]
 
 
 def model_subject(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[tuple[str, Level]]:

@@ -23,7 +23,7 @@ from hookscope.render.document import (
     Table,
     Text,
 )
-from hookscope.render.survey_text import rows_used
+from hookscope.render.survey import rows_used
 from hookscope.render.training_steps import Floats, as_floats, heat_maps
 from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict, WatchedLayer, WatchedParameter
 from hookscope.text import are, counted, some_of
@@ -338,7 +338,7 @@ def _skipped(steps: Sequence[str]) -> Text:
         "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few while it looks for its "
         "scale are usual."
     )
-    return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more])
+    return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
 
 
 def _maps(log: TrainingLog, objected: Sequence[Objection]) -> HeatMaps:

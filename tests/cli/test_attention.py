@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hookscope.render.html.attention import quantised
 from safetensors.numpy import load_file, save_file
 
 import hookscope

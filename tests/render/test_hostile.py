@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from matplotlib import get_data_path
 from matplotlib.ft2font import FT2Font
 from rich.cells import cell_len
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from hookscope.render import gradient_tables, tables, terminal
 from hookscope.render.check_report import check_report
@@ -111,7 +111,9 @@ TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
     "uncalled": lambda name, _: terminal.uncalled_lines(activations(name).uncalled),
     "warnings": lambda name, _: terminal.warnings_panel((name, name)),
     "notes": lambda name, _: terminal.note_lines((name,)),
-    "verification": lambda name, _: terminal.verification_line(Verification("not repeatable", name), with_loss=True),
+    "verification": lambda name, _: Group(
+        *terminal.about_lines([terminal.verified(Verification("not repeatable", name), with_loss=True)])
+    ),
     "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
     "predictions": lambda name, _: terminal.predictions_lines(activations(name)),
     "modules": lambda name, width: terminal.module_table(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hookscope
-from hookscope.render.survey_text import answer
+from hookscope.render.survey import answer
 from hookscope.surveys.channel_rows import reduce_channels
 from tests.networks import TORCHVISION, Network
 from tests.surveys.kept import check_row, kept_outputs

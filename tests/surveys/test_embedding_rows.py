@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hookscope
-from hookscope.render.survey_text import answer
+from hookscope.render.survey import answer
 from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey

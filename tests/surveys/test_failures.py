@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.render.survey_text import answer, level_of
+from hookscope.render.survey import answer, level_of
 from hookscope.results.failures import FailedInput
 from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hookscope
-from hookscope.render.survey_text import answer
+from hookscope.render.survey import answer
 from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import read_run
 

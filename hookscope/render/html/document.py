@@ -1,7 +1,6 @@
 """A document as one HTML page."""
 
 import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from PIL import Image
 
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
+    ChannelSearch,
     DepthChart,
     Document,
     Findings,
@@ -29,10 +29,11 @@ from hookscope.render.document import (
     StepCharts,
     Table,
 )
+from hookscope.render.html.channels import shown_channels
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.over_photograph import shown_maps
 from hookscope.render.html.page import PageTable, making_facts, page_table, render_page
-from hookscope.render.html.pictures import thumbnail_uri
+from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
@@ -54,6 +55,13 @@ _MOST_PICTURES, _PICTURE_SIDE = 40, 1100
 
 _PALETTE = "viridis"
 
+# What parts need, in the order in which it is loaded; every page has the first.
+_SCRIPTS: Mapping[type, Sequence[str]] = {
+    Document: ("fragment.js", "plots.js", "training.js"),
+    PhotographMaps: ("over_photograph.js", "attention.js"),
+    ChannelSearch: ("channels.js",),
+}
+
 
 def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
     """Return the page of a document; `run` has its pictures, if it is from one.
@@ -62,6 +70,7 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
         InputError: If a picture is missing, or none.
     """
     maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
+    kinds = {Document, *map(type, document.parts)}
     links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
 
     def href(place: str) -> str:
@@ -77,7 +86,7 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
             "kind": lambda part: type(part).__name__,
             "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part, run),
         },
-        scripts=("fragment.js", "plots.js", "training.js", "over_photograph.js", "attention.js"),
+        scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,
         maps=maps.values(),
@@ -98,13 +107,17 @@ def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
         return [] if run is None else _pictures(part, run)
     if isinstance(part, PhotographMaps):
         return None if run is None else shown_maps(part, run)
-    draw = _SHOWN.get(type(part))
-    return None if draw is None else draw(part)
+    if isinstance(part, ChannelSearch):
+        return None if run is None else shown_channels(part, run.read_picture)
+    return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
 
 
 def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
     shown = part.pictures[:_MOST_PICTURES]
-    return [(each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE)) for each in shown]
+    return [
+        (each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE) if each.file else "")
+        for each in shown
+    ]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
@@ -274,9 +287,6 @@ class ShownMap:
 
 
 def _png_uri(levels: NDArray[np.uint8]) -> str:
-    colours, _, _ = grid_palette(_PALETTE)
     image = Image.fromarray(levels, "P")
-    image.putpalette(colours)
-    stream = io.BytesIO()
-    image.save(stream, "PNG", optimize=True, transparency=BACKGROUND)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    image.putpalette(grid_palette(_PALETTE)[0])
+    return png_uri(image, transparency=BACKGROUND)

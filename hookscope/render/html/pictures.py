@@ -200,18 +200,28 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
 
 def thumbnail_uri(content: bytes, name: str, side: int = _THUMBNAIL_SIDE) -> str:
     """Return a picture as a data URI, at most so many pixels a side; InputError if it is neither PNG nor JPEG."""
-    with _opened(content, name) as picture:
-        small = picture.convert("RGB")
+    small = opened_picture(content, name)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return jpeg_uri(small)
+
+
+def opened_picture(content: bytes, name: str) -> Image.Image:
+    """Return a PNG or JPEG file of a run as RGB; raise an InputError if it is neither."""
+    with _opened(content, name) as picture:
+        return picture.convert("RGB")
+
+
+def jpeg_uri(picture: Image.Image) -> str:
+    """Return a photograph as a data URI."""
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=90)
+    picture.save(file, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def png_uri(picture: Image.Image) -> str:
+def png_uri(picture: Image.Image, **options: int) -> str:
     """Return a drawing as a data URI."""
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    picture.save(file, "PNG", optimize=True, **options)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 

@@ -37,7 +37,6 @@ from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.results.survey import SurveyRow
 from hookscope.text import counted, input_shape_text
 
 _WORDS = 218  # pixels: the column of the input
@@ -93,7 +92,7 @@ def depth_blocks(
     dead = [row.activation.dead_channel_fraction or None for row in rows]
     zeros = [row.activation.zero_fraction for row in rows]
     has_zeros = any(dead) or any(zeros)
-    chart = sizes("Size of the values, layer by layer", rows)
+    chart = _sizes(rows)
     magnitudes = replace(chart, ground=ground, letters=places, names=() if has_zeros else chart.names)
     if not has_zeros:
         return [magnitudes.block]
@@ -111,14 +110,13 @@ def depth_blocks(
     return [magnitudes.block, shares.block]
 
 
-def sizes(title: str, rows: Sequence[LayerRow | SurveyRow], *more: Series) -> Chart:
+def _sizes(rows: Sequence[LayerRow]) -> Chart:
     """Return the chart of magnitudes by layer."""
     values = [row.activation for row in rows]
     broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
     return Chart(
-        title=title,
+        title="Size of the values, layer by layer",
         series=[
-            *more,
             Series("largest |x|", [each.max_abs for each in values], ORANGE),
             Series("std", [each.std for each in values], GREY),
             Series("mean |x|", [each.mean_abs for each in values], BLUE),

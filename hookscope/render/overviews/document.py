@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 from hookscope.render.axes import block_names
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
+    ChannelSearch,
     DepthChart,
     Document,
     Findings,
@@ -19,6 +20,7 @@ from hookscope.render.document import (
     Maps,
     Part,
     PhotographMaps,
+    Pictures,
     SmallMaps,
     StepChart,
     StepCharts,
@@ -26,7 +28,6 @@ from hookscope.render.document import (
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
-from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.overviews.over_photograph import map_blocks
 from hookscope.render.overviews.sheet import (
     AMBER,
@@ -52,9 +53,10 @@ from hookscope.render.overviews.sheet import (
 from hookscope.render.overviews.small_maps import small_maps
 from hookscope.render.palettes import colour_levels
 from hookscope.render.training_steps import HeatMap, columns_of, kept_runs, round_steps
+from hookscope.results.survey import CropSheet
 from hookscope.text import counted
 
-_MOST_FINDINGS, _MOST_LINES, _MOST_WARNINGS = 8, 3, 6
+_MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 _MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
@@ -64,33 +66,32 @@ _BAR = 12
 _MOST_ROWS = 36  # of a heat map
 _ROW = 17
 
+_LEGEND_OF_CROPS = (
+    "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
+    "that is what it responds to."
+)
+
 _LEVELS = 255
 _NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
 _COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
 _SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
 
 
-def draw_document(document: Document) -> Image.Image:
-    """Draw a document, 1,200 pixels wide."""
+def draw_document(document: Document, images: Mapping[str, Image.Image] | None = None) -> Image.Image:
+    """Draw a document, 1,200 pixels wide; `images` are pictures of the run by their files, of crops the first line."""
     headline, *sentences = document.answer
     answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
     answer += [(sentence, TEXT, INK) for sentence in sentences]
     heading = [(document.title, TITLE, INK)] + [(document.subtitle, SMALL, DIM)] * bool(document.subtitle)
     heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
     picture = document.input(_INPUT, _INPUT) if document.input else None
-    blocks = [block for part in document.parts for block in _BLOCKS.get(type(part), _nothing)(part)]
+    blocks = [block for part in document.parts for block in _blocks(part, images or {})]
     return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
 
 
 def _warnings(document: Document) -> Block:
     lines = [f"{name}: {warning}" if name else warning for name, warning in document.warnings]
     return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
-
-
-def _findings(part: Findings) -> list[Block]:
-    if not part.findings:
-        return []
-    return [_time_line(part) if part.ends else _finding_lines(part)]
 
 
 def _step_charts(part: StepCharts) -> list[Block]:
@@ -105,7 +106,7 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 
 def _maps(part: Maps) -> list[Block]:
-    columns = MapColumns(part.summaries(), MARGIN, part.letters, names=part.names, sequences=part.sequences)
+    columns = part.columns()
     return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM)])]
 
 
@@ -117,8 +118,6 @@ def _finding_lines(part: Findings) -> Block:
 
 
 def _listing(part: Listing) -> list[Block]:
-    if not (part.is_drawn and part.lines):
-        return []
     lines: list[Line] = [(line, TEXT, INK) for line in part.lines[:_MOST_LINES]]
     return [text_block([(part.title, NAME, INK), *lines, *_more(len(part.lines) - _MOST_LINES, "line")])]
 
@@ -260,12 +259,60 @@ def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
     return result
 
 
-def _nothing(_: Part) -> list[Block]:
-    return []
+def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
+    if isinstance(part, Pictures):
+        return _pictures(part, images)
+    if isinstance(part, ChannelSearch):
+        return _crops(part, images)
+    return _BLOCKS.get(type(part), lambda _: [])(part)
+
+
+def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
+    shown = [picture for picture in part.pictures if picture.file in images][:_MOST_PICTURES]
+    if not shown:
+        return []
+    blocks = [_captioned([picture.name, *picture.lines], images[picture.file]) for picture in shown]
+    return [text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)]), *blocks]
+
+
+def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block]:
+    """Return what excites a few channels over depth; parts of pictures rather than whole ones, if there are as many."""
+    sheets = [sheet for sheet in part.sheets if sheet.path in images]
+    parts = [sheet for sheet in sheets if not sheet.is_whole]
+    sheets = parts if len(parts) >= _MOST_PICTURES else sheets
+    if len(sheets) > _MOST_PICTURES:
+        places = [round((at + 0.5) * len(sheets) / _MOST_PICTURES - 0.5) for at in range(_MOST_PICTURES)]
+        sheets = [sheets[place] for place in places]
+    blocks = [_captioned([_channel_words(part, sheet)], images[sheet.path]) for sheet in sheets]
+    title = f"What excites {counted(len(sheets), 'channel')}"
+    return [text_block([(title, NAME, INK), (_LEGEND_OF_CROPS, SMALL, DIM)]), *blocks] if blocks else []
+
+
+def _channel_words(part: ChannelSearch, sheet: CropSheet) -> str:
+    row = part.rows[sheet.row]
+    channel = row.channels[sheet.channels[0]]
+    words = f"{row.label or '(model)'}, channel {channel.channel}"
+    if channel.best_class and channel.selectivity is not None:
+        words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+    return words
+
+
+def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
+    shown = picture
+    if picture.width > INNER:
+        shown = picture.resize((INNER, max(1, picture.height * INNER // picture.width)), Image.Resampling.BOX)
+
+    def draw(image: Image.Image, top: int) -> None:
+        fitted = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
+        write(ImageDraw.Draw(image), fitted, top, MARGIN, INNER)
+        image.paste(shown, (MARGIN, top + height))
+
+    height = len(lines) * line_height(TEXT) + 4  # below the line's underscores
+    return Block(height + shown.height, draw)
 
 
 _BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
-    Findings: _findings,
+    Findings: lambda part: [_time_line(part) if part.ends else _finding_lines(part)],
     StepCharts: _step_charts,
     DepthChart: _depth_chart,
     HeatMaps: _heat_maps,

@@ -1,6 +1,6 @@
-"use strict";
 // The table of channels: found by words, sorted, a part of it at a time. The state of the page is its fragment.
 
+{
 const { columns, channels, strips } = JSON.parse(document.getElementById("data").textContent);
 const STRIP = columns.length;
 const place = Object.fromEntries(columns.map(({ key }, at) => [key, at]));
@@ -78,3 +78,4 @@ for (const each of [query, order, pictured]) each.addEventListener("input", sear
 document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("more").addEventListener("click", extend);
 search();
+}
