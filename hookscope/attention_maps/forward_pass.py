@@ -151,11 +151,11 @@ class ForwardPass:
         """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""
         if self.first >= SHOWN_INPUTS:
             return False
-        return any(each in (index, label) or (isinstance(each, int) and each < 0) for each in self.wanted.blocks)
+        return any(block in (index, label) or (isinstance(block, int) and block < 0) for block in self.wanted.blocks)
 
     def _drop_patches(self) -> None:
         """Let go of rows that no negative position can mean any more."""
-        farthest = max((-each for each in self.wanted.blocks if isinstance(each, int) and each < 0), default=0)
-        for index, each in enumerate(self.blocks[: max(0, len(self.blocks) + 1 - farthest)]):
-            if index not in self.wanted.blocks and each.block.label not in self.wanted.blocks:
-                each.numbers.whole = None
+        farthest = max((-block for block in self.wanted.blocks if isinstance(block, int) and block < 0), default=0)
+        for index, block in enumerate(self.blocks[: max(0, len(self.blocks) + 1 - farthest)]):
+            if index not in self.wanted.blocks and block.block.label not in self.wanted.blocks:
+                block.numbers.whole = None

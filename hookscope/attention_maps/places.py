@@ -103,8 +103,8 @@ def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
     strides = call.rows.strides if call.product is None else call.product.values.stride()[:-2]
     if len(lead) == 2 and lead[0] == lead[1] == axes.inputs > 1 and len(strides) == 2:
         return axes._replace(order=(1, 0)) if strides[0] < strides[1] else axes
-    is_whole = any(axes.inputs * keys in each for each in counts)
-    is_cut = any(axes.inputs * axes.windows * keys in each for each in counts)
+    is_whole = any(axes.inputs * keys in count for count in counts)
+    is_cut = any(axes.inputs * axes.windows * keys in count for count in counts)
     if axes.windows == 1 or is_cut or not is_whole:
         return axes
     if axes.order == (0,) and axes.heads == 1:
@@ -160,7 +160,7 @@ def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
     if has_queries and grids & {keys, keys - 1}:
         return _over_channels(call, keys)
     tokens = call.product.values.shape[-2:] if call.product is not None and queries == keys else ()
-    if any(axes.inputs * axes.windows * each in count for each in tokens for count in counts):
+    if any(axes.inputs * axes.windows * token in count for token in tokens for count in counts):
         return _CHANNELS.format(counted(keys, "channel"))
     return f"its softmax is over {keys} keys that are not known to be tokens (neighbours, or pooled tokens)"
 
@@ -195,7 +195,7 @@ def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) ->
     heads = head_count_of(call.running[:1])
     if heads is not None and heads > 1 == axes.heads * axes.windows:
         return reason
-    if queries == 1 or any(axes.inputs * axes.windows * queries in each for each in counts):
+    if queries == 1 or any(axes.inputs * axes.windows * queries in count for count in counts):
         return ""
     halved = layout_of((1, keys, 1), 1, 2, call.grids, prefix=0)
     grids = [*call.grids, *([_halves(halved.grid)] if isinstance(halved, Layout) else [])]

@@ -105,7 +105,7 @@ def reduced(
     tokens = {each.token for by_input in chosen.values() for each in by_input if each is not None}
     has_received = room.numbers or None in tokens
     needs_all = has_received or keeps_whole or save is not None
-    for begin, end in chunks_of(rows) if needs_all else ((each, each + 1) for each in tokens if each is not None):
+    for begin, end in chunks_of(rows) if needs_all else ((token, token + 1) for token in tokens if token is not None):
         weights, entropy = rows.part(begin, end, room.memory, room.numbers)
         part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:

@@ -156,9 +156,9 @@ def _block(given: str | int) -> int | str:
 
 
 def _distinct_heads(heads: Sequence[int]) -> list[int]:
-    for each in heads:
-        if each < 0:
-            raise UsageError(f"{arg('head')} {each} is not possible: heads are counted from 0.")
+    for head in heads:
+        if head < 0:
+            raise UsageError(f"{arg('head')} {head} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
 
 
@@ -183,7 +183,7 @@ def _labels_of_tensors(gathered: _Gathered) -> set[str]:
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
     name = inspected.info.name
-    if any(isinstance(each, torch.jit.ScriptModule | ScriptLayer) for each in inspected.modules.values()):
+    if any(isinstance(module, torch.jit.ScriptModule | ScriptLayer) for module in inspected.modules.values()):
         return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
     if not has_any:
         return f"{name} has no attention that can be seen: no module of it computes any. See `hookscope attribute`."
@@ -191,7 +191,7 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
 
 
 def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
-    asked = " ".join(f"{arg('query')} {each.text}" for each in wanted.queries)
+    asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
     return (
         f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
         f"mean, the x,y of a pixel, or another {arg('block')}."
@@ -225,7 +225,7 @@ class _Passes:
         self.captured.restart()
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
             output = self.inspected.network(*given.args, **given.kwargs)
-        known = {each.block.label.partition("#")[0] for each in seen.blocks} | seen.refused.keys()
+        known = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
         for name in mode.softmaxes:
             if name not in known:
                 kind = type(self.inspected.modules[name]).__name__
@@ -262,12 +262,12 @@ def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathere
     wanted, first = passes.wanted, len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.refused.update(seen.refused)
-    for each in seen.blocks:
-        gathered.blocks.setdefault(each.block.label, each.block)
-        _sum(gathered, each)
+    for block in seen.blocks:
+        gathered.blocks.setdefault(block.block.label, block.block)
+        _sum(gathered, block)
     if not seen.blocks:
         return
-    drawn = _asked_for(wanted, [each.block.label for each in seen.blocks])
+    drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
     extents: dict[tuple[int, int], Sequence[Extent]] = {}
 
     def extent(grid: tuple[int, int], place: int) -> Extent:
@@ -298,8 +298,8 @@ def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
         "top": numbers.top_share,
         **({"distance": numbers.distance} if numbers.distance is not None else {}),
     }
-    for name, each in values.items():
-        summed = each.double().sum(0)
+    for name, value in values.items():
+        summed = value.double().sum(0)
         sums[name] = sums[name] + summed if name in sums else summed
     gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
@@ -330,7 +330,7 @@ def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
 
 def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
     """Warn of NaN in attention weights, naming the first block that has it."""
-    of_rows = [each.block for each in rows if math.isnan(each.entropy)]
+    of_rows = [row.block for row in rows if math.isnan(row.entropy)]
     found = [*dict.fromkeys((*of_rows, *(each.block for each in maps if np.isnan(each.values).any())))]
     if not found:
         return []
@@ -346,17 +346,17 @@ def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
         LayerNotFoundError: If there is no such block.
     """
     found: dict[int, None] = {}
-    for each in wanted.blocks:
-        if isinstance(each, int):
-            if not -len(labels) <= each < len(labels):
+    for block in wanted.blocks:
+        if isinstance(block, int):
+            if not -len(labels) <= block < len(labels):
                 raise LayerNotFoundError(
-                    f"There is no block {each}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
+                    f"There is no block {block}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
                 )
-            found[each % len(labels)] = None
+            found[block % len(labels)] = None
         else:
-            places = [place for place, label in enumerate(labels) if label == each]
+            places = [place for place, label in enumerate(labels) if label == block]
             if not places:
-                raise LayerNotFoundError(f"There is no block '{safe_text(each)}'.{nearest(each, labels)}")
+                raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
             found[places[0]] = None
     return [*found]
 
@@ -372,5 +372,5 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
 
 def _other_block(gathered: _Gathered) -> list[str]:
     """Name the last block that can be drawn, where none of those asked for can."""
-    placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
+    placed = [(index, block.label) for index, block in enumerate(gathered.blocks.values()) if not block.remark]
     return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

@@ -62,7 +62,7 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
 
 def maps_of_layers(method: str, layers: Iterable[MapLayer], target_count: int) -> list[list[Tensor]]:
     """Return maps by target, then by layer."""
-    return [[_cam(method, each.values, each.gradients[at]) for each in layers] for at in range(target_count)]
+    return [[_cam(method, layer.values, layer.gradients[at]) for layer in layers] for at in range(target_count)]
 
 
 def of_pixels(
@@ -101,7 +101,7 @@ def explain_again(
     if method not in CAMS:
         return of_pixels(passes, network, batch, method, targets)
     modules, _ = module_index(network)
-    names = dict.fromkeys(each.place[0] for each in layers)
+    names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
     outputs = LayerOutputs(TokenPlaces(network, passes.outputs.places.given))
     with ExitStack() as hooks:
@@ -123,9 +123,9 @@ def explain_again(
         _, found = run_and_differentiate(other, hooks.enter_context(watching), batch)
     by_place = {place: (values, gradients) for place, values, gradients in found}
     again = []
-    for each in layers:
-        values, gradients = by_place.get(each.place, (torch.zeros_like(each.values), [None] * len(targets)))
-        again.append(each._replace(values=values, gradients=arrived(values, gradients)))
+    for layer in layers:
+        values, gradients = by_place.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
+        again.append(layer._replace(values=values, gradients=arrived(values, gradients)))
     return Explained(targets, again, maps_of_layers(method, again, len(targets)))
 
 

@@ -98,7 +98,7 @@ def _plain(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _tracked(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of the arguments, the floating ones with a graph; no leaves, as the model may overwrite them."""
     given = _plain(batch)
-    leaves = {path: each for path, each in tensors_in(given) if each.is_floating_point()}
+    leaves = {path: tensor for path, tensor in tensors_in(given) if tensor.is_floating_point()}
     return with_tensors(given, {path: strided_copy(each.requires_grad_()) for path, each in leaves.items()})  # type: ignore[return-value]
 
 

@@ -113,7 +113,7 @@ def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, An
     if name not in _IN_PLACE or not args or not isinstance(args[0], Tensor):
         return False
     written = getattr(func, "__name__", "").partition(".")[0].endswith("_") or kwargs.get("inplace") is True
-    return (written or any(each is True for each in args[1:])) and args[0].requires_grad and args[0]._is_view()
+    return (written or any(argument is True for argument in args[1:])) and args[0].requires_grad and args[0]._is_view()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def main_input(batch: Batch) -> Tensor | None:
     """
     given = batch.args or tuple(batch.kwargs.values())
     tensors = [each for each in given if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]
-    tensors = [each for each in tensors if each.is_floating_point()] or tensors
+    tensors = [tensor for tensor in tensors if tensor.is_floating_point()] or tensors
     return max(tensors, key=Tensor.dim, default=None)
 
 
@@ -56,8 +56,8 @@ def place_axes(batch: Batch) -> int:
 
 def word_counts(batch: Batch) -> set[int]:
     """Return the lengths of the inputs of whole numbers, (N, T)."""
-    tensors = [each for _, each in tensors_in((*batch.args, *batch.kwargs.values()))]
-    return {each.shape[1] for each in tensors if each.dim() == _FEWEST_AXES and not each.is_floating_point()}
+    tensors = [tensor for _, tensor in tensors_in((*batch.args, *batch.kwargs.values()))]
+    return {tensor.shape[1] for tensor in tensors if tensor.dim() == _FEWEST_AXES and not tensor.is_floating_point()}
 
 
 def places_of(network: nn.Module, tensor: Tensor) -> InputPlaces:

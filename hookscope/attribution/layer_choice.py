@@ -180,7 +180,7 @@ def choose_layer(
     what = "last spatial output"
     if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
         what = f"{what} of the {_BACKBONE}"
-        candidates = [each for each in candidates if f"{each[0][0]}.".startswith(f"{_BACKBONE}.")]
+        candidates = [candidate for candidate in candidates if f"{candidate[0][0]}.".startswith(f"{_BACKBONE}.")]
     for group in _in_groups(candidates):
         edges = [edge for _, output in group if (edge := output.edge) is not None]
         by_target = [
@@ -188,12 +188,12 @@ def choose_layer(
             for score, target in zip(scores, targets, strict=True)
         ]
         for (place, output), *gradients in zip(group, *by_target, strict=True):
-            if any(each is None for each in gradients) or not isinstance(output.layout, Layout):
+            if any(gradient is None for gradient in gradients) or not isinstance(output.layout, Layout):
                 continue
-            maps = [output.layout.maps(each) for each in gradients]
+            maps = [output.layout.maps(gradient) for gradient in gradients]
             reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
-                if output.layout.others and any(bool(each.any()) for each in gradients):
+                if output.layout.others and any(bool(gradient.any()) for gradient in gradients):
                     remarks["tokens"] = f"after it only {output.layout.others} does"
                 continue
             if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
@@ -242,7 +242,7 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
     if gradient.shape[1] != target.class_count:
         return False
     channels = (gradient != 0).flatten(2).any(2).cpu().tolist()  # by input
-    found = [{index for index, reached in enumerate(each) if reached} for each in channels]
+    found = [{index for index, reached in enumerate(channel) if reached} for channel in channels]
     return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
 
 

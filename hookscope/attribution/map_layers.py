@@ -170,7 +170,7 @@ class MapLayers:
             LayerNotFoundError: If a pattern selects no operation.
         """
         targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
-        return targets, [each._replace(extents=self._extents(each, batch)) for each in layers]
+        return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
 
     # --- Where the cells of a map lie ---
 
@@ -265,8 +265,8 @@ class MapLayers:
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
         name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
         layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
-        tokens = [each for each in layouts if arg("tokens") in str(each)]
-        if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
+        tokens = [layout for layout in layouts if arg("tokens") in str(layout)]
+        if tokens and not any(isinstance(layout, Layout) and layout.prefix is not None for layout in layouts):
             return (
                 f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take {arg('method')} gradient."
             )
@@ -276,7 +276,7 @@ class MapLayers:
                 f"{arg('layer')} {score_map} to look at them, or take {arg('method')} gradient, which looks at "
                 "the picture itself."
             )
-        if any(isinstance(each, Layout) for each in layouts):
+        if any(isinstance(layout, Layout) for layout in layouts):
             return (
                 f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
                 "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
@@ -308,13 +308,13 @@ class MapLayers:
         for group in given.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
-        if not any(bool(reaches(each.gradients, targets).all()) for each in layers):
-            labels = [each.label for each in layers] or [row_label(*place) for place in zero]
+        if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
+            labels = [layer.label for layer in layers] or [row_label(*place) for place in zero]
             raise NotReachedError(self._unreached(targets, labels))
-        partly = [each.label for each in layers if not bool(reaches(each.gradients, targets).all())]
+        partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
         if partly and len(batch.indices) > 1:
             raise NotReachedError(self._unreached(targets, partly))
-        return targets, [each for each in layers if each.label not in partly]
+        return targets, [layer for layer in layers if layer.label not in partly]
 
     def _check(
         self,
@@ -328,7 +328,7 @@ class MapLayers:
         seen = {place: each for place, each in self.passes.outputs.by_place.items() if group.means(place)}
         flat = [place for place, each in seen.items() if isinstance(each.layout, str)]
         zero = [place for place in zero if place in seen]
-        if any(each.place in seen for each in layers):
+        if any(layer.place in seen for layer in layers):
             for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
                 if places:
                     labels = [row_label(*place) for place in places]
@@ -381,9 +381,9 @@ def _input_shape(batch: Batch) -> tuple[int, ...] | None:
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Return gradients; where none arrived it is zero."""
-    return [values.new_zeros(values.shape) if each is None else each for each in gradients]
+    return [values.new_zeros(values.shape) if gradient is None else gradient for gradient in gradients]
 
 
 def _names(targets: Sequence[BatchTarget]) -> str:
     labels = dict.fromkeys(each.label for target in targets for each in target.targets if each is not None)
-    return " and ".join([repr(safe_text(each)) for each in labels][:2])
+    return " and ".join([repr(safe_text(label)) for label in labels][:2])

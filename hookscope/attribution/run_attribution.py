@@ -105,7 +105,7 @@ def run_attribution(
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
-    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if each.passed is False]
+    failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),

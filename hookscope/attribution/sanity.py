@@ -59,7 +59,7 @@ def rank_correlation(first: Map, second: Map) -> float:
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0
     deviations = [ranks - ranks.mean() for ranks in map(_ranks, (first, second))]
-    scale = math.prod(float(np.sqrt((each**2).sum())) for each in deviations)
+    scale = math.prod(float(np.sqrt((deviation**2).sum())) for deviation in deviations)
     return float((deviations[0] * deviations[1]).sum() / scale)
 
 
@@ -147,7 +147,7 @@ def weights_correlations(
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
     """Return the rank correlation of the magnitudes of each map with another, (maps,); NaN of maps without an order."""
     pairs = [(np.abs(ours), np.abs(theirs)) for ours, theirs in zip(maps, others, strict=True)]
-    return np.array([rank_correlation(*each) if puts_places_in_order(each[0]) else math.nan for each in pairs])
+    return np.array([rank_correlation(*pair) if puts_places_in_order(pair[0]) else math.nan for pair in pairs])
 
 
 def weights_check(found: Numbers) -> SanityCheck:

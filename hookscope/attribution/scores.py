@@ -246,12 +246,12 @@ def _class_name(index: int, names: Sequence[str], count: int) -> str:
 
 def runner_up(output: object, target: BatchTarget, output_key: str | None) -> BatchTarget | None:
     """Return the best class of each input but the target's; None where the target is no single class of several."""
-    if target.class_count is None or target.class_count < 2 or any(len(each) > 1 for each in target.classes):
+    if target.class_count is None or target.class_count < 2 or any(len(label) > 1 for label in target.classes):
         return None
     count = len(target.targets)
     scores = _scores(output, count, output_key)
     best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
-    own = torch.tensor([next(iter(each)) for each in target.classes], device=best.device)
+    own = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
     other = best[:, 0].where(best[:, 0] != own, best[:, 1])
     multi_label = target.reading == "sigmoid"
     return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key), multi_label)
@@ -262,7 +262,7 @@ def probabilities(output: object, target: BatchTarget, output_key: str | None) -
     scores = _scores(output, len(target.targets), output_key)
     rows = real(scores.tensor.detach())
     shares = {"as returned": rows, "softmax": rows.softmax(1), "sigmoid": rows.sigmoid()}[target.reading]
-    own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
+    own = torch.tensor([next(iter(label)) for label in target.classes], device=rows.device)
     return shares[torch.arange(len(own), device=rows.device), own]
 
 
@@ -285,7 +285,7 @@ def _of_boxes(
     sizes: Sequence[tuple[int, int]],
 ) -> list[BatchTarget]:
     if not wanted:
-        if not any(len(each["scores"]) for each in boxes):
+        if not any(len(box["scores"]) for box in boxes):
             raise UsageError("The network found no box, so there is none to explain: give another picture.")
         return [_of_numbers(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
     found = []

@@ -299,7 +299,7 @@ def _fields(value: object, name: str) -> dict[str, Any]:
 
 def _size(value: object) -> tuple[int, ...]:
     match value:
-        case StandIn(name="torch.Size", arguments=(tuple(sizes),)) if all(type(each) is int for each in sizes):
+        case StandIn(name="torch.Size", arguments=(tuple(sizes),)) if all(type(size) is int for size in sizes):
             if min(sizes, default=0) >= 0:
                 return sizes
     raise TypeError

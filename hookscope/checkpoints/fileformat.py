@@ -180,7 +180,7 @@ def _failure(path: Path, error: OSError) -> str:
 
 
 def _inside(folder: Path) -> str:
-    names = sorted(each.name for each in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
         return (
             f"its {_SLICES_SUFFIX} files are those of a distributed checkpoint, whose {METADATA} is not there; add that"

@@ -75,7 +75,7 @@ def _is_whole(folder: Path) -> bool:
 
 def _with_weights(files: Sequence[Path]) -> list[Path]:
     """Leave out states of optimisers by their names, unless there is nothing else."""
-    return [each for each in files if not _STATES_OF_OPTIMISERS.fullmatch(each.name)] or [*files]
+    return [file for file in files if not _STATES_OF_OPTIMISERS.fullmatch(file.name)] or [*files]
 
 
 def _whole(name: str, indices: dict[Path, dict[str, str]]) -> str:

@@ -331,7 +331,7 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
     They are detached, because a file can put anything in the place of a tensor's methods.
     """
-    return (Tensor.detach(each) for each in tensors_in(content) if isinstance(each, Tensor))
+    return (Tensor.detach(tensor) for tensor in tensors_in(content) if isinstance(tensor, Tensor))
 
 
 def claims_too_much(tensor: Tensor) -> bool:

@@ -331,7 +331,7 @@ def _bytearray(call: StandIn) -> Any:
 
 
 def _complex(call: StandIn) -> Any:
-    is_plain = len(call.arguments) == 2 and all(type(each) in (int, float) for each in call.arguments)
+    is_plain = len(call.arguments) == 2 and all(type(argument) in (int, float) for argument in call.arguments)
     try:
         return complex(*call.arguments) if is_plain else call
     except OverflowError:

@@ -28,7 +28,7 @@ def labelled_of(result: LabelledResult | None) -> tuple[BaselineClass, ...]:
     """Return what a baseline keeps, in the order of the classes."""
     if result is None:
         return ()
-    by_index = {index: safe_text(each.label) for each in result.accuracy.classes for index in each.indices}
+    by_index = {index: safe_text(label.label) for label in result.accuracy.classes for index in label.indices}
     return tuple(
         BaselineClass(_label(by_index, indices), indices, _sorted(pictures, True), _sorted(pictures, False))
         for indices, pictures in sorted(result.pictures.items())
@@ -46,7 +46,7 @@ def _sorted(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
 def labelled_document(classes: Sequence[BaselineClass], *, multi_label: bool) -> dict[str, Any]:
     """Return it as it stands at the top of the file; empty if there were no labelled pictures."""
     several = {"multi_label": True} if multi_label else {}
-    return several | {"labelled": [asdict(each) for each in classes]} if classes else {}
+    return several | {"labelled": [asdict(label) for label in classes]} if classes else {}
 
 
 def labelled_from(document: Mapping[str, Any]) -> tuple[BaselineClass, ...]:

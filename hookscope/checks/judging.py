@@ -172,10 +172,10 @@ def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     objections = _evaluated(measured, terms)
     known: set[str] = set()
     found: list[Finding] = []
-    for each in terms:
-        new = [every for every in objections.get(each.rule.identifier, ()) if every.target.where not in known]
+    for term in terms:
+        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in known]
         known.update(every.target.where for every in new)
-        found += each.findings(new)
+        found += term.findings(new)
     return _failures_first(found)
 
 
@@ -204,7 +204,7 @@ def refused(
     report = CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
     if alone is None:
         return report
-    outcomes |= {each.rule: each for each in alone.outcomes if each.rule != broken}
+    outcomes |= {outcome.rule: outcome for outcome in alone.outcomes if outcome.rule != broken}
     return replace(report, outcomes=tuple(outcomes.values()), warnings=alone.warnings, seconds=alone.seconds)
 
 
@@ -288,15 +288,15 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
     found: dict[str, list[Objection]] = {}
-    for each in terms:
-        rule = each.rule
+    for term in terms:
+        rule = term.rule
         # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
         possible = (
             complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
         )
         if possible and not any(found.get(cause) for cause in causes):
-            found[rule.identifier] = [*rule.evaluate(measured, each)]
+            found[rule.identifier] = [*rule.evaluate(measured, term)]
     return found
 
 
@@ -345,7 +345,7 @@ def _unjudged(
     no network.
     """
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
-    said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
+    said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
     return _outcome(terms.rule.identifier, terms.findings([Objection(WHOLE_NETWORK, message)]))

@@ -160,7 +160,7 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     has_shape, has_images = "input_shape" in given, "images" in given
     given_shape = option.input_shape if has_shape else settings.shape
     shapes = None if given_shape is None else parse_noise_shapes(given_shape)
-    by_position = any(not each.name for each in shapes or ())
+    by_position = any(not shape.name for shape in shapes or ())
     changes["shape"] = shapes
     if by_position and has_shape:
         if has_images:
@@ -169,10 +169,10 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
             raise UsageError(f"{arg('input_shape')} gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()
     elif by_position and has_images:
-        changes["shape"] = tuple(each for each in shapes or () if each.name) or None
+        changes["shape"] = tuple(shape for shape in shapes or () if shape.name) or None
     if has_images:
         if isinstance(option.images, list | tuple):
-            changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in option.images)
+            changes["images"] = tuple(Path(image) if isinstance(image, str) else image for image in option.images)
         elif settings.expectations:
             raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
     changes |= {name: Path(changes[name]) for name in ("data", "survey", "baseline") if name in changes}

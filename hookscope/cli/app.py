@@ -239,7 +239,7 @@ def _wrong_usage(error: Any) -> UsageError:
     """Return what typer found wrong in one line, with what would be right."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     parameters = [] if context is None else context.command.params
-    known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     # "No such command 'model'. Did you mean 'models'?."
     sentence = _wrong_value(error) or _right_name(option, known, parameters) or error.format_message().removesuffix(".")
     sentence += _way_for_inputs(sentence, option, known, "" if context is None else context.info_name)
@@ -255,7 +255,7 @@ def _right_name(option: str, known: Collection[str], parameters: Sequence[Any]) 
     meant = _CALLED_OTHERWISE.get(option) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
         return f"No such option: {option}. Did you mean {meant}?" if meant in known else ""
-    is_argument = meant and any(meant in (each.metavar or "") for each in parameters)
+    is_argument = meant and any(meant in (parameter.metavar or "") for parameter in parameters)
     return f"{option} is not an option: {meant} is given without one" if is_argument else ""
 
 
@@ -272,7 +272,7 @@ def _way_for_inputs(sentence: str, option: str, known: Collection[str], command:
     name = option.removeprefix("--").replace("-", "_")
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
     # An option of other commands is hardly meant for the network.
-    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in fields(kind)}
+    elsewhere = {field.name for kind in (options.Activations, options.Grads) for field in fields(kind)}
     if not is_unknown or not option.startswith("--") or not name.isidentifier() or name in elsewhere:
         return ""
     return f". If it is an argument of forward, write --input {name}=VALUE"

@@ -165,7 +165,7 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
         name = slug(checkpoint)
         taken = {each.name.casefold() for each in folders if each is not None}  # some file systems know no case
         candidates = (name, *(f"{name}-{number}" for number in range(2, len(found) + 2)))
-        folder = evidence / next(each for each in candidates if each.casefold() not in taken)
+        folder = evidence / next(candidate for candidate in candidates if candidate.casefold() not in taken)
         check_target(folder, "--evidence")
         folders.append(folder)
     return folders
@@ -243,7 +243,7 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 def _show_bugs(results: "Sequence[Checked]") -> None:
     """Print the tracebacks of bugs to stderr, every line made harmless."""
     tracebacks = dict.fromkeys(each.traceback for each in results if each.traceback)
-    for line in (line for each in tracebacks for line in each.splitlines()):
+    for line in (line for traceback in tracebacks for line in traceback.splitlines()):
         indent = line[: len(line) - len(line.lstrip(" "))]
         typer.echo(indent + safe_text(line.lstrip(" ")), err=True)
     if tracebacks:

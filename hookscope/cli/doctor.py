@@ -54,10 +54,10 @@ def doctor(*, option: options.JsonOption) -> int:
     """
     facts = [*_facts()]
     if option.json:
-        typer.echo(strict_json({"schema_version": SCHEMA_VERSION, "facts": [asdict(each) for each in facts]}), nl=False)
+        typer.echo(strict_json({"schema_version": SCHEMA_VERSION, "facts": [asdict(fact) for fact in facts]}), nl=False)
     else:
         _print(facts)
-    return EXIT_CHECK_FAILED if any(each.broken for each in facts) else EXIT_DONE
+    return EXIT_CHECK_FAILED if any(fact.broken for fact in facts) else EXIT_DONE
 
 
 def _print(facts: list[Fact]) -> None:

@@ -86,7 +86,7 @@ def check_tensorboard(folder: Path, run: Path) -> None:
         target = Path(os.path.realpath(folder))
         with suppress(FileNotFoundError, NotADirectoryError):
             target.lstat()  # raises for an impossible name; asking whether it exists does not
-        standing = next(each for each in (target, *target.parents) if os.path.lexists(each))
+        standing = next(parent for parent in (target, *target.parents) if os.path.lexists(parent))
         writable = os.access(standing, os.W_OK | os.X_OK)
     except (OSError, ValueError) as error:
         raise _refusal(folder, "no folder can have such a name") from error

@@ -40,11 +40,11 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         values = {each.name: given.pop(each.name) for each, _ in options}
         return command(**given, option=kind(**{name: value for name, value in values.items() if value is not None}))
 
-    parameters = [*arguments.values(), *(_parameter(*each, completes=completes) for each in options)]
+    parameters = [*arguments.values(), *(_parameter(*option, completes=completes) for option in options)]
     spread.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=[each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
+        parameters=[parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
     )
-    spread.__annotations__ = {each.name: each.annotation for each in parameters}
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
 
 

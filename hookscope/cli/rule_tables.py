@@ -51,7 +51,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
         # As a configuration names it.
         parts += ["", Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold")]
         sentences = (limit.meaning, *((f"Basis: {limit.basis}",) if limit.basis else ()))
-        parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in sentences]
+        parts += [Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences]
     for paragraph in filter(None, rule.explanation.split("\n\n")):
         parts += ["", Text(paragraph)]
     return Group(*parts)

@@ -204,4 +204,4 @@ def report_all(failures: Iterable[HookscopeError]) -> int:
             lines[failure.reason] = UnfitInputError(names[failure.reason], failure.reason)
         else:
             lines[id(failure)] = failure
-    return most_severe([report(each) for each in lines.values()])
+    return most_severe([report(line) for line in lines.values()])

@@ -276,7 +276,7 @@ def _may_hold_weights(name: str) -> bool:
 def _place_of(files: str | list[str]) -> tuple[str, str]:
     """Return for the name of the run directory the folder of the files, and what their names begin with."""
     if not isinstance(files, str):
-        folder, names = Path(files[0]).parent, [Path(each).name for each in files]
+        folder, names = Path(files[0]).parent, [Path(file).name for file in files]
         same = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
         files = str(folder / f"{''.join(letters[0] for letters in same)}*")
     path = Path(files)
@@ -378,7 +378,7 @@ def _chunk_folder(run: Path) -> Path:
 
 def _say_how_to_go_on(chunks: Path) -> None:
     """After Ctrl-C, SIGTERM or an error: say what is finished, and how to go on."""
-    count = sum(each.stem.isdecimal() for each in chunks.glob("*.json")) if chunks.is_dir() else 0
+    count = sum(path.stem.isdecimal() for path in chunks.glob("*.json")) if chunks.is_dir() else 0
     if count:
         noun = "chunk waits" if count == 1 else "chunks wait"
         typer.echo(

@@ -93,7 +93,7 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
     """
     from hookscope.results.runs.training_log import TrainingLogFile
 
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     file = TrainingLogFile(folder, resume=resume, warn=lambda _: None)
     file.close()
     with suppress(OSError):

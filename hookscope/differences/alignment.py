@@ -147,7 +147,7 @@ def is_inside(layer: str, module: str) -> bool:
 
 def inside_any(call: Call, modules: Collection[str]) -> bool:
     """Tell whether a call is that of a layer or an operation inside one of some modules."""
-    return any(is_inside(call.key[0], each) for each in modules)
+    return any(is_inside(call.key[0], module) for module in modules)
 
 
 def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:

@@ -212,15 +212,15 @@ def _of_whole(
     """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
     known = {row.label: row for row in rows}
     found = []
-    for each in parameters:
-        one, other = ours.get(each.rows.label), theirs.get(each.rows.label_b)
-        by_blocks = known[each.rows.label]
+    for parameter in parameters:
+        one, other = ours.get(parameter.rows.label), theirs.get(parameter.rows.label_b)
+        by_blocks = known[parameter.rows.label]
         sums = None if one is None or other is None else sums_of(one, other)
         if sums is None or by_blocks.measures is None:
             continue
         limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
         if exceeds(sums.relative_l2, limit):
-            found.append((sums.relative_l2, each.rows.label))
+            found.append((sums.relative_l2, parameter.rows.label))
     if not found:
         return ()
     worst, label = max(found)

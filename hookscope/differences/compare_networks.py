@@ -113,7 +113,7 @@ class _Comparison:
         first = self.queue.peek()
         if first is not None:
             if compiles:
-                brought = [_placed_for(each, first) for each in self.networks[:2]]
+                brought = [_placed_for(network, first) for network in self.networks[:2]]
                 self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
             self.pairing = _pairing(self.networks, first, self.maps, chosen=chosen)
             _set_partners(self.networks, self.pairing)
@@ -132,10 +132,10 @@ class _Comparison:
             ends = passes.run(partial(_placed_for, batch=batch), first_input, count)
             if self.compiled is not None:
                 self.compiled.check(ends)
-            failed = next((each for each in ends if each.message), None)
+            failed = next((end for end in ends if end.message), None)
             if failed is not None:
                 return Break(failed.message, error=failed.error)
-            returned = self.outputs.chosen([each.output for each in ends])
+            returned = self.outputs.chosen([end.output for end in ends])
             if gradients is not None:
                 try:
                     gradients.add(batch, first_input)
@@ -151,8 +151,8 @@ class _Comparison:
             if self.compiled is not None:
                 block.enter_context(self.compiled.forwards())
             block.enter_context(eager())
-            for each in (*self.networks, *([] if whole is None else [whole])):
-                block.enter_context(each.prepared())
+            for network in (*self.networks, *([] if whole is None else [whole])):
+                block.enter_context(network.prepared())
             ended = run_batches(
                 self.queue, run_batch, self.records, finished, keep=lambda _batch: None, undo=lambda: None
             )
@@ -311,7 +311,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
 
 def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
     """Return the warnings about the networks, about what was `measured`, and about inputs, in this order."""
-    a, b = (each.inspected for each in comparison.networks[:2])
+    a, b = (network.inspected for network in comparison.networks[:2])
     texts = [
         *(f"A: {text}" for text in a.warnings),
         *(f"B: {text}" for text in b.warnings),
@@ -326,7 +326,7 @@ def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *me
 def _notes(
     session: Session, other: LoadedModel, comparison: _Comparison, options_b: RunOptions, about_edits: Sequence[str]
 ) -> tuple[str, ...]:
-    a, b = (each.inspected for each in comparison.networks[:2])
+    a, b = (network.inspected for network in comparison.networks[:2])
     compiled = comparison.compiled
     texts = [
         *a.notes,

@@ -62,7 +62,7 @@ class Outputs:
         found = self._paired([tensors_in(each) for each in returned])
         forms = [_form(each) for each in found]
         if forms[0] != forms[1]:
-            names = [each.info.name for each in self.networks[:2]]
+            names = [network.info.name for network in self.networks[:2]]
             self.remark = (
                 f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
             )
@@ -99,7 +99,7 @@ class Outputs:
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
         known = self._seen.setdefault(slot, _Output())
-        known.compared.add([Value(each) for each in tensors], first_input, count)
+        known.compared.add([Value(tensor) for tensor in tensors], first_input, count)
         is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
         if is_rows and a.is_floating_point() and b.is_floating_point():
             cpu = torch.device("cpu")

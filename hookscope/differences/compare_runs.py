@@ -293,13 +293,13 @@ def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceR
     calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
     rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
     parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
-    return [*rows, *(_row(each, a, b) for each in parameters)]
+    return [*rows, *(_row(parameter, a, b) for parameter in parameters)]
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:
     names = {each.statistics.dtype for pair in pairs for each in (pair.a, pair.b)}
     dtypes = [getattr(torch, name, None) for name in names]
-    known = [torch.finfo(each).eps for each in dtypes if isinstance(each, torch.dtype) and each.is_floating_point]
+    known = [torch.finfo(dtype).eps for dtype in dtypes if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
     return max(known, default=torch.finfo(torch.float32).eps)
 
 

@@ -101,14 +101,14 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     taken = {partner for partner, _ in partners.values()}
     alone = [Unmatched("A", *_shown(a, name), "B has no such tensor") for name in a.tensors if name not in partners]
     alone += [Unmatched("B", *_shown(b, name), "A has no such tensor") for name in b.tensors if name not in taken]
-    incomparable = sum(each.measures is None for each in rows)
+    incomparable = sum(row.measures is None for row in rows)
     return Differences(
         a=Side(a.info, dtype=_dtype(a)),
         b=Side(b.info, dtype=_dtype(b)),
         way="weights",
         weights=tuple(rows),
         unmatched=tuple(alone),
-        exceeded=exceeded(conditions, [_as_row(at, each) for at, each in enumerate(rows)], ()),
+        exceeded=exceeded(conditions, [_as_row(at, row) for at, row in enumerate(rows)], ()),
         warnings=(
             *(f"A: {text}" for text in a.warnings),
             *(f"B: {text}" for text in b.warnings),

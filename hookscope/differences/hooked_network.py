@@ -298,9 +298,9 @@ class HookedNetwork:
         if self._observer is not None:
             leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
             with torch._C.DisableTorchFunction(), plain_arithmetic():
-                tensors = [physical(each)[0] if isinstance(each, Tensor) else each for each in leaves]
+                tensors = [physical(leaf)[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
                 of = self._observer.versions.of
-                values = [of(each) if isinstance(each, Tensor) else each for each in tensors]
+                values = [of(tensor) if isinstance(tensor, Tensor) else tensor for tensor in tensors]
             self._keep(layer, (values, form))
 
     def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
@@ -346,7 +346,7 @@ class RandomStates:
         """Tell whether numbers were drawn since."""
         states = zip((self._torch, *self._cuda), (before._torch, *before._cuda), strict=False)
         return (
-            not all(torch.equal(*each) for each in states)
+            not all(torch.equal(*state) for state in states)
             or self._python != before._python
             or not all(map(np.array_equal, self._numpy, before._numpy))
         )

@@ -175,7 +175,7 @@ class Passes:
             like = iter(b.inputs)
             try:
                 values, form = a.kept
-                leaves = [_moved(each, next(like, None)) if isinstance(each, Value) else each for each in values]
+                leaves = [_moved(value, next(like, None)) if isinstance(value, Value) else value for value in values]
                 args, kwargs = tree_unflatten(leaves, form)
                 self._shadowed[key] = self.networks[B].run_alone(b.layer, args, kwargs, b.kept)
             except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes

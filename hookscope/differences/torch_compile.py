@@ -123,7 +123,7 @@ class Compiled:
         )
 
     def _ran(self) -> list[str]:
-        seen = {each.layer for each in self.network.output_forms.values()}
+        seen = {form.layer for form in self.network.output_forms.values()}
         return [name for name in self.blocks if name in seen]
 
     def warnings(
@@ -136,7 +136,7 @@ class Compiled:
             names = some_of([printable(name, 80) for name in as_written], 3)
             found.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
-        if not differs and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):
+        if not differs and any(output.measures and exceeds(output.measures.relative_l2, limit) for output in outputs):
             found.append(
                 "The whole network, compiled in one piece, differs beyond rounding, though no block does that is "
                 "compiled by itself: the difference arises in what torch.compile makes of several blocks together."
@@ -154,10 +154,10 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[...
 
 def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
     causes: list[BaseException] = [error]
-    for each in causes:  # the list grows by the causes of each
-        inner = (getattr(each, "inner_exception", None), each.__cause__, each.__context__)
+    for cause in causes:  # the list grows by the causes of each
+        inner = (getattr(cause, "inner_exception", None), cause.__cause__, cause.__context__)
         causes += [one for one in inner if isinstance(one, BaseException) and one not in causes]
-    kinds = {type(each).__name__ for each in causes}
+    kinds = {type(cause).__name__ for cause in causes}
     for kind, what in (("InvalidCxxCompiler", "a C++ compiler (g++, or what CXX names)"), ("TritonMissing", "Triton")):
         if kind in kinds:
             return UsageError(
@@ -197,7 +197,7 @@ def compile_in_blocks(
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
     for network, blocks in zip(networks, (blocks_a, blocks_b, blocks_a), strict=False):
         modules = network.inspected.modules
-        around = {name for name in modules if any(is_inside(each, name) for each in blocks)}
+        around = {name for name in modules if any(is_inside(block, name) for block in blocks)}
         if chosen and network is not b:
             network.selected = {
                 name: each for name, each in network.selected.items() if name in blocks or name in around
@@ -205,12 +205,12 @@ def compile_in_blocks(
         else:
             network.selected = {name: modules[name] for name in blocks}
         network.hooked = {
-            name: each
-            for name, each in modules.items()
-            if name in blocks or (name in around and not isinstance(each, _HELD))
+            name: module
+            for name, module in modules.items()
+            if name in blocks or (name in around and not isinstance(module, _HELD))
         }
     layers = default_layers(modules_a) & called_a
-    sizes = {name: sum(name == each or is_inside(each, name) for each in layers) or 1 for name in blocks_a}
+    sizes = {name: sum(name == layer or is_inside(layer, name) for layer in layers) or 1 for name in blocks_a}
     return Compiled(b, _whole(b), {name: modules_b[name] for name in blocks_b}, sizes)
 
 
@@ -230,7 +230,7 @@ def partition(
         waiting = [*_children(waiting[0], modules)] or waiting
     while waiting:
         name = waiting.pop(0)
-        inside = [each for each in modules if is_inside(each, name)]
+        inside = [module for module in modules if is_inside(module, name)]
         runs_inside = name not in called and any(each in called for each in inside)
         if runs_inside or any(each in wanted for each in inside):
             waiting[:0] = _children(name, modules)
@@ -240,7 +240,7 @@ def partition(
 
 
 def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
-    return [each for each in modules if each and each.rpartition(".")[0] == name]
+    return [module for module in modules if module and module.rpartition(".")[0] == name]
 
 
 def _whole(network: HookedNetwork) -> HookedNetwork:

@@ -163,7 +163,7 @@ class AttentionMode(TorchFunctionMode):
         axes = kwargs.get("dims", args[2] if len(args) > 2 else None)
         if not isinstance(given, Tensor) or given.dim() != 4 or tuple(axes or ()) != (1, 2):
             return
-        down, across = (int(each) for each in shifts)
+        down, across = (int(shift) for shift in shifts)
         if down <= 0 and across <= 0:
             self._roll = ((given.shape[1], given.shape[2]), (-down, -across))
 

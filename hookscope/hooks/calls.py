@@ -53,8 +53,8 @@ def _remove_copied_hook(_number: int, _name: str, module: nn.Module, *_called_wi
             observer = _observers.get(number)
             if observer is not None:
                 observer.copies[name] = None
-            for each in (hooks, *flags):
-                each.pop(key, None)  # type: ignore[attr-defined]
+            for flag in (hooks, *flags):
+                flag.pop(key, None)  # type: ignore[attr-defined]
 
 
 # By number, which a pickled hook can keep.

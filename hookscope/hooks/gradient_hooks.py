@@ -421,7 +421,7 @@ class GradientWatch(Generic[T]):
         if parts is None:
             return gradient
         parts.append(None if gradient is None else gradient.detach().clone())
-        come = [each for each in parts if each is not None]
+        come = [part for part in parts if part is not None]
         return sum(come[1:], come[0]) if len(parts) == 2 and come else None
 
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:

@@ -196,8 +196,8 @@ def refuse_positions(texts: Iterable[str]) -> None:
     Raises:
         UsageError: For such a pattern, or one that cannot be parsed.
     """
-    for each in texts:
-        if parse_pattern(each).position is not None:
+    for text in texts:
+        if parse_pattern(text).position is not None:
             raise UsageError(
-                f"{arg('layer')} {each!r} selects by execution order, which is not known before the training starts."
+                f"{arg('layer')} {text!r} selects by execution order, which is not known before the training starts."
             )

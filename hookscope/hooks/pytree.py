@@ -102,7 +102,7 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     """List the tensors in the arguments of a call, as in `tensors_in`: ("[0]", t), ("['mask']", t)."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
         return [("[0]", args[0])]
-    found = [(f"[{at}]", each) for at, each in enumerate(args) if type(each) not in _PLAIN]
+    found = [(f"[{at}]", argument) for at, argument in enumerate(args) if type(argument) not in _PLAIN]
     found += [(f"[{key!r}]", each) for key, each in kwargs.items() if type(each) not in _PLAIN]
     if len(found) == 1 and type(found[0][1]) in _SEQUENCES:  # as torch.cat takes them
         (path, several), *_ = found
@@ -117,7 +117,7 @@ def constants_given(args: Sequence[object], kwargs: Mapping[str, object]) -> lis
     """List the numbers, texts and slices in the arguments of a call, also in tuples and lists: ("[1]", 0.5)."""
     found: list[tuple[str, object]] = []
     for path, value in [
-        *((f"[{at}]", each) for at, each in enumerate(args)),
+        *((f"[{at}]", argument) for at, argument in enumerate(args)),
         *((f"[{key!r}]", kwargs[key]) for key in kwargs),
     ]:
         if isinstance(value, bool | int | float | complex | str | slice | np.generic):
@@ -338,11 +338,11 @@ def _items(items: Callable[[Any], Iterable[tuple[object, object]]], value: objec
 def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
     members = [each for each in [*value] if type(each) not in _PLAIN]
     if len(members) > 1:  # the iteration order of a set differs from run to run
-        ranks = [_rank(each, with_values=False) for each in members]
+        ranks = [_rank(member, with_values=False) for member in members]
         if len({*ranks}) < len(ranks):
-            ranks = [_rank(each, with_values=True) for each in members]
+            ranks = [_rank(member, with_values=True) for member in members]
         members = [members[at] for at in sorted(range(len(members)), key=ranks.__getitem__)]
-    return [(f"{{{at}}}", id(each), each) for at, each in enumerate(members)]
+    return [(f"{{{at}}}", id(member), member) for at, member in enumerate(members)]
 
 
 def _rank(member: object, *, with_values: bool) -> tuple[str, tuple[tuple[str, str, tuple[int, ...], bytes], ...]]:

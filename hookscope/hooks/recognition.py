@@ -128,7 +128,7 @@ class Replays:
             if expected.layer == layer and not expected.replayed:
                 self._next = following + 1
                 return expected.call
-        waiting = [at for at, each in enumerate(self._calls) if each.layer == layer and not each.replayed]
+        waiting = [at for at, call in enumerate(self._calls) if call.layer == layer and not call.replayed]
         if not waiting:
             return None
         addresses = _addresses(inputs)

@@ -83,7 +83,7 @@ class SoftmaxProducts:
             return self._einsum(args)
         if len(args) < 2:
             args = (*args, *(kwargs[key] for key in ("other", "mat2", "tensor2") if key in kwargs))
-        if len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
+        if len(args) != 2 or not all(isinstance(argument, Tensor) for argument in args):
             return None
         left, right = self._known(args[0]), self._known(args[1])
         if left is not None and left.keys_last:
@@ -101,12 +101,12 @@ class SoftmaxProducts:
         for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
             known = self._known(operand)
             key = weights[-1:]
-            others = [at for at, each in enumerate(names) if at != place and key in each]
+            others = [at for at, name in enumerate(names) if at != place and key in name]
             if known is None or not known.keys_last or not made or key in made or len(others) != 1:
                 continue
             values, given_values = names[others[0]], operands[others[0]]
             met = self._met(operand, known, given_values, values.index(key) - len(values))
-            query = [each for each in weights if each not in values]
+            query = [weight for weight in weights if weight not in values]
             if len(query) == 1 and query[0] in made and "." not in weights + values:
                 return _by_names(met, weights, values, query[0])
             return met if weights[-2:-1] in made else None
@@ -129,8 +129,8 @@ class SoftmaxProducts:
 
 def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
     """Return a product by einsum with axes in order: those of both in the values' order, then queries, keys."""
-    key, shared = weights[-1], [each for each in values if each in weights[:-1]]
-    features = [each for each in values if each not in weights]
+    key, shared = weights[-1], [value for value in values if value in weights[:-1]]
+    features = [value for value in values if value not in weights]
     return met._replace(
         weights=met.weights.permute([weights.index(each) for each in (*shared, query, key)]),
         values=met.values.permute([values.index(each) for each in (*shared, key, *features)]),

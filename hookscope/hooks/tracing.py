@@ -112,8 +112,8 @@ forwards(_Compile._run)
 
 def _is_nested(args: tuple[Any, ...]) -> bool:
     """Tell whether an argument holds containers in a container, which operators take only where they are traced."""
-    containers = [each for each in args if isinstance(each, tuple | list)]
-    return any(isinstance(inner, tuple | list | dict) for each in containers for inner in each)
+    containers = [argument for argument in args if isinstance(argument, tuple | list)]
+    return any(isinstance(inner, tuple | list | dict) for container in containers for inner in container)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _without_hooks(frame: FrameType | None) -> Iterator[None]:
             network = frame.f_locals["self"]
         frame = frame.f_back
     modules = [] if network is None else [*network.modules()]
-    registers: list[Any] = [hooks for each in modules for hooks in (each._forward_pre_hooks, each._forward_hooks)]
+    registers: list[Any] = [hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     held = [(hooks, {**hooks}) for hooks in registers if any(type(hook) is Hook for hook in hooks.values())]
     for hooks, before in held:
         for key, hook in before.items():

@@ -54,7 +54,7 @@ class Batch:
         """How many there are and their height and width, of the argument (N, C, H, W) of floating-point numbers."""
         given = [*self.args, *self.kwargs.values()]
         tensors = [each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
-        sizes = {(len(each), each.shape[2], each.shape[3]) for each in tensors if each.dim() == 4}
+        sizes = {(len(tensor), tensor.shape[2], tensor.shape[3]) for tensor in tensors if tensor.dim() == 4}
         return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -224,7 +224,7 @@ def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> B
 
         return with_changed(value, move)
 
-    args = tuple(moved(each, f"[{position}]") for position, each in enumerate(batch.args))
+    args = tuple(moved(argument, f"[{position}]") for position, argument in enumerate(batch.args))
     return replace(batch, args=args, kwargs={name: moved(each, name) for name, each in batch.kwargs.items()})
 
 
@@ -256,7 +256,7 @@ def _part(batch: Batch, chosen: slice) -> Batch:
 
     return replace(
         batch,
-        args=tuple(part(each, f"[{position}]", is_listed=True) for position, each in enumerate(batch.args)),
+        args=tuple(part(argument, f"[{position}]", is_listed=True) for position, argument in enumerate(batch.args)),
         indices=batch.indices[chosen],
         records=batch.records[chosen],
         kwargs={name: part(each, name, is_listed=name in batch.listed) for name, each in batch.kwargs.items()},

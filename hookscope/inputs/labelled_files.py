@@ -97,7 +97,7 @@ def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
         notes.append(f"{shown}: {counted(beside, 'picture')} beside the class folders left out.")
     if multi_label:
         labels = _with_equal_files_joined(labels)
-        several = sum(len(each) > 1 for each in labels.values())
+        several = sum(len(label) > 1 for label in labels.values())
         notes.append(f"{shown}: {counted(several, 'picture')} in several class folders, known by equal content.")
     return LabelledFiles(str(folder), labels, in_folders=True, notes=tuple(notes), multi_label=multi_label)
 

@@ -29,36 +29,36 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     kwargs: dict[str, object] = {}
     shared: set[str] = set()
     exact: set[str] = set()
-    for each in shapes:
-        values = _drawn(each, generator)
-        place = each.name or f"[{len(args)}]"
-        exact |= {place} if each.dtype else set()
+    for shape in shapes:
+        values = _drawn(shape, generator)
+        place = shape.name or f"[{len(args)}]"
+        exact |= {place} if shape.dtype else set()
         shared |= {place} if length_of(values) != count else set()
-        if each.name:
-            kwargs[each.name] = values
+        if shape.name:
+            kwargs[shape.name] = values
         elif kind == "detection" and not args:
             args.append(list(values))
         else:
             args.append(values)
     if kind == "flow" and len(args) == 1 and not kwargs:
         args.append(values.clone())  # a network that changes its input in place must not change both frames
-    steps = tuple(_step(each, seed, several=len(shapes) > 1) for each in shapes)
+    steps = tuple(_step(shape, seed, several=len(shapes) > 1) for shape in shapes)
     record = InputRecord("noise", None, None, shapes[0].shape[1:], steps)
     return Batch(tuple(args), tuple(range(count)), (record,) * count, kwargs, frozenset(shared), exact=frozenset(exact))
 
 
 def noise_count(shapes: Sequence[NoiseShape]) -> int:
     """Return how many inputs the noise of these shapes is."""
-    return next((each.shape[0] for each in shapes if each.shape[0] > 1), 1)
+    return next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
 
 
 def noise_inputs(shapes: Sequence[NoiseShape], seed: int) -> tuple[NamedInput, ...]:
     """Draw inputs by name, to go with others."""
     generator = torch.Generator().manual_seed(seed)
     inputs = []
-    for each in shapes:
-        record = InputRecord("noise", None, None, each.shape, (_step(each, seed, several=False),))
-        inputs.append(NamedInput(each.name, _drawn(each, generator), record, is_exact=bool(each.dtype)))
+    for shape in shapes:
+        record = InputRecord("noise", None, None, shape.shape, (_step(shape, seed, several=False),))
+        inputs.append(NamedInput(shape.name, _drawn(shape, generator), record, is_exact=bool(shape.dtype)))
     return tuple(inputs)
 
 
@@ -69,7 +69,7 @@ def noise_and_named(
 
     Noise by name goes with pictures, tensors and files, where there are others; else it is part of the input.
     """
-    by_position = any(not each.name for each in shapes)
+    by_position = any(not shape.name for shape in shapes)
     if not by_position and (with_others or any(each.record is not None for each in named)):
         return (), (*named, *noise_inputs(shapes, seed))
     return tuple(shapes), tuple(named)

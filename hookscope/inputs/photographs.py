@@ -59,7 +59,7 @@ class Photographs:
         if record.sha256 is not None:
             return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
         # Pictures in memory may share a name: those that look alike come in the order in which they were given.
-        alike = [each for each in self.pictures if each.size == record.size and _name(each) == record.name]
+        alike = [picture for picture in self.pictures if picture.size == record.size and _name(picture) == record.name]
         known = [place for place, each in enumerate(inputs) if (each.name, each.size) == (record.name, record.size)]
         if len(alike) != len(known):
             raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")

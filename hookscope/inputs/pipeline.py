@@ -73,7 +73,7 @@ class InputPipeline:
     @property
     def photographs(self) -> Photographs:
         """What the inputs were made of, to be read again."""
-        in_memory = [each for each in self.files if isinstance(each, Image)]
+        in_memory = [file for file in self.files if isinstance(file, Image)]
         return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
 
     def _pictured(self, batch: Batch) -> Batch:

@@ -18,8 +18,8 @@ class BatchShapes:
 
     def merge(self, other: "BatchShapes") -> None:
         """Note what another has seen."""
-        for each, times in other.seen.items():
-            self._add(each, times)
+        for name, times in other.seen.items():
+            self._add(name, times)
 
     def _add(self, each: tuple[int, Shape], times: int) -> None:
         self.seen[each] = self.seen.get(each, 0) + times

@@ -135,9 +135,9 @@ def _own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, list[nn.Param
 def _sums(parameters: Sequence[nn.Parameter], computed: "_Computed") -> CostSums:
     return CostSums(
         computed.multiply_adds,
-        sum(each.numel() for each in parameters),
-        sum(each.numel() * each.element_size() for each in parameters),
-        sum(each.numel() for each in parameters if each.requires_grad),
+        sum(parameter.numel() for parameter in parameters),
+        sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         computed.saved,
     )
 
@@ -208,7 +208,7 @@ class _Counts:
     def leave(self, name: str, output: object) -> None:
         self.running.leave(name)
         with torch._C.DisableTorchFunctionSubclass():
-            given = sum(_bytes_of(each) for _, each in tensors_in(output))
+            given = sum(_bytes_of(tensor) for _, tensor in tensors_in(output))
         self.output_bytes[name] = self.output_bytes.get(name, 0) + given
 
     def computes(self, operation: Any, count: int | None) -> None:
@@ -351,8 +351,8 @@ class _SavedStorages:
 def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     parts = _parts_of(tensor)
     if parts:
-        for each in parts:
-            yield from _storages_of(each)
+        for part in parts:
+            yield from _storages_of(part)
         return
     try:
         yield tensor.untyped_storage()
@@ -377,7 +377,7 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
     """
     given = [*call.args, *call.kwargs.values()]
     pictures = [each for each in given if isinstance(each, Tensor) and each.is_floating_point()]
-    pictures = [each for each in pictures if each.dim() - 2 in (1, 2, 3)]
+    pictures = [picture for picture in pictures if picture.dim() - 2 in (1, 2, 3)]
     convolutions = {len(each.kernel_size) for each in call.network.modules() if isinstance(each, _ConvNd)}
     if len(pictures) != 1 or pictures[0].dim() - 2 not in (convolutions or {2}):
         return {}, ""

@@ -46,11 +46,11 @@ def with_default_targets(model: nn.Module, batch: Batch) -> Batch:
     """
     network = unwrap(model)
     pictures = batch.args[0] if len(batch.args) == 1 else None
-    if not _is_detector(network) or not isinstance(pictures, list) or any(each.dim() != 3 for each in pictures):
+    if not _is_detector(network) or not isinstance(pictures, list) or any(picture.dim() != 3 for picture in pictures):
         return batch
     step = f"target for training: {default_targets_text(network)}"
     records = tuple(replace(record, steps=(*record.steps, step)) for record in batch.records)
-    return replace(batch, args=(pictures, [_target(network, each) for each in pictures]), records=records)
+    return replace(batch, args=(pictures, [_target(network, picture) for picture in pictures]), records=records)
 
 
 def _is_detector(network: nn.Module) -> bool:

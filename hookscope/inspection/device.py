@@ -100,10 +100,10 @@ def full_float32() -> Iterator[None]:
     """Keep cuDNN from rounding float32 to the 10 bits of TF32 in the block, as it does on CUDA unless told not to."""
     cudnn: Any = torch.backends.cudnn
     kinds = cudnn.conv, cudnn.rnn
-    before = [each.fp32_precision for each in kinds]
+    before = [kind.fp32_precision for kind in kinds]
     try:
-        for each in kinds:
-            each.fp32_precision = "ieee"
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
         yield
     finally:
         for each, precision in zip(kinds, before, strict=True):

@@ -258,7 +258,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
 
 def _gradients(run: GradientRun) -> dict[str, Tensor | None]:
     with torch._C.DisableTorchFunction():
-        return {each.names[0]: each.gradient for each in named_parameters(run.inspected.network)}
+        return {parameter.names[0]: parameter.gradient for parameter in named_parameters(run.inspected.network)}
 
 
 def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:

@@ -46,7 +46,7 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
     """Return the arguments of forward behind the name of one that it does not know; "" for any other error."""
     if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
         return ""
-    known = [printable(each) for each in inspect.signature(module.forward).parameters]
+    known = [printable(parameter) for parameter in inspect.signature(module.forward).parameters]
     if len(known) == 1:
         return f"; its one argument is {known[0]}"
     return f"; its arguments are {', '.join(known)}" if known else "; it has no arguments"
@@ -63,7 +63,7 @@ def _name_in_tensor(network: nn.Module, error: BaseException) -> str:
     if not looks_up_a_name(called["func"], called["args"]):
         return ""
     wanted = f"; its code looks up '{printable(called['args'][-1], 80)}' in this tensor, as in a dict"
-    known = [printable(each) for each in inspect.signature(network.forward).parameters]
+    known = [printable(parameter) for parameter in inspect.signature(network.forward).parameters]
     return f"{wanted}; its one argument is {known[0]}" if len(known) == 1 else wanted
 
 
@@ -89,7 +89,7 @@ def reraise_of_own_loss(error: BaseException, output: object) -> None:
     Tensors without data or elements, without a history that they should have, of subclasses and of dtypes that torch
     does not compute with are the model's.
     """
-    if not is_out_of_memory(error) and all(map(_is_ordinary, (each for _, each in tensors_in(output)))):
+    if not is_out_of_memory(error) and all(map(_is_ordinary, (tensor for _, tensor in tensors_in(output)))):
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename.startswith(_LOSSES):

@@ -96,15 +96,15 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
     """
     if isinstance(images, Tensor | Batch):
         return images
-    if isinstance(images, tuple) and images and all(isinstance(each, Tensor) for each in images):
+    if isinstance(images, tuple) and images and all(isinstance(image, Tensor) for image in images):
         (first,) = as_batches(images[0])
         return replace(first, args=images)
     sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
-    for each in sources:
-        if not isinstance(each, str | Path | Image):
-            remedy = _REMEDIES.get(type(each).__name__, "")
+    for source in sources:
+        if not isinstance(source, str | Path | Image):
+            remedy = _REMEDIES.get(type(source).__name__, "")
             raise UsageError(
-                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of "
+                f"{type(source).__name__} is not an input: give paths and pictures, one tensor, or a tuple of "
                 f"tensors for several arguments; {arg('input')} gives them by name.{remedy}"
             )
     return sources

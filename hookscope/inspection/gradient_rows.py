@@ -86,8 +86,8 @@ def merge_steps(steps: Steps, found: Sequence[StepGradient]) -> None:
 def step_rows(steps: Steps) -> tuple[StepsRow, ...]:
     """Turn gradients over time into results; a single step is no course."""
     return tuple(
-        StepsRow(layer, each.kind, str(each.dtype).removeprefix("torch."), tuple(each.largest.double().tolist()))
-        for (layer, count), each in steps.items()
+        StepsRow(layer, step.kind, str(step.dtype).removeprefix("torch."), tuple(step.largest.double().tolist()))
+        for (layer, count), step in steps.items()
         if count > 1
     )
 
@@ -152,28 +152,28 @@ def gradient_rows(
     `loss` is that of one pass, as it was differentiated, None if none was; `nodes` computed the tensors whose gradients
     arrived in it. `raised` tells whether the pass raised before all gradients could arrive.
     """
-    arrived = [each for each in gradients.values() if each.reduction is not None]
+    arrived = [gradient for gradient in gradients.values() if gradient.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
     positions = {id(each): position for position, each in enumerate(arrived)}
     # A container shares the reduction of its last child.
     reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     rows = []
-    for index, each in enumerate(gradients.values()):
-        site, operation = each.site, each.site.operation
-        statistics = measured.get(id(each.reduction))
+    for index, gradient in enumerate(gradients.values()):
+        site, operation = gradient.site, gradient.site.operation
+        statistics = measured.get(id(gradient.reduction))
         status = _status(statistics, tracked=not site.untracked, raised=raised)
         rows.append(
             GradientRow(
                 index=index,
-                backward_index=positions.get(id(each)),
+                backward_index=positions.get(id(gradient)),
                 layer=site.layer,
                 kind=type(site.module).__name__ if operation is None else operation.name,
                 call=site.call,
                 slot=site.slot,
                 role=site.role,
                 status=status,
-                gradient=with_whole_shape(statistics or _without(site.shape, site.dtype), each.shapes),
+                gradient=with_whole_shape(statistics or _without(site.shape, site.dtype), gradient.shapes),
                 remark=site.untracked or ("unused, or cut off further on" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
                 owner=None if operation is None else operation.owner,
@@ -273,24 +273,24 @@ def parameter_rows(
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
-        norms = _l2_norms([each.parameter for each in parameters])
+        norms = _l2_norms([parameter.parameter for parameter in parameters])
         measured = [reducer.reduce(gradient) for _, gradient in gradients]
         reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
     rows = []
-    for index, (each, norm) in enumerate(zip(parameters, norms, strict=True)):
+    for index, (parameter, norm) in enumerate(zip(parameters, norms, strict=True)):
         gradient = statistics.get(index)
-        name, *aliases = each.names
-        if on_tensor is not None and each.gradient is not None and not missing_memory(each.gradient):
-            on_tensor(f"{name} grad", gathered(each.gradient), None)
+        name, *aliases = parameter.names
+        if on_tensor is not None and parameter.gradient is not None and not missing_memory(parameter.gradient):
+            on_tensor(f"{name} grad", gathered(parameter.gradient), None)
         rows.append(
             ParameterRow(
                 index=index,
                 name=name,
-                kind=each.kind,
-                trainable=each.parameter.requires_grad,
-                status=_status(gradient, tracked=each.parameter.requires_grad, raised=raised),
-                gradient=gradient or _without(each.parameter.shape, each.parameter.dtype),
+                kind=parameter.kind,
+                trainable=parameter.parameter.requires_grad,
+                status=_status(gradient, tracked=parameter.parameter.requires_grad, raised=raised),
+                gradient=gradient or _without(parameter.parameter.shape, parameter.parameter.dtype),
                 weight_l2=norm,
                 ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
                 aliases=tuple(aliases),
@@ -318,7 +318,7 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
                 left.append(index)
                 rows.append(torch.linalg.vector_norm(values.reshape(len(values) if values.dim() > 1 else 1, -1), dim=1))
     if rows:
-        squares = torch.cat([each.to(rows[0].device) for each in rows]).cpu().numpy().astype(np.float64) ** 2
+        squares = torch.cat([row.to(rows[0].device) for row in rows]).cpu().numpy().astype(np.float64) ** 2
         sums = np.add.reduceat(squares, np.cumsum([0, *map(len, rows[:-1])]))
         for index, total in zip(left, sums.tolist(), strict=True):
             norms[index] = math.sqrt(total) if math.isfinite(total) else None

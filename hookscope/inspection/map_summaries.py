@@ -239,8 +239,8 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors on the CPU: those of one shape in one transfer."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
-    for place, each in enumerate(tensors):
-        by_shape.setdefault(tuple(each.shape), []).append(place)
+    for place, tensor in enumerate(tensors):
+        by_shape.setdefault(tuple(tensor.shape), []).append(place)
     result = list(tensors)
     for places in by_shape.values():
         if tensors[places[0]].device.type != "cpu":

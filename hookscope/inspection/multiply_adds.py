@@ -43,7 +43,7 @@ def name_of(operation: Any) -> str:
 def takes_none(operation: Any) -> bool:
     """Tell whether an operation sums no products, as far as its name and torch's tags tell."""
     tags = getattr(operation, "tags", ())
-    if getattr(operation, "is_view", False) or any(each in _TAGS_OF_NONE for each in tags):
+    if getattr(operation, "is_view", False) or any(tag in _TAGS_OF_NONE for tag in tags):
         return True
     space, _, name = name_of(operation).rpartition(".")
     return _NONE.get(space, _NEVER).fullmatch(name) is not None
@@ -91,7 +91,7 @@ def _summed_products(args: Sequence[Any], _output: object) -> int:
 
 def _attention(args: Sequence[Any], _output: object) -> int:
     """Return those of queries (..., H, S, E), keys (..., T, E) and values (..., T, V): scores, and their mean."""
-    query, key, value = (each.shape for each in args[:3])
+    query, key, value = (argument.shape for argument in args[:3])
     return int(prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
 

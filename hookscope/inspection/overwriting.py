@@ -106,9 +106,9 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
 
     `modules` are all of the network, by name; `loss` runs it and its loss.
     """
-    forwards = (code_of(each.forward) for each in modules.values())
+    forwards = (code_of(module.forward) for module in modules.values())
     codes = {CALL, *(code for code in forwards if code is not None)}
-    trace = _Trace({id(each): name for name, each in modules.items()}, codes)
+    trace = _Trace({id(module): name for name, module in modules.items()}, codes)
     hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)
     with suppress(_FoundError), hooks:
         with _Writes(trace):

@@ -210,10 +210,10 @@ def _joined(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> Re
         return None
     lines = [
         _Line(
-            sum(each.start for each in ways) / len(ways),
+            sum(way.start for way in ways) / len(ways),
             ways[0].step,
-            min(each.low for each in ways),
-            max(each.high for each in ways),
+            min(way.low for way in ways),
+            max(way.high for way in ways),
         )
         for ways in zip(*(each.lines for _, each in known), strict=True)
     ]

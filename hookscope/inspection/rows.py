@@ -283,7 +283,7 @@ def _layer_row(
         (),
         None if operation is None else operation.owner,
         "" if operation is None else operation.source,
-        tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
+        tuple([source if isinstance(source, str) else row_label(*source) for source in seen.sources]),
         tokens,
     )
 
@@ -384,7 +384,7 @@ def fast_path_warning(
     hooked = {id(module) for module in selected.values()} if fused else set()
     # Operations are not looked for inside torch's own encoders, which see no function mode then.
     encoders = [each for each in modules.values() if isinstance(each, nn.TransformerEncoder)] if fused else []
-    closed = [each for each in encoders if not have_own_operations(each.modules())]
+    closed = [encoder for encoder in encoders if not have_own_operations(encoder.modules())]
     unseen = {id(part) for each in closed for part in each.modules()}
     if torch.backends.mha.get_fastpath_enabled() and any(
         (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())
@@ -464,7 +464,7 @@ def unnamed_warning(
 def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:
     """Return the output that may be one row of logits per input, (N, K); None without one."""
     if output_key is not None:
-        floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
+        floating = [Output(path, tensor) for path, tensor in tensors_in(output) if tensor.is_floating_point()]
         output = output_at(floating, output_key).tensor
     elif isinstance(output, Mapping):  # what networks of transformers return
         output = output.get("logits")

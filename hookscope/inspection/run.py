@@ -152,12 +152,12 @@ class Run:
     def find_silent(self, batch: Batch) -> None:
         """Find out which modules this batch, the first, has made, and why those that did not run are silent."""
         before = {*map(id, self.inspected.modules.values())}
-        held = [child for each in self.inspected.modules.values() for child in each._modules.values()]
+        held = [child for module in self.inspected.modules.values() for child in module._modules.values()]
         if not before.issuperset(id(child) for child in held if child is not None):
             modules, _ = module_index(self.inspected.network)
-            self.made = {name: each for name, each in modules.items() if id(each) not in before}
+            self.made = {name: module for name, module in modules.items() if id(module) not in before}
         called = self.captured.called
-        silent = {name: each for name, each in self.chosen.layers.items() if name not in called}
+        silent = {name: layer for name, layer in self.chosen.layers.items() if name not in called}
         if not silent:
             return
         with self.captured.detached(), self.chosen.edits.uncounted():
@@ -256,7 +256,7 @@ def run_batches(
 def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
     if not arguments:
         return ()
-    names = some_of([*dict.fromkeys(each.split("'")[1] for each in arguments)], 3)
+    names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
     seen = f"layers that are computed from {names} alone have seen 1 input, not {count:,}"
     return (f"All {count:,} inputs share the same {names}: {seen}.",)
 
@@ -268,7 +268,7 @@ def _traced(operators: Iterable[str]) -> tuple[str, ...]:
 
 def _made(modules: Mapping[str, nn.Module], copies: Sequence[str]) -> Iterator[str]:
     if modules:
-        names = [printable(f"{name} ({type(each).__name__})", 80) for name, each in modules.items()]
+        names = [printable(f"{name} ({type(module).__name__})", 80) for name, module in modules.items()]
         yield f"Made during the forward pass, and so without a row: {some_of(names, 3)}."
     if copies:
         names = [printable(name, 80) or "(model)" for name in copies]

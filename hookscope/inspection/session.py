@@ -105,7 +105,7 @@ def open_session(
     preprocessing = without_named_frame(preprocessing, by_name)
     given = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
-    if given and any(not each.name for each in shapes):
+    if given and any(not shape.name for shape in shapes):
         raise UsageError(noise_beside_pictures())
     if noise and not given and not shapes and all(each.record is None for each in by_name):
         shapes = (_example(loaded, preprocessing, noise),)

@@ -225,7 +225,7 @@ def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
     if not places:
         return {}
     parts = zip(*[each.largest for each in several if each.largest is not None], strict=True)
-    largest, channels, medians = (torch.stack(each).cpu() for each in parts)  # (P, N, T), (P, N, T), (P, N)
+    largest, channels, medians = (torch.stack(part).cpu() for part in parts)  # (P, N, T), (P, N, T), (P, N)
     magnitudes = largest.abs()
     is_massive = (magnitudes > MASSIVE_VALUE) & (magnitudes >= MASSIVE_RATIO * medians[..., None].to(magnitudes.dtype))
     found: dict[int, list[MassiveActivation]] = {}

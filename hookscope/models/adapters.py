@@ -65,14 +65,14 @@ def adapters_in(tensors: Iterable[NamedShape]) -> Adapters:
     down: dict[tuple[str, str], NamedShape] = {}
     up: dict[tuple[str, str], NamedShape] = {}
     zero_scales, others = set[str](), 0
-    for each in tensors:
-        found = _NAME.fullmatch(each.key) if each.shape else None
+    for tensor in tensors:
+        found = _NAME.fullmatch(tensor.key) if tensor.shape else None
         if found is not None:
-            (down if found["side"] in _DOWN else up)[found["path"] or "", found["adapter"] or ""] = each
-        elif not each.key.endswith(_ALPHA):
+            (down if found["side"] in _DOWN else up)[found["path"] or "", found["adapter"] or ""] = tensor
+        elif not tensor.key.endswith(_ALPHA):
             others += 1
-        elif each.is_zero:
-            zero_scales.add(each.key.removesuffix(_ALPHA))
+        elif tensor.is_zero:
+            zero_scales.add(tensor.key.removesuffix(_ALPHA))
     return Adapters(down, up, frozenset(zero_scales), others)
 
 

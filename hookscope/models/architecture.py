@@ -65,7 +65,7 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
     told = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
     if not candidates:
         raise ModelNotFoundError(f"No known network fits, but {told}; name it with {arg('arch')}.")
-    return tuple(replace(each, remarks=(*each.remarks, told)) for each in candidates)
+    return tuple(replace(candidate, remarks=(*candidate.remarks, told)) for candidate in candidates)
 
 
 def nearest_network(shapes: Shapes) -> str:
@@ -268,7 +268,7 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
     """Yield torchvision's networks, and `demo` if its package is there."""
     table = network_table("torchvision")
     same = installed_version("torchvision") == table.version
-    for name in (each for each in table.networks if each != DEMO) if same else torchvision_names():
+    for name in (network for network in table.networks if network != DEMO) if same else torchvision_names():
         pattern = table.networks.get(name) or _built(name)
         if pattern is not None:
             yield pattern

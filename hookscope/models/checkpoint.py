@@ -162,7 +162,7 @@ def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], op
 def versions_of(path: Path) -> list[FileVersion]:
     """Return what changes when a file does, of each file that a checkpoint is made of."""
     _, kinds = files_of(weights_file(path))
-    return [version_of(file) for each in kinds for file in stored_files(each)]
+    return [version_of(file) for kind in kinds for file in stored_files(kind)]
 
 
 def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -174,14 +174,14 @@ def _architectures(
     """Return for each part the networks that fit, in words, and why there may be others."""
     known: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
-    for each in shapes.values():
-        if (names := frozenset(each.items())) in known:  # such as those of the averaged weights beside the others
+    for shape in shapes.values():
+        if (names := frozenset(shape.items())) in known:  # such as those of the averaged weights beside the others
             continue
         try:
-            known[names] = tuple(map(sentence, recognise(each)))
+            known[names] = tuple(map(sentence, recognise(shape)))
         except ModelNotFoundError as error:  # time ran out
             known[names], doubts[str(error)] = (), None
-    return {part: known[frozenset(each.items())] for part, each in shapes.items()}, tuple(doubts)
+    return {part: known[frozenset(shape.items())] for part, shape in shapes.items()}, tuple(doubts)
 
 
 def sentence(candidate: Candidate) -> str:

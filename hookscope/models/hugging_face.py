@@ -336,6 +336,6 @@ def _side(value: object) -> int:
 
 
 def _numbers(values: object) -> tuple[float, ...]:
-    if not isinstance(values, list) or not all(isinstance(each, int | float) for each in values):
+    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
         raise TypeError
     return tuple(map(float, values))

@@ -52,7 +52,7 @@ def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
     candidates = [head for head in groups if "ema" in head.rpartition(".")[2].lower()]
     for head in candidates[:_PREFIXES_LIMIT]:
         members = {name[len(head) + 1 :]: name for name in groups[head]}
-        counters = tuple(members.pop(each) for each in _COUNTERS if each in members)
+        counters = tuple(members.pop(counter) for counter in _COUNTERS if counter in members)
         parent = f"{head}.".rpartition(f"{head.rpartition('.')[2]}.")[0]
         inside = [name for name in names if name.startswith(parent) and name not in groups[head]]
         children = dict.fromkeys(name[len(parent) :].partition(".")[0] for name in inside if "." in name[len(parent) :])

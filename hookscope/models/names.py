@@ -76,7 +76,7 @@ def torchvision_names() -> list[str]:
     folders = package.submodule_search_locations if package is not None else None
     files = [file for folder in folders or () for file in Path(folder, "models").rglob("*.py")]
     found = (_REGISTERED.finditer(file.read_text(encoding="utf-8")) for file in files)
-    names = sorted(each[1] or each[2] for matches in found for each in matches)
+    names = sorted(match[1] or match[2] for matches in found for match in matches)
     if not names:
         from torchvision.models import list_models  # noqa: PLC0415 (slow to import)
 

@@ -154,7 +154,7 @@ class _Nodes:
 
     def children(self, at: int) -> Iterator[tuple[str, int]]:
         parts, *distances = self._nodes[at][""]
-        return zip(self._parts[parts], (at - each for each in distances), strict=True)
+        return zip(self._parts[parts], (at - distance for distance in distances), strict=True)
 
     def count(self, at: int) -> int:
         if isinstance(self._nodes[at], list):

@@ -35,16 +35,16 @@ def noise_arguments(
     parameters = _parameters(module)
     if parameters is not None:
         _check(shapes, parameters, type(unwrap(module)).__name__, given, others)
-    first = next((each.name for each in parameters or () if each.kind in _BY_POSITION), None)
-    is_first = [not others and first is not None and each.name == first for each in shapes]
-    by_position = [index for index, each in enumerate(shapes) if not each.name]
+    first = next((parameter.name for parameter in parameters or () if parameter.kind in _BY_POSITION), None)
+    is_first = [not others and first is not None and shape.name == first for shape in shapes]
+    by_position = [index for index, shape in enumerate(shapes) if not shape.name]
     if by_position and not others:
         is_first[by_position[0]] = True
     takes_tokens = starts_with_embedding(module)
     size = embedding_size(module)
     return tuple(
-        _completed(each, size, is_token=takes_tokens and at_first)
-        for each, at_first in zip(shapes, is_first, strict=True)
+        _completed(shape, size, is_token=takes_tokens and at_first)
+        for shape, at_first in zip(shapes, is_first, strict=True)
     )
 
 
@@ -81,15 +81,15 @@ def _check(
     others: int,
 ) -> None:
     names = [each.name for each in parameters if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
-    kinds = {each.kind for each in parameters}
+    by_position = [parameter.name for parameter in parameters if parameter.kind in _BY_POSITION]
+    kinds = {parameter.kind for parameter in parameters}
     by_name = [name for name in names if name not in by_position]
     takes = f"forward of {network} takes {', '.join(by_position) or 'no argument'}"
     takes += f", and by name {', '.join(by_name)}" if by_name else ""
-    count = others + sum(not each.name for each in shapes)
+    count = others + sum(not shape.name for shape in shapes)
     if count > max(len(by_position), others) and Parameter.VAR_POSITIONAL not in kinds:
         raise UsageError(f"{arg('input_shape')} is given {counted(count - others, 'time')} by position, but {takes}.")
-    for name in filter(None, (each.name for each in shapes)):
+    for name in filter(None, (shape.name for shape in shapes)):
         if name in given:
             raise UsageError(f"{name} is given twice: with {arg('input')}, and with {arg('input_shape')}.")
         if name in by_position[:count]:

@@ -259,7 +259,7 @@ def _network_of(
         if foreign := foreign_names(checkpoint.state):
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         near = architecture.nearest_network(shapes)
-        is_weights = any("." in each or each in ("weight", "bias") for each in shapes)
+        is_weights = any("." in shape or shape in ("weight", "bias") for shape in shapes)
         inputs = "" if is_weights else f" {holds_inputs()}"
         own = f", or give {arg('trust')} to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
         raise ModelNotFoundError(
@@ -270,7 +270,7 @@ def _network_of(
     if (told := _told(checkpoint.architectures, candidates, shapes)) is not None:
         found, named_by_file = told, len(candidates) > 1 or told.model != found.model
     elif len(candidates) > 1:
-        models = ", ".join(_distinguished([each.model for each in candidates]))
+        models = ", ".join(_distinguished([candidate.model for candidate in candidates]))
         raise UsageError(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; name the right one "
             f"with {arg('arch')}, such as {arg('arch')} {candidates[0].model}."
@@ -285,9 +285,9 @@ def _told(
 ) -> architecture.Candidate | None:
     """Return the network that the file names, if names and shapes fit it; None otherwise."""
     for name in names:
-        for each in candidates:
-            if each.model.removeprefix("timm:") == name:
-                return each
+        for candidate in candidates:
+            if candidate.model.removeprefix("timm:") == name:
+                return candidate
         if (found := _adapted(name, shapes)) is not None:
             return found
     return None
@@ -308,15 +308,15 @@ def _distinguished(models: Sequence[str]) -> list[str]:
     """Return networks by name, each with what not all of them have: classes of layers, or else their preprocessing."""
     if len(models) > _BUILT_TO_COMPARE:
         return [*models]
-    built = {each: build_on_meta(each) for each in models}
-    classes = {each: {type(module).__name__ for module in loaded.module.modules()} for each, loaded in built.items()}
+    built = {model: build_on_meta(model) for model in models}
+    classes = {name: {type(module).__name__ for module in loaded.module.modules()} for name, loaded in built.items()}
     shared = set.intersection(*classes.values())
     if differing := sorted(set().union(*classes.values()) - shared):
         none = f"no {' or '.join(differing[:_NAMED_CLASSES])}"
-        own = {each: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for each, names in classes.items()}
+        own = {name: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for name, names in classes.items()}
     else:
-        own = {each: _prepared(loaded.preprocessing) for each, loaded in built.items()}
-    return [f"{each} ({text})" for each, text in own.items()] if len({*own.values()}) > 1 else [*models]
+        own = {name: _prepared(loaded.preprocessing) for name, loaded in built.items()}
+    return [f"{name} ({text})" for name, text in own.items()] if len({*own.values()}) > 1 else [*models]
 
 
 def _prepared(preprocessing: Preprocessing) -> str:

@@ -65,9 +65,9 @@ def training_entries(content: object, state: Mapping[str, Any], key: str | None)
     """Return the entries of a file other than the weights at `key`, which are `state`: detached tensors, no copies."""
     parts = [*_parts(content)]
     return TrainingEntries(
-        tuple(each for each in parts if is_optimiser(each[1])),
-        tuple(each for each in parts if dict.keys(each[1]) >= _SCALER),
-        tuple(each for each in parts if dict.keys(each[1]) >= _SCHEDULE),
+        tuple(part for part in parts if is_optimiser(part[1])),
+        tuple(part for part in parts if dict.keys(part[1]) >= _SCALER),
+        tuple(part for part in parts if dict.keys(part[1]) >= _SCHEDULE),
         tuple(_copies(content, state, key)),
         state,
         dict(_counters(content)),

@@ -255,7 +255,7 @@ def tensors_of(content: dict[Any, Any]) -> list[TensorLike]:
 
 def dotted(keys: Keys) -> str:
     """Return keys as messages show them."""
-    return printable(".".join(str(each) if isinstance(each, str | int) else type(each).__name__ for each in keys), 80)
+    return printable(".".join(str(key) if isinstance(key, str | int) else type(key).__name__ for key in keys), 80)
 
 
 def summary_of(content: object) -> str:

@@ -86,7 +86,7 @@ def _flagged_heads(result: Attention) -> Iterator[str]:
 
 def _mapped_input(index: int, result: Attention, photograph: Photograph | None) -> MappedInput:
     maps = [_map(place, each) for place, each in enumerate(result.maps) if each.input_index == index]
-    patches = [each for each in result.patches if each.input_index == index]
+    patches = [patch for patch in result.patches if patch.input_index == index]
     return MappedInput(
         number=index,
         record=result.inputs[index],
@@ -210,5 +210,5 @@ def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: 
 
 
 def _flagged(rows: Sequence[HeadRow]) -> str:
-    flagged = [str(each.head) for each in rows if each.is_one_token]
+    flagged = [str(row.head) for row in rows if row.is_one_token]
     return f"one token: head {', '.join(flagged)}" if flagged else ""

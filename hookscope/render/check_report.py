@@ -60,7 +60,7 @@ def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str
     The time is `seconds`, or the sum over the checkpoints.
     """
     verdicts = [verdict(report) for report in reports]
-    became = [f"{verdicts.count(each):,} {each}" for each in _STYLES if each in verdicts]
+    became = [f"{verdicts.count(style):,} {style}" for style in _STYLES if style in verdicts]
     spent = sum(map(total_seconds, reports)) if seconds is None else seconds
     parts = (
         ": ".join(filter(None, (counted(len(reports), "checkpoint"), ", ".join(became)))),
@@ -115,10 +115,10 @@ def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
         return tuple(readable(each, limit) for each in value)
     if isinstance(value, Mapping):
         texts = {key: each if isinstance(each, int | float) else str(each) for key, each in value.items()}
-        return {readable(key): readable(each) for key, each in texts.items()}
+        return {readable(key): readable(text) for key, text in texts.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    names = [each.name for each in fields(value) if each.name != "overview_parts"]
+    names = [field.name for field in fields(value) if field.name != "overview_parts"]
     limits = {name: _MESSAGE_LENGTH if name in _SENTENCES else _NAME_LENGTH for name in names}
     return replace(value, **{name: readable(getattr(value, name), room) for name, room in limits.items()})
 

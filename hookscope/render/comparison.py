@@ -31,7 +31,7 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
         summary += f", the {len(shown)} above most; --full shows all"
     parts.append(safe_line(summary, style="bold"))
     parts += [
-        safe_line(_range(what, changes), overflow="fold") for what in dict.fromkeys(each.what for each in changes)
+        safe_line(_range(what, changes), overflow="fold") for what in dict.fromkeys(change.what for change in changes)
     ]
     if comparison.losses is not None:
         parts.append(safe_line(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}"))
@@ -73,8 +73,8 @@ def _amount(change: Change) -> float:
 
 def _range(what: str, changes: Sequence[Change]) -> str:
     """Return one line on all rows of a kind: between what ratios their L2 norms changed, and where those are."""
-    rows = [each for each in changes if each.what == what]
-    known = [(each.l2_ratio, each.label) for each in rows if each.l2_ratio is not None]
+    rows = [change for change in changes if change.what == what]
+    known = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
     line = f"{what}: {counted(len(rows), 'row')}"
     if not known:
         return line

@@ -39,7 +39,7 @@ def contents_report(contents: CheckpointContents, *, width: int, full: bool = Fa
         if part.is_weights:
             continue
         shown += [Text(), safe_line(f"{_cut(part.key) or 'beside these'}: {_total([part])}", style=_style(part))]
-        if listed := [each for each in part.tensors if full or _oddity(each)]:
+        if listed := [tensor for tensor in part.tensors if full or _oddity(tensor)]:
             shown.append(_tensors(listed, width=width, full=full))
     total = safe_line(_total(contents.parts), style=_style(contents) or "bold")
     return Group(*shown, *([Text()] * (len(contents.parts) > 1)), total)

@@ -154,7 +154,7 @@ def result_frame(result: Result) -> Any:
     records = _records(*_TABLES[type(result)](result))
     if isinstance(result, Gradients):
         parameters = _records(layer_columns.parameter_columns(result), result.parameters)
-        records += [{"label": each["name"], "role": "parameter", **each} for each in parameters]
+        records += [{"label": parameter["name"], "role": "parameter", **parameter} for parameter in parameters]
     return pd.DataFrame(records)
 
 
@@ -167,7 +167,7 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
     Activations: layer_columns.layer_table_of,
     Attention: lambda attention: (HEADS, attention.rows),
     Attributions: lambda found: (map_columns(found), found.maps),
-    CheckReport: lambda report: (machine_columns(*(each.name for each in fields(Finding))), report.findings),
+    CheckReport: lambda report: (machine_columns(*(field.name for field in fields(Finding))), report.findings),
     CheckpointContents: lambda contents: (
         [Column("part", value=lambda row: row[0].key), *(column.on(itemgetter(1)) for column in TENSORS)],
         [(part, tensor) for part in contents.parts for tensor in part.tensors],

@@ -44,7 +44,7 @@ def field_text(field: ReceptiveField | None) -> str:
         return "-"
     size = "x".join(f"{each:.4g}" for each in field.size)
     strides = dict.fromkeys(field.stride) if len({*field.stride}) == 1 else field.stride
-    return f"{'≥' * field.at_least}{size} /{'x'.join(f'{each:.4g}' for each in strides)}"
+    return f"{'≥' * field.at_least}{size} /{'x'.join(f'{stride:.4g}' for stride in strides)}"
 
 
 def trainable_text(sums: CostSums) -> str:

@@ -233,8 +233,8 @@ def answer(result: Differences) -> list[str]:
     """Return in sentences where the difference begins, how it grows, and what it does to the output."""
     if result.way == "weights":
         return [*_weights_answer(result)]
-    begins = [each for each in result.first_differences if not each.gone_at]
-    gone = [each for each in result.first_differences if each.gone_at]
+    begins = [difference for difference in result.first_differences if not difference.gone_at]
+    gone = [difference for difference in result.first_differences if difference.gone_at]
     sentences = [*_different_networks(result)]
     sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
@@ -261,7 +261,7 @@ def _gradients(result: Differences) -> Iterator[str]:
         if row.measures is not None and row.measures.relative_l2 > row.limit
     ]
     if result.first_gradient_difference:
-        row = next(each for each in result.gradients if each.label == result.first_gradient_difference)
+        row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
         amount = row.note or f"relative L2 {number_text(row.measures.relative_l2 if row.measures else None, 3)}"
         yield (
             f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
@@ -285,7 +285,7 @@ def sides_text(result: Differences) -> str:
 def _way(side: Side, other: Side) -> str:
     """Return how a side ran, where the other ran differently."""
     placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
-    return printable(", ".join([*placed, *(each for each in side.ways if each not in other.ways)]), _MOST_OF_A_WAY)
+    return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
 
 
 def _run_name(side: Side) -> str:

@@ -314,10 +314,10 @@ def sentence_of(verdict: HistoryVerdict, result: History) -> str:
 
 def places_text(verdict: HistoryVerdict, *, quoted: bool = False) -> str:
     """Return what a verdict is about: "layer3.1.conv2"; of several the first and how many more there are."""
-    names = [printable(each, _MOST_NAME) for each in verdict.places if each]
+    names = [printable(place, _MOST_NAME) for place in verdict.places if place]
     if verdict.rule.startswith("dead-filter"):  # a layer's weight is meant, whatever it is called
-        names = [each.removesuffix(".weight") for each in names]
-    names = [f"'{each}'" for each in names] if quoted else names
+        names = [name.removesuffix(".weight") for name in names]
+    names = [f"'{name}'" for name in names] if quoted else names
     return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
 
 
@@ -347,7 +347,7 @@ def _span_from_the_start(verdict: HistoryVerdict, result: History, first: str) -
 
 
 def _failures(result: History) -> Iterator[str]:
-    unread = [each for each in result.files if each.status == "unreadable"]
+    unread = [file for file in result.files if file.status == "unreadable"]
     stuck = [each for each in result.unreadable if each.status == "read"]
     for failed, what in ((unread, "read"), (stuck, "checked to the end")):
         if failed and (what != "read" or result.read):
@@ -361,10 +361,10 @@ def _best_classes(result: History) -> Iterator[str]:
     for at, record in enumerate(result.inputs[:_MOST_INPUTS]):
         name = printable(PurePath(record.name).name or record.name, _MOST_NAME)
         best = [
-            (file.label, each.classes[0][0])
+            (file.label, prediction.classes[0][0])
             for file in result.files
-            for each in file.predictions
-            if each.input_index == at and each.classes
+            for prediction in file.predictions
+            if prediction.input_index == at and prediction.classes
         ]
         changed = [label for (_, was), (label, now) in pairwise(best) if was != now]
         if changed:

@@ -123,16 +123,16 @@ def layer_rows(result: History) -> list[LayerOverFiles]:
 def verdicts_on(layer: str, result: History) -> list[HistoryVerdict]:
     """Return the verdicts on a layer, or on a tensor of it."""
     return [
-        each
-        for each in result.verdicts
-        if any(place and layer in (place, place.rpartition(".")[0]) for place in each.places)
+        verdict
+        for verdict in result.verdicts
+        if any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
     ]
 
 
 def _first_verdict(result: History, row: LayerOverFiles) -> str:
     verdicts = verdicts_on(row[0], result)
     more = f" and {len(verdicts) - 1} more" if verdicts[1:] else ""
-    return "".join(f"{each.rule} {result.files[each.first].label}{more}" for each in verdicts[:1])
+    return "".join(f"{verdict.rule} {result.files[verdict.first].label}{more}" for verdict in verdicts[:1])
 
 
 def _first(row: LayerOverFiles) -> LayerPoint:
@@ -158,7 +158,7 @@ def _verdicts_text(result: History, file: HistoryFile) -> str:
         return "not read"
     if file.status == "unreadable":
         return "cannot be read"
-    levels = [each.level for each in result.verdicts if file.index in each.files]
+    levels = [verdict.level for verdict in result.verdicts if file.index in verdict.files]
     fails, warns = levels.count("fail"), levels.count("warn")
     told = [counted(fails, "failure")] * bool(fails) + [counted(warns, "warning")] * bool(warns)
     told += ["not checked to the end"] * bool(file.error)
@@ -190,4 +190,4 @@ def _classes(file: HistoryFile) -> tuple[str, ...]:
 
 
 def _best(file: HistoryFile) -> str:
-    return "".join(classes_text(each.classes[:1]) for each in file.predictions[:1])
+    return "".join(classes_text(prediction.classes[:1]) for prediction in file.predictions[:1])

@@ -22,8 +22,8 @@ def history_maps(result: History, most_rows: int, named: Iterable[str]) -> list[
     """
     layers = {name or "(model)": points for name, points in by_layer(result).items()}
     outputs: dict[str, dict[int, ActivationPoint]] = {}
-    for each in result.activations:
-        outputs.setdefault(each.label or "(model)", {})[each.file] = each
+    for activation in result.activations:
+        outputs.setdefault(activation.label or "(model)", {})[activation.file] = activation
     maps = [
         ("drift", "Change since the file before, over the norm there", False, _values(layers, _drift)),
         ("norm", "Norm over that in the first file", False, _over_first(layers)),
@@ -64,7 +64,7 @@ def _ratio(point: LayerPoint, first: float | None) -> float | None:
 def _map(
     result: History, key: str, title: str, values: Values, most_rows: int, named: set[str], *, share: bool
 ) -> HeatMap | None:
-    files = [each.index for each in result.files]
+    files = [file.index for file in result.files]
     full = np.array([as_floats(row.get(at) for at in files) for row in values.values()], np.float64)
     known = full[~np.isnan(full)] if full.size else full
     if not known.size or (share and not known.any()):
@@ -94,5 +94,5 @@ def _map(
         nonfinite_counts=tuple(np.isinf(full).sum(axis=1).tolist()),
         left_out=left_out,
         watched_count=len(files),
-        column_names=tuple(each.label for each in result.files),
+        column_names=tuple(file.label for file in result.files),
     )

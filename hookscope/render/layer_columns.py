@@ -175,7 +175,7 @@ def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[
 
 def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any]:
     """Return the modules, each with its cost, or None."""
-    known = {} if cost is None else {each.layer: each for each in cost.modules}
+    known = {} if cost is None else {module.layer: module for module in cost.modules}
     return [(row, known.get(row.layer) if row.owner is None else None) for row in rows]
 
 
@@ -256,7 +256,7 @@ def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow, *, f
 def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[Finding]:
     """Return the verdicts on a row; one on the whole network, without a place, is on none. Inputs have none."""
     is_input = isinstance(row, GradientRow) and row.role == "input"
-    return [] if is_input else [each for each in inspection.verdicts if row.label and row.label in each.places]
+    return [] if is_input else [verdict for verdict in inspection.verdicts if row.label and row.label in verdict.places]
 
 
 def _repeats_words(row: LayerRow | GradientRow) -> list[str]:

@@ -106,7 +106,7 @@ def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> l
 
 def remarks_of(pictures: Sequence[StoredPicture]) -> tuple[str, ...]:
     """Return notes about maps that are not drawn over their photograph."""
-    return tuple(dict.fromkeys(each.remark for each in pictures if each.remark))
+    return tuple(dict.fromkeys(picture.remark for picture in pictures if picture.remark))
 
 
 def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:

@@ -123,13 +123,13 @@ def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
 
 def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
     """Yield panels, tables and texts, without the groups that hold them and the padding around them."""
-    for each in renderables:
-        if isinstance(each, Group):
-            yield from _flat(each.renderables)
-        elif isinstance(each, Padding):
-            yield from _flat([each.renderable])
+    for renderable in renderables:
+        if isinstance(renderable, Group):
+            yield from _flat(renderable.renderables)
+        elif isinstance(renderable, Padding):
+            yield from _flat([renderable.renderable])
         else:
-            yield each
+            yield renderable
 
 
 def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:

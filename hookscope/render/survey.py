@@ -219,16 +219,16 @@ def _nonfinite(result: Survey) -> Iterator[str]:
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
-    elif any(each.startswith(NONFINITE_OUTPUT) for each in result.warnings):
+    elif any(warning.startswith(NONFINITE_OUTPUT) for warning in result.warnings):
         yield "NaN or Inf in what the network returns."
 
 
 def rows_used(given: Sequence[TableRows], when: str) -> Iterator[str]:
     """Yield a sentence for each embedding and codebook, those of which least is used first."""
     tables = sorted(given, key=lambda each: each.used_count / max(1, each.row_count))
-    for each in tables[:_MOST_TABLES]:
-        rows = counted(each.row_count, "row")
-        yield f"{each.used_count:,} of {rows} of {printable(each.name, _MOST_NAME)} used {when}."
+    for table in tables[:_MOST_TABLES]:
+        rows = counted(table.row_count, "row")
+        yield f"{table.used_count:,} of {rows} of {printable(table.name, _MOST_NAME)} used {when}."
     if len(tables) > _MOST_TABLES:
         yield f"{counted(len(tables) - _MOST_TABLES, 'more embedding')} used a greater share of their rows."
 

@@ -19,7 +19,7 @@ def remarks_of(row: SurveyRow) -> str:
     words += [f"above {each.format}" for each in row.headroom if each.format == FLOAT16 and each.overflowing]
     words += ["massive"] if row.massive else []
     words += [counted(len(row.duplicates), "duplicate")] if row.duplicates else []
-    words += [each for each in row.flags if each in ("all zero", "constant", "shape varies", "unmeasured")]
+    words += [flag for flag in row.flags if flag in ("all zero", "constant", "shape varies", "unmeasured")]
     return ", ".join(words)
 
 

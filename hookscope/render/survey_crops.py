@@ -58,7 +58,7 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     group: list[_Sheet] = []
     size = 0
     for row, channels in chosen:
-        columns = max((len(half) for each in channels for half in each.halves), default=0)
+        columns = max((len(half) for channel in channels for half in channel.halves), default=0)
         if not columns:
             continue
         sheet = _Sheet(row, channels, columns, _canvas(len(channels), columns))

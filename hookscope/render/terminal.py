@@ -74,7 +74,7 @@ def no_findings(inputs: Sequence[InputRecord]) -> str:
 
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
     """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict."""
-    judged = {place for each in verdicts for place in each.places}
+    judged = {place for verdict in verdicts for place in verdict.places}
     labels = {
         words: [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
         for flag, words in _CALL_FOR_A_LOOK
@@ -176,10 +176,10 @@ def findings_panel(findings: Sequence[Finding]) -> RenderableType:
     if not findings:
         return Group()
     lines: list[RenderableType] = []
-    for each in findings:
-        heading = f"{each.level.upper()} {each.rule}{f' at {each.where}' if each.where else ''}"
-        lines.append(safe_line(heading, style=LEVEL_STYLES[each.level], overflow="fold"))
-        lines.append(Padding(safe_line(each.message, overflow="fold"), (0, 0, 0, 2)))
+    for finding in findings:
+        heading = f"{finding.level.upper()} {finding.rule}{f' at {finding.where}' if finding.where else ''}"
+        lines.append(safe_line(heading, style=LEVEL_STYLES[finding.level], overflow="fold"))
+        lines.append(Padding(safe_line(finding.message, overflow="fold"), (0, 0, 0, 2)))
     title, style = f"Verdict: {level_counts(findings)}", LEVEL_STYLES[findings[0].level]
     return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 

@@ -64,7 +64,7 @@ class Objection:
     @property
     def places(self) -> tuple[str, ...]:
         """The places of the verdicts, in order."""
-        return tuple(each.where for each in self.verdicts)
+        return tuple(verdict.where for verdict in self.verdicts)
 
     @property
     def level(self) -> Literal["fail", "warn"]:
@@ -102,13 +102,13 @@ def objections(log: TrainingLog) -> list[Objection]:
 def last_step(log: TrainingLog) -> int:
     """Return the last step in the log; 0 for none."""
     seen = (log.steps, log.watched, log.verdicts, log.ends)
-    return max((each.step for entries in seen for each in entries), default=0)
+    return max((entry.step for entries in seen for entry in entries), default=0)
 
 
 def first_step(log: TrainingLog) -> int:
     """Return the first step in the log; 1 for none."""
     seen = (log.steps, log.watched, log.verdicts)
-    return min((each.step for entries in seen for each in entries), default=1)
+    return min((entry.step for entries in seen for entry in entries), default=1)
 
 
 def steps_in_order(log: TrainingLog) -> list[TrainingStep]:

@@ -117,7 +117,7 @@ class Accuracy:
     @in_json
     def macro_f1(self) -> float | None:
         """The mean F1 of the labels that pictures have, 0-1; None where a picture has one label."""
-        return sum(each.f1 for each in self.classes) / len(self.classes) if self.multi_label else None
+        return sum(label.f1 for label in self.classes) / len(self.classes) if self.multi_label else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class Attention(RowContainer):
 
 def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...]) -> str:
     """Return the census in a sentence without its full stop: "12 of 12 blocks seen"."""
-    seen = len({each.label.rpartition("#")[0] or each.label for each in blocks})
+    seen = len({block.label.rpartition("#")[0] or block.label for block in blocks})
     whole = seen + len(unseen)
     if not unseen:
         calls = f", in {len(blocks):,} calls" if len(blocks) > seen else ""

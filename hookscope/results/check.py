@@ -374,11 +374,11 @@ class CheckReport(RenderedResult):
         __tracebackhide__ = True  # pytest then shows the test's own line
         if self.passed:
             return
-        failures = (each for each in self.findings if each.level == "fail" and each.message != self.error)
+        failures = (finding for finding in self.findings if finding.level == "fail" and finding.message != self.error)
         lines = (
             f"{self.checkpoint} did not pass.",
             self.error,
-            *(f"{' '.join(filter(None, (each.rule, each.where)))}: {each.message}" for each in failures),
+            *(f"{' '.join(filter(None, (failure.rule, failure.where)))}: {failure.message}" for failure in failures),
         )
         raise AssertionError("\n".join(map(safe_text, filter(None, lines))))
 

@@ -130,14 +130,14 @@ class NetworkCost:
         Raises:
             LayerNotFoundError: If there is none; with the nearest names.
         """
-        known = {each.layer: each for each in self.modules}
+        known = {module.layer: module for module in self.modules}
         if layer not in known:
             raise LayerNotFoundError(f"No module is called {layer!r}.{nearest(layer, known)}")
         return known[layer]
 
     def down_to(self, depth: int) -> "NetworkCost":
         """Return the costs of the modules down to a depth; 0 is the whole model alone. Sums stay those of all."""
-        return replace(self, modules=tuple(each for each in self.modules if depth_of(each.layer) <= depth))
+        return replace(self, modules=tuple(module for module in self.modules if depth_of(module.layer) <= depth))
 
 
 def depth_of(layer: str) -> int:

@@ -74,5 +74,5 @@ def _percent(fraction: float) -> str:
 
 def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:
     """Return the cost of each row's module, with the first row of the module alone: it is that of all its calls."""
-    known = {each.layer: each for each in cost.modules}
+    known = {module.layer: module for module in cost.modules}
     return [None if row.owner is not None else known.pop(row.layer, None) for row in rows]

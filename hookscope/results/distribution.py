@@ -180,14 +180,14 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
     """
     if not distributions:
         return []
-    sizes = np.array([each.count for each in distributions], np.int64)
+    sizes = np.array([distribution.count for distribution in distributions], np.int64)
     positions = np.multiply.outer(sizes - 1, levels)  # (n, levels)
     below = positions.astype(np.int64)
     above = np.minimum(below + 1, sizes[:, None] - 1)
     found = np.empty((2, *positions.shape))
     ranks = np.stack([below, above], axis=1)  # (n, 2, levels)
     for place, at_ranks in ((_kept, True), (_placed, False)):
-        rows = [row for row, each in enumerate(distributions) if (each.values is not None) == at_ranks]
+        rows = [row for row, distribution in enumerate(distributions) if (distribution.values is not None) == at_ranks]
         if rows:
             found[:, rows] = place([distributions[row] for row in rows], ranks[rows]).swapaxes(0, 1)
     low, high = found
@@ -198,18 +198,18 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
 
 def _kept(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the values at ranks, (n, 2, levels), of distributions that keep them."""
-    arrays = [each.values for each in distributions if each.values is not None]
-    starts = np.cumsum([0, *(each.size for each in arrays[:-1])])
+    arrays = [distribution.values for distribution in distributions if distribution.values is not None]
+    starts = np.cumsum([0, *(array.size for array in arrays[:-1])])
     values: NDArray[np.float64] = np.concatenate(arrays)[starts[:, None, None] + ranks]
     return values
 
 
 def _placed(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Estimate the values at ranks, (n, 2, levels), of distributions that count them in bins."""
-    bins = [each.binned() for each in distributions]
+    bins = [distribution.binned() for distribution in distributions]
     keys, counts = np.concatenate([each for each, _ in bins]), np.concatenate([each for _, each in bins])
     ends = np.cumsum(counts)  # over all of them, one after the other
-    starts = np.cumsum([0, *(each.count for each in distributions[:-1])])
+    starts = np.cumsum([0, *(distribution.count for distribution in distributions[:-1])])
     overall = starts[:, None, None] + ranks
     at = np.searchsorted(ends, overall, side="right")
     fractions = 1 - (ends[at] - overall - 0.5) / counts[at]  # of the way through its bin

@@ -200,19 +200,19 @@ class History(RowContainer):
     @property
     def read(self) -> tuple[HistoryFile, ...]:
         """The files that were read."""
-        return tuple(each for each in self.files if each.status == "read")
+        return tuple(file for file in self.files if file.status == "read")
 
     @property
     def unreadable(self) -> tuple[HistoryFile, ...]:
         """The files that could not be read, or not be run."""
-        return tuple(each for each in self.files if each.error)
+        return tuple(file for file in self.files if file.error)
 
     @property
     @in_json
     def exit_code(self) -> int:
         """The most severe of the files', and 1 if a change between them fails."""
-        fails = any(each.level == "fail" for each in self.verdicts)
-        return most_severe([*(each.exit_code for each in self.files), EXIT_CHECK_FAILED if fails else EXIT_DONE])
+        fails = any(verdict.level == "fail" for verdict in self.verdicts)
+        return most_severe([*(file.exit_code for file in self.files), EXIT_CHECK_FAILED if fails else EXIT_DONE])
 
     @property
     def passed(self) -> bool:
@@ -245,9 +245,9 @@ class History(RowContainer):
         Raises:
             NothingMatchedError: If no file holds a tensor of that name; with the nearest names.
         """
-        found = tuple(each for each in self.rows if each.name == label)
+        found = tuple(row for row in self.rows if row.name == label)
         if not found:
-            names = dict.fromkeys(each.name for each in self.rows)
+            names = dict.fromkeys(row.name for row in self.rows)
             raise NothingMatchedError(f"No tensor is called {label!r}.{nearest(label, names)}")
         return found
 
@@ -292,7 +292,7 @@ def by_layer(history: History) -> dict[str, dict[int, LayerPoint]]:
 
 
 def _learnt(rows: list[WeightPoint]) -> list[WeightPoint]:
-    return [each for each in rows if each.role == "parameter" and each.norm is not None]
+    return [row for row in rows if row.role == "parameter" and row.norm is not None]
 
 
 def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list[WeightPoint]) -> LayerPoint:
@@ -304,14 +304,14 @@ def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list
         _joined(learnt, before, "drift"),
         _joined(learnt, first, "drift_from_first"),
         dead / filters if filters else None,
-        sum(each.nonfinite_count for each in rows),
+        sum(row.nonfinite_count for row in rows),
     )
 
 
 def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
     """Return the drift of several tensors as that of one: the root of the sum of squared changes, over the norm."""
     norms = {each.name: each.norm or 0.0 for each in _learnt(before)}
-    known = [(each, getattr(each, name), norms[each.name]) for each in rows if each.name in norms]
+    known = [(row, getattr(row, name), norms[row.name]) for row in rows if row.name in norms]
     known = [(each, share, norm) for each, share, norm in known if share is not None]
     if not known:
         return None
@@ -321,5 +321,5 @@ def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> fl
 
 
 def _root(norms: Iterable[float | None]) -> float | None:
-    known = [each for each in norms if each is not None]
+    known = [norm for norm in norms if norm is not None]
     return math.hypot(*known) if known else None

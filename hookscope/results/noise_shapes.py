@@ -71,11 +71,11 @@ def parse_noise_shapes(given: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
         UsageError: If it is of another form, a name comes twice, or there are too many values.
     """
     shapes = _several(given)
-    names = [each.name for each in shapes if each.name]
+    names = [shape.name for shape in shapes if shape.name]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{arg('input_shape')} {printable(name)} is given twice.")
-    if len(shapes) > 1 and sum(math.prod(each.shape) for each in shapes) > _MOST_VALUES:
+    if len(shapes) > 1 and sum(math.prod(shape.shape) for shape in shapes) > _MOST_VALUES:
         raise UsageError(f"{arg('input_shape')} has more than {_MOST_VALUES} values in all. Give smaller shapes.")
     return shapes
 
@@ -159,6 +159,6 @@ def _checked(noise: NoiseShape, text: str) -> NoiseShape:
 
 def noise_note(shapes: Sequence[NoiseShape]) -> tuple[str, ...]:
     """Return a sentence about noise with names, dtypes or bounds, some of which may follow from the network."""
-    if all(not (each.name or each.dtype) for each in shapes) and len(shapes) < 2:
+    if all(not (shape.name or shape.dtype) for shape in shapes) and len(shapes) < 2:
         return ()
-    return (f"Noise: {' · '.join(each.text for each in shapes)}.",)
+    return (f"Noise: {' · '.join(shape.text for shape in shapes)}.",)

@@ -76,15 +76,15 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
         rows = _folded(rows, into)
         calls = {(each.row.layer, each.row.call) for each in rows}
         stay = [each for each in gradients if each.row.role == "output" or (each.row.layer, each.row.call) in calls]
-        outputs = [each for each in gradients if each.row.role == "output" and _key(each.row) in into]
+        outputs = [gradient for gradient in gradients if gradient.row.role == "output" and _key(gradient.row) in into]
         gradients = _folded(stay, into)
-        _resolve(gradients, "taken_by", {each.label: each.now("taken_by") or () for each in outputs})
+        _resolve(gradients, "taken_by", {output.label: output.now("taken_by") or () for output in outputs})
     maps = run.gradient_maps
     if numbers:
         maps = _of_rows(maps, gradients)
         _number(rows)
         _number(gradients)
-        arrived = [each for each in gradients if each.row.backward_index is not None]
+        arrived = [gradient for gradient in gradients if gradient.row.backward_index is not None]
         arrived.sort(key=lambda each: each.row.backward_index or 0)
         for position, each in enumerate(arrived):
             if each.row.backward_index != position:
@@ -104,10 +104,10 @@ def repeated(run: Activations | Gradients) -> dict[Key, str]:
 def _repeated(
     rows: Sequence[_Staying[LayerRow]], gradients: Sequence[_Staying[GradientRow]] | None = None
 ) -> dict[Key, str]:
-    into = {_key(each.row): label for each in rows if (label := each.now("repeats"))}
+    into = {_key(row.row): label for row in rows if (label := row.now("repeats"))}
     if gradients is None:
         return into
-    outputs = {_key(each.row): each.now("repeats") for each in gradients if each.row.role == "output"}
+    outputs = {_key(gradient.row): gradient.now("repeats") for gradient in gradients if gradient.row.role == "output"}
     differing = {
         (each.row.layer, each.row.call) for each in gradients if each.row.role == "input" and not each.now("repeats")
     }
@@ -145,13 +145,13 @@ def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Sta
     for key, label in into.items():
         also.setdefault(label, []).append(row_label(*key))
     stay: list[_Staying[Row]] = []
-    for each in rows:
-        if isinstance(each.row, GradientRow) and each.row.role == "input":
-            stay.append(each)
-        elif _key(each.row) not in into:
-            stay.append(each)
-            if each.label in also:
-                each.changes["also"] = (*each.row.also, *also[each.label])
+    for row in rows:
+        if isinstance(row.row, GradientRow) and row.row.role == "input":
+            stay.append(row)
+        elif _key(row.row) not in into:
+            stay.append(row)
+            if row.label in also:
+                row.changes["also"] = (*row.row.also, *also[row.label])
     return stay
 
 
@@ -162,11 +162,11 @@ def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Se
     behind = dict(left_out)  # what stands for each row left out: chains of them, as of sums, are followed once
     for label, labels in left_out.items():
         behind[label] = _behind(labels, behind)
-    for each in rows:
-        before = each.now(name)
+    for row in rows:
+        before = row.now(name)
         labels = before and _behind(before, behind)
         if labels is not before:
-            each.changes[name] = labels
+            row.changes[name] = labels
 
 
 def _behind(labels: Sequence[str], left_out: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -176,17 +176,17 @@ def _behind(labels: Sequence[str], left_out: Mapping[str, Sequence[str]]) -> Seq
 
 
 def _number(rows: Sequence[_Staying[Row]]) -> None:
-    for index, each in enumerate(rows):
-        if each.row.index != index:
-            each.changes["index"] = index
+    for index, row in enumerate(rows):
+        if row.row.index != index:
+            row.changes["index"] = index
 
 
 def _copied(rows: Sequence[_Staying[Row]]) -> tuple[Row, ...]:
-    return tuple([replace(each.row, **each.changes) if each.changes else each.row for each in rows])
+    return tuple([replace(row.row, **row.changes) if row.changes else row.row for row in rows])
 
 
 def _of_rows(maps: Sequence[Maps], rows: Sequence[_Staying[Row]]) -> tuple[Maps, ...]:
     """Return the maps of these rows, which still have the numbers that the maps know them by."""
-    numbers = {each.row.index: number for number, each in enumerate(rows)}
+    numbers = {row.row.index: number for number, row in enumerate(rows)}
     stay = ((each, numbers[each.row]) for each in maps if each.row in numbers)
     return tuple(each if each.row == number else replace(each, row=number) for each, number in stay)

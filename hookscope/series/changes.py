@@ -70,8 +70,8 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:
     """Yield what happened between files that follow each other; `rows` are those of the files that were read."""
-    places = [each.index for each in files if each.index in rows]
-    labels = {each.index: each.label for each in files}
+    places = [file.index for file in files if file.index in rows]
+    labels = {file.index: file.label for file in files}
     for at, (before, now) in enumerate(pairwise(places), 1):
         told: set[str] = set()
         for rule, find in _RULES.items():
@@ -99,7 +99,7 @@ class _Pair:
     def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
         """Return how far a weight moved between the files before these two, and between those after them."""
         drifts = [row.drift for place in self._places[1:] if (row := self._rows[place].get(name)) is not None]
-        known = [0.0 if each is None else each for each in drifts]
+        known = [0.0 if drift is None else drift for drift in drifts]
         return known[: self._at - 1], known[self._at :]
 
 
@@ -206,7 +206,7 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
 
     A change that the next file takes back is a fault of one file, and reported there alone.
     """
-    labels = {each.index: each.label for each in files}
+    labels = {file.index: file.label for file in files}
     places = [at for at in labels if at in rows]
     groups: dict[tuple[int, str, bool], list[str]] = {}
     for name in dict.fromkeys(name for at in places for name in rows[at]):
@@ -245,7 +245,7 @@ def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
 
 def _tensors_message(names: Sequence[str], what: str, before: Row, now: Row, labels: tuple[str, str]) -> str:
     first, count = names[0], len(names)
-    tensors, listed = counted(count, "tensor"), some_of([f"'{printable(each, 80)}'" for each in names], 3)
+    tensors, listed = counted(count, "tensor"), some_of([f"'{printable(name, 80)}'" for name in names], 3)
     if what == "missing":
         return f"{labels[1]} lacks {tensors} of {labels[0]}: {listed}."
     if what == "new":

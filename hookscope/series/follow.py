@@ -151,7 +151,7 @@ class _Series:
             self._read(at)
             if at in self.weights:
                 self.weights[at].release()
-        readable = [self.measured[each] for each in sorted(self.weights)]
+        readable = [self.measured[weight] for weight in sorted(self.weights)]
         return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
 
     def read_all(self) -> None:
@@ -270,7 +270,7 @@ def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
     networks: list[list[HistoryFile]] = []
     for file in files:
         names = rows[file.index].keys()
-        same = next((each for each in networks if not names.isdisjoint(rows[each[-1].index])), None)
+        same = next((network for network in networks if not names.isdisjoint(rows[network[-1].index])), None)
         if same is None:
             networks.append([file])
         else:

@@ -37,7 +37,7 @@ def moved_though_frozen(
     flags, others = now.requires_grad, before.requires_grad
     if not (any(flags.values()) and any(others.values())):
         return
-    dense = {name: each for name, each in now.tensors.items() if each.layout is torch.strided}
+    dense = {name: tensor for name, tensor in now.tensors.items() if tensor.layout is torch.strided}
     trained = {name: dense[name] for name, flag in flags.items() if flag and name in dense}
     addresses = {each.data_ptr() for each in trained.values()}
     moved = {
@@ -65,7 +65,7 @@ def frozen_verdicts(found: Mapping[int, Sequence[Finding]]) -> Iterator[HistoryV
     begun: dict[int, list[Finding]] = {}
     seen: set[str] = set()
     for at, findings in found.items():
-        if new := [each for each in findings if each.where not in seen]:
+        if new := [finding for finding in findings if finding.where not in seen]:
             begun[at] = new
             seen |= {each.where for each in new}
     for first, new in begun.items():

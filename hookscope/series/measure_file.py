@@ -67,7 +67,7 @@ class Weights:
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Shapes of the tensors by name, each alone in a tuple."""
-        return {name: (tuple(each.shape),) for name, each in self.tensors.items()}
+        return {name: (tuple(tensor.shape),) for name, tensor in self.tensors.items()}
 
     @property
     def requires_grad(self) -> dict[str, bool]:
@@ -124,7 +124,7 @@ def measure_history_file(
         report = _judged_alone(file.name, measured, settings, wanted)
     else:
         report = check_checkpoint(file.name, settings, wanted, trust=None, device=device)
-    warnings = [each for each in measured.warnings if each not in read.notes]
+    warnings = [warning for warning in measured.warnings if warning not in read.notes]
     notes = (*read.notes, *report.warnings)
     if renamed:
         notes = (
@@ -140,12 +140,12 @@ def measure_history_file(
         sha256=read.sha256,
         optimisers=tuple(_optimisers(measured)),
         warnings=tuple(warnings),
-        notes=tuple(dict.fromkeys(each for each in notes if each not in warnings)),
+        notes=tuple(dict.fromkeys(note for note in notes if note not in warnings)),
     )
     findings = [
-        replace(each, where=where, followed_by=tuple(others))
-        for each in found.findings
-        for where, *others in [[renamed.get(place, place) for place in each.places]]
+        replace(finding, where=where, followed_by=tuple(others))
+        for finding in found.findings
+        for where, *others in [[renamed.get(place, place) for place in finding.places]]
     ]
     return replace(found, rows=rows, findings=tuple(findings)), weights
 
@@ -167,7 +167,7 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
         return by_name if by_name.keys() <= flags.keys() else None
     distinct = [each.name for each in measured.stored if each.name in flags]
     parameters = [group.get("params") for group in groups]
-    count = sum(len(each) for each in parameters if isinstance(each, list | tuple))
+    count = sum(len(parameter) for parameter in parameters if isinstance(parameter, list | tuple))
     for names in (distinct, [name for name in distinct if flags[name]]):
         if names and count == len(names) and (names is not distinct or settings[1:] == settings[:-1]):
             return dict.fromkeys(names, settings[0])
@@ -195,7 +195,7 @@ def _judged_alone(
 
 
 def _judged(file: HistoryFile, report: CheckReport, began: float, **known: Any) -> MeasuredFile:
-    judged = tuple(each.rule for each in report.outcomes if each.status in ("pass", "warn", "fail"))
+    judged = tuple(outcome.rule for outcome in report.outcomes if outcome.status in ("pass", "warn", "fail"))
     parts = report.overview_parts
     told = replace(
         file,

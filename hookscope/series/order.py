@@ -11,15 +11,15 @@ def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], s
         counters: For each file in natural order of names, its numbers of epochs and steps by name, the preferred ones
             first; None for a file that could not be read, which stays behind the file before it.
     """
-    known = [each for each in counters if each is not None]
+    known = [counter for counter in counters if counter is not None]
     shared = [name for name in (known[0] if known else {}) if all(name in each for each in known)]
     distinct = {name: len({each[name] for each in known}) for name in shared}
     chosen = max(shared, key=lambda name: distinct[name], default="")  # of several, the first
     if not chosen or distinct[chosen] < 2:
         return [*range(len(counters))], "their names, as no epoch or step is stored in each"
     places: list[int] = []
-    for each in counters:
-        places.append(each[chosen] if each is not None else places[-1] if places else -1)
+    for counter in counters:
+        places.append(counter[chosen] if counter is not None else places[-1] if places else -1)
     return sorted(range(len(counters)), key=lambda at: places[at]), f"the '{chosen}' that each file stores"
 
 

@@ -67,8 +67,8 @@ def joined(batches: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
     """Return the values of several batches as those of one, (N, K); (1, all of them) if inputs differ in shape."""
     if len(batches) == 1:
         return batches[0]
-    if len({each.shape[1] for each in batches}) > 1:
-        return np.concatenate([each.reshape(1, -1) for each in batches], 1)
+    if len({batch.shape[1] for batch in batches}) > 1:
+        return np.concatenate([batch.reshape(1, -1) for batch in batches], 1)
     return np.concatenate(batches)
 
 

@@ -242,6 +242,6 @@ def _opened() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{LIBRARY.name} cannot be loaded: {error}"
     sources = sorted(SOURCES.glob("*.[ch]"))
     # A checkout keeps the library that it was installed with while its sources change.
-    if sources and compiled_from != sha256(b"".join(each.read_bytes() for each in sources)).hexdigest():
+    if sources and compiled_from != sha256(b"".join(source.read_bytes() for source in sources)).hexdigest():
         return None, f"{LIBRARY.name} was compiled from other sources than those beside it"
     return library, ""

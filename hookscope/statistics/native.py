@@ -188,7 +188,7 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
     kernel = load_kernel()
     if kernel is None:
         return [None] * len(tensors)
-    readable = {at: address for at, each in enumerate(tensors) if (address := dense_address_of(each))}
+    readable = {at: address for at, tensor in enumerate(tensors) if (address := dense_address_of(tensor))}
     sizes = [tensors[at].numel() for at in readable]
     sums = kernel.sum_squares(readable.values(), sizes, torch.get_num_threads())
     known = dict(zip(readable, sums, strict=True))

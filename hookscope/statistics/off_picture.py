@@ -140,7 +140,7 @@ class _Decoder(NamedTuple):
 
     def holds(self, tokens: Tensor | None) -> bool:
         """Tell whether the module's own tokens look at these."""
-        return any(each is tokens for each in self.memories)
+        return any(memory is tokens for memory in self.memories)
 
 
 def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:

@@ -269,7 +269,7 @@ def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
 
 def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     """Turn reductions over the whole input, one per activation, into statistics, in order."""
-    distributions = [each.distribution for each in reductions if each.distribution is not None]
+    distributions = [reduction.distribution for reduction in reductions if reduction.distribution is not None]
     at_levels = iter(quantiles(distributions, QUANTILE_LEVELS))
     return [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
 

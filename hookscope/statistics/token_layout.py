@@ -251,7 +251,7 @@ class WindowedLayers:
         if len(shape) != _SEQUENCE_AXES or channel_axis == 1 or shape[0] <= count or shape[0] % count:
             return None
         if self._blocks is None:
-            self._blocks = {name: each for name, each in self.network.named_modules() if cuts_windows(each)}
+            self._blocks = {name: module for name, module in self.network.named_modules() if cuts_windows(module)}
         block = next((each for name, each in self._blocks.items() if layer.startswith(f"{name}.")), None)
         shift = None if block is None else pair(block.shift_size)
         size = None if block is None else window_size([block], shape[1])

@@ -340,7 +340,7 @@ def unrolled_halvings(network: nn.Module) -> int:
 
 def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
     """Return the tokens (N, T, D) that the innermost two modules were given."""
-    given = [each for module in running[:2] for each in (*module.args, *module.kwargs.values())]
+    given = [argument for module in running[:2] for argument in (*module.args, *module.kwargs.values())]
     return [each for each in given if isinstance(each, Tensor) and each.is_floating_point() and each.dim() == 3]
 
 
@@ -359,10 +359,10 @@ def _says_size(given: ModuleInput, grid: tuple[int, ...]) -> bool:
 
 def _has_swapped(given: ModuleInput, tokens: int) -> bool:
     """Tell whether a module was given as many channels as tokens with the two axes swapped (MLP-Mixer)."""
-    for each in (*given.args, *given.kwargs.values()):
-        if isinstance(each, Tensor) and each.dim() == 3 and each.shape[1:] == (tokens, tokens):
-            base = None if each.is_inference() else each._base  # noqa: SLF001
-            if base is not None and base.dim() == 3 and each.stride(1) < each.stride(2):
+    for argument in (*given.args, *given.kwargs.values()):
+        if isinstance(argument, Tensor) and argument.dim() == 3 and argument.shape[1:] == (tokens, tokens):
+            base = None if argument.is_inference() else argument._base  # noqa: SLF001
+            if base is not None and base.dim() == 3 and argument.stride(1) < argument.stride(2):
                 return True
     return False
 

@@ -49,7 +49,7 @@ def cuts_windows(module: nn.Module) -> bool:
 def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | None:
     """Return the size of windows of so many tokens: a module's own, or of a square, as of one larger than the map."""
     side = math.isqrt(tokens)
-    sizes = (pair(attribute_of(each, "window_size")) for each in modules)
+    sizes = (pair(attribute_of(module, "window_size")) for module in modules)
     fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == tokens]
     return fitting[0] if fitting else None
 
@@ -57,13 +57,13 @@ def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | 
 def map_size(given: Iterable[Any]) -> tuple[int, int] | None:
     """Return the size of the map that a module was given, (N, H, W, C), or (N, T, C) and (H, W); None if unknown."""
     values = [*given]
-    tokens = next((each for each in values if isinstance(each, Tensor) and each.is_floating_point()), None)
+    tokens = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
     if tokens is None:
         return None
     if tokens.dim() == 4:
         return tokens.shape[1], tokens.shape[2]
-    for each in values:
-        size = pair(each) if isinstance(each, tuple | list) else None
+    for value in values:
+        size = pair(value) if isinstance(value, tuple | list) else None
         if size is not None and tokens.dim() == 3 and size[0] * size[1] == tokens.size(1):
             return size
     side = math.isqrt(tokens.size(1)) if tokens.dim() == 3 else 0

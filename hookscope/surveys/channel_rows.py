@@ -96,7 +96,7 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         rows = _by_compiled_code(values, places, thresholds)
         if rows is not None:
             return rows
-        found = [_exact(each.unsqueeze(0), with_positions=False) for each in values]
+        found = [_exact(value.unsqueeze(0), with_positions=False) for value in values]
         rows = _rows(places, torch.cat(found, 1).numpy())
         _locate(rows, values, thresholds)
         return rows

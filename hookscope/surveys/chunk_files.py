@@ -123,7 +123,7 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
         if chunk.features is not None:
             partial = files.features.with_name(f".partial-{new_token()}")
             try:
-                chunk.features.write(partial, [each.row.label for each in chunk.rows])
+                chunk.features.write(partial, [row.row.label for row in chunk.rows])
                 sync(partial)
                 digest = digest_of(partial)
                 partial.replace(files.features)
@@ -256,25 +256,25 @@ def _judged_from(arrays: Mapping[str, NDArray[Any]], sidecar: Sidecar) -> Judged
 
 
 def _arrays_of(rows: list[ChunkRow]) -> Iterator[tuple[str, NDArray[Any]]]:
-    reductions = [each.reduction for each in rows]
-    yield "numbers", np.array([[getattr(each, name) for name in _NUMBERS] for each in reductions], np.float64)
-    yield "counts", np.array([[getattr(each, name) for name in _COUNTS] for each in reductions], np.int64)
-    for place, each in enumerate(rows):
-        spread = each.reduction.distribution
+    reductions = [row.reduction for row in rows]
+    yield "numbers", np.array([[getattr(reduction, name) for name in _NUMBERS] for reduction in reductions], np.float64)
+    yield "counts", np.array([[getattr(reduction, name) for name in _COUNTS] for reduction in reductions], np.int64)
+    for place, row in enumerate(rows):
+        spread = row.reduction.distribution
         if spread is not None:
             keys, counts = spread.binned()
             yield f"{place}.bins", np.ascontiguousarray(keys)
             yield f"{place}.bin_counts", np.ascontiguousarray(counts)
-        if each.reduction.channel_nonzero is not None:
-            yield f"{place}.nonzero", np.ascontiguousarray(each.reduction.channel_nonzero)
-        if each.totals is not None:
-            for name, array in _channel_arrays(each.totals):
+        if row.reduction.channel_nonzero is not None:
+            yield f"{place}.nonzero", np.ascontiguousarray(row.reduction.channel_nonzero)
+        if row.totals is not None:
+            for name, array in _channel_arrays(row.totals):
                 yield f"{place}.{name}", np.ascontiguousarray(array)
 
 
 def _channel_arrays(totals: ChannelTotals) -> Iterator[tuple[str, NDArray[Any]]]:
     for name in ("values", "pooled"):
-        yield name, np.stack([getattr(getattr(totals, name), each) for each in _MOMENTS])
+        yield name, np.stack([getattr(getattr(totals, name), moment) for moment in _MOMENTS])
     yield "extremes", np.stack([totals.high, totals.low])
     yield "seen", np.stack([totals.total, totals.firing])
     yield "top_values", totals.top.values

@@ -119,7 +119,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
             f"search, run the command of the shards with {arg('resume')} and without {arg('shard')}."
         )
         return
-    thin = [label for label, each in compared.members.items() if len(each) < FEWEST_MEMBERS]
+    thin = [label for label, member in compared.members.items() if len(member) < FEWEST_MEMBERS]
     if thin:
         names = some_of([f"'{printable(classified.labels[label], 80)}'" for label in thin], 3)
         yield (
@@ -131,7 +131,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
 def _failed(
     classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...], known: "_Known"
 ) -> FailedInput:
-    share, label_share = (None if math.isnan(each) else each for each in wrong.probabilities)
+    share, label_share = (None if math.isnan(probability) else probability for probability in wrong.probabilities)
     return FailedInput(
         input=wrong.name,
         sha256=wrong.measured.sha256,
@@ -198,7 +198,7 @@ class _Compared:
         members = [each for each in self.members[label] if each != name]
         if len(members) < FEWEST_MEMBERS:
             return None
-        stacked = [np.stack(rows) for rows in zip(*(self.features[each] for each in members), strict=True)]
+        stacked = [np.stack(rows) for rows in zip(*(self.features[member] for member in members), strict=True)]
         return departure_p_values(self.features[name], stacked)
 
     def _is_like(self, name: str, other: int, label: int, first: int) -> bool:

@@ -108,7 +108,7 @@ class FeatureSpool:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor, by label."""
-        return {label: each.shape for label, each in self._parts.items()}
+        return {label: part.shape for label, part in self._parts.items()}
 
     def write(self, path: Path, labels: Iterable[str]) -> None:
         """Write the tensors of these labels as safetensors; OSError if there is no room."""

@@ -76,19 +76,19 @@ class Merging:
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
         """Take in the next chunk."""
-        for each in chunk.rows:
-            label = each.row.label
-            if each.totals is not None:
-                inputs = each.totals.top.inputs
+        for row in chunk.rows:
+            label = row.row.label
+            if row.totals is not None:
+                inputs = row.totals.top.inputs
                 inputs[inputs >= 0] += self.place_count
             known = self.rows.get(label)
             if known is None:
-                known = self.rows[label] = _MergedRow(each.row, each.reduction, each.totals)
+                known = self.rows[label] = _MergedRow(row.row, row.reduction, row.totals)
             else:
-                known.row = replace(known.row, also=tuple(dict.fromkeys((*known.row.also, *each.row.also))))
-                known.reduction = merge(known.reduction, each.reduction)
-                known.totals = _merged_totals(known.totals, each.totals)
-            known.shapes.add(len(chunk.inputs), each.reduction.shape)
+                known.row = replace(known.row, also=tuple(dict.fromkeys((*known.row.also, *row.row.also))))
+                known.reduction = merge(known.reduction, row.reduction)
+                known.totals = _merged_totals(known.totals, row.totals)
+            known.shapes.add(len(chunk.inputs), row.reduction.shape)
         for measured in chunk.inputs:
             if measured.label is not None:
                 self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
@@ -134,10 +134,10 @@ class Merging:
             raise ModelError(f"None of the inputs could be measured: {first}")
         plan = self.plan
         names = self._names()
-        known = summarise([each.reduction for each in self.rows.values()])
+        known = summarise([row.reduction for row in self.rows.values()])
         rows = tuple(
-            self._row(index, each, statistics, names)
-            for index, (each, statistics) in enumerate(zip(self.rows.values(), known, strict=True))
+            self._row(index, row, statistics, names)
+            for index, (row, statistics) in enumerate(zip(self.rows.values(), known, strict=True))
         )
         pictures = InputPictures(plan.preprocessing)
         if source is not None:
@@ -192,16 +192,14 @@ class Merging:
                 yield judged
 
     def _remarks(self) -> Iterator[str]:
-        apart = [
-            each.row.label for each in self.rows.values() if each.totals is not None and not each.totals.is_by_input
-        ]
+        apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]
         if apart:
             more = f" and {len(apart) - 1:,} more" if len(apart) > 1 else ""
             yield f"Axis 0 of {apart[0]}{more} does not count inputs: which inputs excite its channels is not known."
 
     def _names(self) -> dict[int, str]:
         """Return the names of the inputs in lists, by their numbers: of those in memory with their numbers."""
-        listed = [each.totals.top.inputs.ravel() for each in self.rows.values() if each.totals is not None]
+        listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
         names: dict[int, str] = {}
         for offset, files in self.offsets:
@@ -221,7 +219,7 @@ class Merging:
         totals = None if is_constant else merged.totals
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
             channels = self._channels(totals, nonzero, names)
-        flags = [*value_flags(statistics), *(each for each in row.flags if each not in _OF_VALUES)]
+        flags = [*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)]
         return SurveyRow(
             index=index,
             layer=row.layer,

@@ -102,11 +102,11 @@ def parse_share(text: str) -> Share:
 def in_order(files: Sequence[Source]) -> list[Source]:
     """Return files in natural order of their paths, each once, then pictures in memory in theirs."""
     paths: dict[Path, Source] = {}
-    for each in files:
-        if isinstance(each, Clip | Path):
-            paths.setdefault(each.folder if isinstance(each, Clip) else each, each)
+    for file in files:
+        if isinstance(file, Clip | Path):
+            paths.setdefault(file.folder if isinstance(file, Clip) else file, file)
     return [paths[path] for path in sorted(paths, key=natural_order)] + [
-        each for each in files if not isinstance(each, Clip | Path)
+        file for file in files if not isinstance(file, Clip | Path)
     ]
 
 
@@ -160,8 +160,8 @@ class ChunkFolder:
     def forget_done(self) -> None:
         """Forget which processes have finished, and which were alive."""
         for pattern in ("*.done", "*.alive"):
-            for each in self.path.glob(pattern):
-                each.unlink(missing_ok=True)
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
 
     def _mark(self, share: Share) -> Path:
         return self.path / f"{share.index}-of-{share.count}.done"
@@ -202,8 +202,8 @@ class ChunkFolder:
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
         for pattern in (PLAN, "*.safetensors", "*.json", "*.done", "*.alive", ".partial-*"):
-            for each in self.path.glob(pattern):
-                each.unlink(missing_ok=True)
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
         try:
             self.path.rmdir()
         except OSError:  # something else is in it

@@ -306,7 +306,7 @@ def _foreign(sidecar: Sidecar, signature: Mapping[str, str]) -> str:
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     """Tell whether files that were measured are there as they were."""
     recorded = {each.sha256 for each in sidecar.inputs if each.sha256 is not None}
-    if not all(isinstance(each, Path) for each in part.files):  # the signature has pictures in memory; clips by name
+    if not all(isinstance(file, Path) for file in part.files):  # the signature has pictures in memory; clips by name
         return True
     current: set[str] = set()
     for path in part.files:

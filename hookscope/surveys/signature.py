@@ -38,13 +38,13 @@ def common_signature(
 def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
     """Return a digest of the names and sizes of a chunk's files, of the pixels of pictures, or of a batch's values."""
     digest = hashlib.sha256()
-    for each in files:
-        if isinstance(each, Image):
-            digest.update(f"{each.mode} {each.size}".encode() + each.tobytes())
-        elif isinstance(each, Clip):
-            digest.update(f"{each.folder} {[frame.name for frame in each.frames]}".encode())
+    for file in files:
+        if isinstance(file, Image):
+            digest.update(f"{file.mode} {file.size}".encode() + file.tobytes())
+        elif isinstance(file, Clip):
+            digest.update(f"{file.folder} {[frame.name for frame in file.frames]}".encode())
         else:
-            digest.update(f"{each} {_size_of(each)}\n".encode())
+            digest.update(f"{file} {_size_of(file)}\n".encode())
     for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(bytes_of(tensor))

@@ -46,7 +46,7 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
     A network is a module that no other module contains: if only a head is trained, it is the network with the head. If
     several hold the same of the parameters, it is the one with the fewest parameters.
     """
-    wanted = {id(each) for each in parameters}
+    wanted = {id(parameter) for parameter in parameters}
     held = _held_by(wanted, modules)
     inside = {id(part) for module in modules for part in module._modules.values()}
     roots = [each for each in held if each not in inside]
@@ -54,10 +54,10 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
     roots.sort(key=lambda each: isinstance(held[each].module, torch.fx.GraphModule))
     networks: list[nn.Module] = []
     while wanted and roots:
-        most = max(len(held[each].wanted & wanted) for each in roots)
+        most = max(len(held[root].wanted & wanted) for root in roots)
         if not most:
             break
-        best = [each for each in roots if len(held[each].wanted & wanted) == most]
+        best = [root for root in roots if len(held[root].wanted & wanted) == most]
         fewest = min(held[each].parameter_count for each in best)
         best = [each for each in best if held[each].parameter_count == fewest]
         found = held[best[0]] if len(best) == 1 else _shared_by(best, held)
@@ -83,7 +83,7 @@ def _held_by(wanted: set[int], modules: Sequence[nn.Module]) -> dict[int, _Held]
     for module in modules:
         for child in module._modules.values():
             above.setdefault(id(child), []).append(module)
-        if any(id(each) in wanted for each in module._parameters.values()):
+        if any(id(parameter) in wanted for parameter in module._parameters.values()):
             todo.append(module)
     held: dict[int, _Held] = {}
     while todo:

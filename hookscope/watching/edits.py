@@ -55,13 +55,13 @@ class FittedEdits:
     @property
     def texts(self) -> tuple[str, ...]:
         """The expressions of the edits."""
-        return tuple(each.text for each in self.edits)
+        return tuple(edit.text for edit in self.edits)
 
     def notes(self) -> list[str]:
         """Return a sentence for each edit that selects several layers or parameters."""
         names: dict[str, list[str]] = {}
-        for each in (*self.gradients, *self.values, *self.frozen):
-            names.setdefault(each.edit.text, []).append(each.name)
+        for gradient in (*self.gradients, *self.values, *self.frozen):
+            names.setdefault(gradient.edit.text, []).append(gradient.name)
         notes = [note for _, placed in self.layers for note in placed.notes()]
         return notes + [note_of_several(text, found) for text, found in names.items() if len(found) > 1]
 
@@ -69,9 +69,9 @@ class FittedEdits:
         """Return the edits of layers' gradients whose arguments a GradScaler would have to scale too."""
         of_layers = {text for _, placed in self.layers for text in placed.layers}
         return [
-            each.text
-            for each in self.edits
-            if each.place == "grad" and each.text in of_layers and each.operation in _WITH_UNITS
+            edit.text
+            for edit in self.edits
+            if edit.place == "grad" and edit.text in of_layers and edit.operation in _WITH_UNITS
         ]
 
 
@@ -119,8 +119,8 @@ class TrainingEdits:
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
             of_parameters += bound_to_parameters(network.network, others)
         gradients, values, frozen = (_at(of_parameters, place) for place in ("parameter grad", "value", "freeze"))
-        for each in (*gradients, *values):
-            each.edited(each.parameter.detach())  # raises for channels that the parameter does not have
+        for gradient in (*gradients, *values):
+            gradient.edited(gradient.parameter.detach())  # raises for channels that the parameter does not have
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
 
     def put_in_force(self, fitted: FittedEdits) -> None:
@@ -142,7 +142,7 @@ class TrainingEdits:
         self._frozen_here = [each for each in self._frozen_here if id(each) in kept] + fresh
         self._applications.clear()
         self._in_steps_before.clear()
-        _write([each for each in fitted.values if each.edit.text not in before.texts], self.step)
+        _write([value for value in fitted.values if value.edit.text not in before.texts], self.step)
 
     def edit_gradients(self, optimizer: Optimizer) -> None:
         """Edit the gradients with which an optimiser is about to step."""
@@ -231,18 +231,18 @@ def _at(bound: Sequence[BoundEdit], place: str) -> tuple[BoundEdit, ...]:
 
 
 def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit]:
-    held = {id(each) for each in parameters_of(optimizer)}
-    return [each for each in edits if id(each.parameter) in held]
+    held = {id(parameter) for parameter in parameters_of(optimizer)}
+    return [edit for edit in edits if id(edit.parameter) in held]
 
 
 def _write(edits: Sequence[BoundEdit], step: int) -> Counter[str]:
     """Edit parameters in place, as an optimiser does; return the number of tensors that each edit has changed."""
     changed: Counter[str] = Counter()
     with torch.no_grad():
-        for each in edits:
-            values = each.parameter.detach()
-            edited = each.edited(values, step)
+        for edit in edits:
+            values = edit.parameter.detach()
+            edited = edit.edited(values, step)
             if edited is not values:
-                each.parameter.copy_(edited)
-                changed[each.edit.text] += 1
+                edit.parameter.copy_(edited)
+                changed[edit.edit.text] += 1
     return changed

@@ -95,9 +95,9 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, on its device; in float32 for half precision."""
-    if any(each.layout is not torch.strided for each in tensors):
-        tensors = [_dense(each) for each in tensors]
-    kinds = [(each.device, each.dtype) for each in tensors]
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        tensors = [_dense(tensor) for tensor in tensors]
+    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
     groups = {*kinds}
     if len(groups) <= 1:
         return _norms_of_a_kind(tensors)
@@ -114,7 +114,7 @@ def together(scalars: Sequence[Tensor]) -> Tensor:
         return torch.empty(0)
     device = scalars[0].device
     return torch.stack(
-        [*scalars] if all(each.device == device for each in scalars) else [x.to(device) for x in scalars]
+        [*scalars] if all(scalar.device == device for scalar in scalars) else [x.to(device) for x in scalars]
     )
 
 

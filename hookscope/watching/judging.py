@@ -54,8 +54,8 @@ class Judge:
         self._journal = journal
         self._is_distributed = is_distributed
         self._optimizers = optimizers
-        self._is_adaptive = any(type(each) is not torch.optim.SGD for each in optimizers)
-        self._has_optimizer = not any(isinstance(each, GraphLeaves) for each in optimizers)
+        self._is_adaptive = any(type(optimizer) is not torch.optim.SGD for optimizer in optimizers)
+        self._has_optimizer = not any(isinstance(optimizer, GraphLeaves) for optimizer in optimizers)
         self.ring = Ring()
         self._verdicts = Verdicts()
         self._idle = IdleParameters()
@@ -128,7 +128,7 @@ class Judge:
             found["loss-diverges"] = diverging
         if written := self._written_before(record.step):
             found = {
-                rule: [replace(each, message=f"{each.message} {written}") for each in objections]
+                rule: [replace(objection, message=f"{objection.message} {written}") for objection in objections]
                 for rule, objections in found.items()
             }
         if outside:
@@ -227,7 +227,7 @@ class Judge:
                     judged.setdefault(name, []).extend(objections)
         self._report(watched.step, judged, measured)
         if not arrived.record.skipped and arrived.is_finite:
-            shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
             outside = self._outside
             named = {each.where for each in outside}
             others = [row for row in watched.parameters if row.name not in named]

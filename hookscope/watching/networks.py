@@ -98,7 +98,7 @@ def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]
         raise UsageError(
             f"optimizer={_shown(optimizer)} is not a torch.optim.Optimizer: give one, or a list of several."
         )
-    known = {id(parameter) for each in networks for _, parameter in each.parameters()}
+    known = {id(parameter) for network in networks for _, parameter in network.parameters()}
     found = tuple(inner_optimizer(each) for each in given)
     for each in found:
         if not any(id(parameter) in known for parameter in parameters_of(each)):
@@ -194,7 +194,7 @@ class ParameterNames:
 
     def not_optimised(self) -> list[str]:
         """Return the trainable parameters that are in no watched optimiser."""
-        held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
+        held = {id(parameter) for optimizer in self._optimizers for parameter in parameters_of(optimizer)}
         return [name for name, each in self.all.items() if each.requires_grad and id(each) not in held]
 
 

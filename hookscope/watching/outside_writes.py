@@ -92,7 +92,7 @@ class OutsideWrites:
             left = self._left[id(optimizer)] = _Left(step, len(parameters), _weights(parameters), ())
         left.step, left.versions = step, _versions(left.weights)
         if samples:
-            self._samples |= {id(each): (step, _some(each)) for each in left.weights}
+            self._samples |= {id(weight): (step, _some(weight)) for weight in left.weights}
 
     def step_begins(
         self, optimizer: Optimizer, step: int, all_optimizers: Sequence[Optimizer], *, is_measured: bool
@@ -112,7 +112,7 @@ class OutsideWrites:
         changed = [each for each, after, before in counts if after != before and id(each) not in theirs]
         self._writes.update(map(id, changed))
         written = [each for each in changed if self._writes[id(each)] <= _FEW_WRITES]
-        compared = [each for each in left.weights if id(each) not in theirs] if is_measured else written
+        compared = [weight for weight in left.weights if id(weight) not in theirs] if is_measured else written
         sampled = [(each, *self._samples[id(each)], _some(each)) for each in compared if id(each) in self._samples]
         sampled = [row for row in sampled if row[2].device == row[3].device and row[2].shape == row[3].shape]
         changes = [now - before for _, _, before, now in sampled]

@@ -37,7 +37,7 @@ class ParameterMeasurement:
     def measure_weights(self) -> None:
         """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
-            measured = {name: each for name, each in self.parameters.items() if _has_norm(each)}
+            measured = {name: parameter for name, parameter in self.parameters.items() if _has_norm(parameter)}
             self._weights = dict(zip(measured, norms_of([each.detach() for each in measured.values()]), strict=True))
 
     def measure_gradients(self, names: Iterable[str], scale: Tensor | None) -> None:
@@ -79,9 +79,9 @@ class ParameterMeasurement:
             norms |= self._known(each.gradients)
             self._updates |= self._known(each.updates)
         self.parameters = {
-            name: each
-            for name, each in self.parameters.items()
-            if name in self._weights or not each.requires_grad or not is_sharded([each])
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if name in self._weights or not parameter.requires_grad or not is_sharded([parameter])
         }
         tables = (self._weights, self._updates, self._scales, norms)
         numbers = iter(Transfer([each for table in tables for each in table.values()]).read())
@@ -89,7 +89,7 @@ class ParameterMeasurement:
         return ParameterNumbers(weights, updates, gradients, scales, told)
 
     def _known(self, norms: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        return {name: norms[id(each)] for name, each in self.parameters.items() if id(each) in norms}
+        return {name: norms[id(parameter)] for name, parameter in self.parameters.items() if id(parameter) in norms}
 
 
 @dataclass(frozen=True, slots=True)

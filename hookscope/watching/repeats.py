@@ -60,7 +60,7 @@ class LastStep:
 
     def has_same_values(self, optimizer: Optimizer) -> bool:
         """Compare the values; this waits for the device."""
-        held = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        held = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         if len(held) != len(self.reading.parameters):
             return False
         if self.is_changed:
@@ -74,7 +74,7 @@ class LastStep:
     def _ends(self) -> list[Tensor]:
         """Return some values of the first gradient and of the last; none of sparse ones."""
         ends = [self.reading.parameters[at].grad for at in (0, -1)]
-        return [some_values(each) for each in ends if each is not None and each.layout is torch.strided]
+        return [some_values(end) for end in ends if end is not None and end.layout is torch.strided]
 
 
 class LastSteps:

@@ -57,7 +57,7 @@ class GradientResets:
     @property
     def missing(self) -> int:
         """The greatest count over all optimisers."""
-        return max((each.steps for each in self._samples.values() if each is not None), default=0)
+        return max((sample.steps for sample in self._samples.values() if sample is not None), default=0)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Judge the gradients that an optimiser has just stepped with, and look at those of its next step."""
@@ -79,9 +79,9 @@ class GradientResets:
 
     def release(self) -> None:
         """Leave the parameters without hooks."""
-        for each in self._samples.values():
-            if each is not None:
-                _release(each)
+        for sample in self._samples.values():
+            if sample is not None:
+                _release(sample)
         self._samples.clear()
 
 

@@ -313,7 +313,7 @@ def first_not_finite(
 
 def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
     """Return why the loss itself is suspected of NaN in its gradients; "" if nothing points to it."""
-    steep = [f"{name}{place and f' at {place}'}" for place, each in operations.items() for name in each.steep]
+    steep = [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
     is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
     if steep:
         layer = (
@@ -325,7 +325,7 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
             f"another end of the range, {them} infinite though the loss is finite: keep the input away from there, as "
             "by adding 1e-8"
         )
-    names = [name for each in operations.values() for name in each.all]
+    names = [name for operation in operations.values() for name in operation.all]
     if not is_behind or not names:
         return ""
     return (

@@ -235,13 +235,13 @@ def _strip(error: BaseException, seen: set[int]) -> None:
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     is_ours = False
-    for each in reversed(frames):
-        path = each.tb_frame.f_code.co_filename
+    for frame in reversed(frames):
+        path = frame.tb_frame.f_code.co_filename
         # Of torch, those that keep dynamo out of our functions go with them.
         is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
         if not is_ours:
-            each.tb_next = kept
-            kept = each
+            frame.tb_next = kept
+            kept = frame
     error.__traceback__ = kept
     related: list[Any] = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
     for each in related:

@@ -81,7 +81,7 @@ class ScriptWatch:
         """
         self._option, self._folder = option, folder
         edits = [*map(parse_training_edit, option.edit)]
-        self._edits_layers = not all(each.parameters_only for each in edits)
+        self._edits_layers = not all(edit.parameters_only for edit in edits)
         self._print = say
         self._process = os.getpid()
         self._is_over = False
@@ -170,7 +170,7 @@ class ScriptWatch:
 
     @_guarded
     def _find_before_forward(self) -> None:
-        fresh = [each for each in optimizers_among(living()[1]) if id(each) not in self._watched]
+        fresh = [optimizer for optimizer in optimizers_among(living()[1]) if id(optimizer) not in self._watched]
         if fresh and (self._watch is None or fresh[-1] not in self._retired):
             self._find(fresh[-1], step_begins=True)
 
@@ -270,7 +270,7 @@ class ScriptWatch:
         else:
             optimizers = [each for each in optimizers_among(others) if each is optimizer or each not in self._retired]
             self._leaves = None
-        parameters = [each for one in optimizers for each in parameters_of(one)]
+        parameters = [parameter for one in optimizers for parameter in parameters_of(one)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)
         hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function

@@ -23,7 +23,7 @@ in which every watched process registers in the store."""
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
     """Tell whether any of the tensors is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 class Shards:
@@ -132,7 +132,7 @@ class ShardedNorms:
         if self._is_watched():
             self.weights = self._summed(lambda: self._parameters)
             try:
-                self._before = [_local(each).clone() for each in self._parameters]
+                self._before = [_local(parameter).clone() for parameter in self._parameters]
             except RuntimeError:  # no memory: updates will be NaN
                 self._before = []
         return True
@@ -150,7 +150,7 @@ class ShardedNorms:
         """Sum the gradients before the optimiser changes them; with a closure, those of its first call."""
         if is_first and self._is_summed():
             summed = self._summed(
-                lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
+                lambda: [torch.zeros(0) if parameter.grad is None else parameter.grad for parameter in self._parameters]
             )
             if summed:
                 self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
@@ -178,7 +178,7 @@ class ShardedNorms:
         """Return norms over all processes, by `id` of the parameter, from squares in float64, where none overflows."""
         device = _local(self._parameters[0]).device
         try:
-            norms = [each.to(device).double().square() for each in norms_of([*map(_local, parts())])]
+            norms = [norm.to(device).double().square() for norm in norms_of([*map(_local, parts())])]
             squares = torch.stack(norms)
         except Exception:  # noqa: BLE001 - the others wait for this process
             squares = torch.full((len(self._parameters),), torch.nan, dtype=torch.float64, device=device)
@@ -198,10 +198,10 @@ class ShardedNorms:
         Dimensions of a mesh that replicate are left out: there, each process has the whole tensor.
         """
         groups: dict[tuple[int, int], tuple[Any, list[int]]] = {}
-        for position, each in enumerate(self._parameters):
-            if is_sharded([each]):
-                mesh: Any = each.device_mesh  # type: ignore[attr-defined]
-                for dimension, placement in enumerate(each.placements):  # type: ignore[attr-defined]
+        for position, parameter in enumerate(self._parameters):
+            if is_sharded([parameter]):
+                mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+                for dimension, placement in enumerate(parameter.placements):  # type: ignore[attr-defined]
                     if not placement.is_replicate():
                         found = groups.setdefault((id(mesh), dimension), (mesh.get_group(dimension), []))
                         found[1].append(position)

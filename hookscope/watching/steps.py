@@ -64,7 +64,7 @@ class StepInProgress:
         for reading in self.readings.values():
             scalars += [reading.norms] if isinstance(reading.norms, Tensor) else []
             scalars += [each for each in (reading.scale, reading.found_inf) if each is not None]
-            scalars += [each.detach().reshape(()) for each in reading.rates if isinstance(each, Tensor)]
+            scalars += [rate.detach().reshape(()) for rate in reading.rates if isinstance(rate, Tensor)]
         scalars += [norm for _, norm in self.clips]
         scalars += [each for _, each in self.losses if isinstance(each, Tensor)]
         scalars += [reading.numbers for reading in self.outside]
@@ -98,7 +98,7 @@ class SentStep:
                 found = [*islice(numbers, len(reading.names))]
             scale = 1.0 if reading.scale is None else next(numbers)
             skipped |= reading.found_inf is not None and next(numbers) > 0
-            rates += [next(numbers) if isinstance(each, Tensor) else float(each) for each in reading.rates]
+            rates += [next(numbers) if isinstance(rate, Tensor) else float(rate) for rate in reading.rates]
             found = found if scale == 1 else [norm / scale for norm in found]
             if names:
                 both = {**dict(zip(names, norms, strict=True)), **dict(zip(reading.names, found, strict=True))}

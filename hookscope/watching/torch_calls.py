@@ -97,7 +97,7 @@ def _observed_norm_clipping(clip: Callable[..., Tensor]) -> Callable[..., Tensor
         if torch.compiler.is_compiling():
             return clip(parameters, max_norm, norm_type, *args, **keywords)
         given, parameters = _kept(parameters)
-        listening = [each for each in _listeners if each.clips(given)]
+        listening = [listener for listener in _listeners if listener.clips(given)]
         before = None if not listening or float(norm_type) == 2 else _gradient_norm(given)
         norm = clip(parameters, max_norm, norm_type, *args, **keywords)
         for each in listening:
@@ -113,7 +113,7 @@ def _observed_value_clipping(clip: Callable[..., None]) -> Callable[..., None]:
         if torch.compiler.is_compiling():
             return clip(parameters, *args, **keywords)
         given, parameters = _kept(parameters)
-        listening = [each for each in _listeners if each.clips(given)]
+        listening = [listener for listener in _listeners if listener.clips(given)]
         before = _gradient_norm(given) if listening else None
         clip(parameters, *args, **keywords)
         for each in listening:
@@ -129,8 +129,8 @@ def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
     def observed(scaler: GradScaler, optimizer: Optimizer, *args: Any, **keywords: Any) -> Any:
         if not scaler.is_enabled():
             return step(scaler, optimizer, *args, **keywords)
-        for each in _listeners:  # the first may add another listener
-            each.scaled_step_begins(optimizer, _scale_of(scaler, optimizer))
+        for listener in _listeners:  # the first may add another listener
+            listener.scaled_step_begins(optimizer, _scale_of(scaler, optimizer))
         try:
             return step(scaler, optimizer, *args, **keywords)
         finally:
@@ -165,6 +165,6 @@ def _again(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
-    gradients = [each.grad for each in parameters if each.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
         return total_norm(gradients) if gradients else None

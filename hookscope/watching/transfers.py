@@ -16,13 +16,13 @@ class Transfer:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Start to copy; tensors are scalars and vectors of any real dtype."""
-        self._sizes = [each.numel() for each in tensors]
-        self._parts: list[list[float]] = [each.reshape(-1).tolist() if each.is_cpu else [] for each in tensors]
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._parts: list[list[float]] = [tensor.reshape(-1).tolist() if tensor.is_cpu else [] for tensor in tensors]
         self._groups: list[tuple[list[int], Tensor, torch.Event | None]] = []
         positions: dict[torch.device, list[int]] = {}
-        for position, each in enumerate(tensors):
-            if not each.is_cpu:
-                positions.setdefault(each.device, []).append(position)
+        for position, tensor in enumerate(tensors):
+            if not tensor.is_cpu:
+                positions.setdefault(tensor.device, []).append(position)
         for device, members in positions.items():
             vector = torch.cat([tensors[position].reshape(-1) for position in members])
             event = None

@@ -42,7 +42,7 @@ class Verdicts:
         were `measured`, it passes at those.
         """
         standing = self._standing.setdefault(rule, [])
-        objected = {each.where for each in objections}
+        objected = {objection.where for objection in objections}
         known = {place for each in standing for place in each.places}
         changes: list[TrainingVerdict] = []
         for each in [*standing]:
@@ -53,7 +53,7 @@ class Verdicts:
             if each.passed >= patience_of(rule):
                 standing.remove(each)
                 changes.append(_verdict(step, each.first, ended=True))
-        fresh = [each for each in objections if each.where not in known]
+        fresh = [objection for objection in objections if objection.where not in known]
         if fresh:
             standing.append(_Standing(fresh[0], frozenset(each.where for each in fresh)))
             changes.append(_verdict(step, fresh[0], [each.where for each in fresh[1:]]))

@@ -153,11 +153,11 @@ class Watch:
         self.out = None if option.out is None else Path(option.out)
         self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
-            EagerForward(each, functools.partial(self._failed_eagerly, each))
-            if each.compiled
-            else ForwardPasses(each, self._failed_in_forward)
-            for each in self._networks
-            if (eager_forward if each.compiled else activations)
+            EagerForward(network, functools.partial(self._failed_eagerly, network))
+            if network.compiled
+            else ForwardPasses(network, self._failed_in_forward)
+            for network in self._networks
+            if (eager_forward if network.compiled else activations)
         ]
         self._sent: deque[SentStep] = deque()
         self._depths: dict[int, int] = {}
@@ -182,7 +182,7 @@ class Watch:
             self._names,
             self._journal,
             is_distributed=here.shards is not None
-            or any(isinstance(each.given, DistributedDataParallel) for each in self._networks),
+            or any(isinstance(network.given, DistributedDataParallel) for network in self._networks),
         )
         self._first = 1 + max(here.last_step, self._journal.last_step)
         self._shards = here.shards
@@ -256,7 +256,7 @@ class Watch:
         self._close("closed" if error is None else exception_line(error))
 
     def __repr__(self) -> str:
-        networks = ", ".join(each.name for each in self._networks)
+        networks = ", ".join(network.name for network in self._networks)
         state = "closed" if self._is_closed else f"at step {self._current.number}"
         return f"<Watch of {networks}, {state}: {counted(self._judge.open_count, 'open verdict')}>"
 
@@ -280,8 +280,8 @@ class Watch:
     def _begin(self, edits: FittedEdits) -> None:
         before, after = _as_written(self._before_step), _as_written(self._after_step)
         # These hooks run last, after other hooks have changed the gradients.
-        handles = [each.register_step_pre_hook(before) for each in self._optimizers]
-        handles += [each.register_step_post_hook(after) for each in self._optimizers]
+        handles = [optimizer.register_step_pre_hook(before) for optimizer in self._optimizers]
+        handles += [optimizer.register_step_post_hook(after) for optimizer in self._optimizers]
         self._handles = handles
         self._is_closed = self._is_released = False
         torch_calls.listen(self)
@@ -289,7 +289,7 @@ class Watch:
         atexit.register(self._at_exit)
         start = TrainingStart(
             step=self._first,
-            networks=tuple(each.name for each in self._networks),
+            networks=tuple(network.name for network in self._networks),
             optimizers=tuple(map(setting_text, self._optimizers)),
             every=self._every,
             patterns=self._patterns,
@@ -310,7 +310,7 @@ class Watch:
         self._edits.step = self._current.number
         self._edits.put_in_force(edits)
         self._outside.forget()
-        self._edited = frozenset(self._names.of([each.parameter for each in (*edits.gradients, *edits.frozen)]))
+        self._edited = frozenset(self._names.of([gradient.parameter for gradient in (*edits.gradients, *edits.frozen)]))
         self._current.edited |= self._edited
         self._untried = {*edits.texts}
         for each in self._passes:
@@ -372,7 +372,7 @@ class Watch:
         self._journal.say(f"Activations of {network.name} are not watched, because {reason}")
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
-        compiled = [each.name for each in self._networks if each.compiled]
+        compiled = [network.name for network in self._networks if network.compiled]
         notes = []
         if compiled and activations:
             are = "is" if len(compiled) == 1 else "are"
@@ -520,7 +520,7 @@ class Watch:
     @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
-        members = frozenset(id(each) for each in parameters)
+        members = frozenset(id(parameter) for parameter in parameters)
         again, self._clipped_again = self._clipped_again, []
         for each in again:
             self._last.ended(each, is_changed=True)
@@ -528,7 +528,7 @@ class Watch:
             return
         # Clipped after the optimiser has stepped: this belongs to the next step.
         if self._optimizers_of(members) & self._current.stepped:
-            inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
+            inside = any(self._depths.get(id(optimizer), 0) for optimizer in self._optimizers)  # in a closure
             if not inside:
                 self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
@@ -550,7 +550,7 @@ class Watch:
             )
         if scale is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
             # Clipping came before unscaling; the gradients are unscaled before they reach the optimiser.
-            mine = {id(each) for each in parameters_of(optimizer)}
+            mine = {id(parameter) for parameter in parameters_of(optimizer)}
             self._current.clips = [
                 (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
             ]
@@ -627,7 +627,7 @@ class Watch:
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
-        layers = {f"{each.prefix}{name}" for each in self._networks for name in each.layers()}
+        layers = {f"{network.prefix}{name}" for network in self._networks for name in network.layers()}
         return {name: each for name, each in self._names.all.items() if layers.intersection(_modules_around(name))}
 
     def _finish_step(self) -> None:
@@ -649,7 +649,7 @@ class Watch:
         self._edits.step = step.number + 1
         arrived = self._drain(wait=step.measurement is not None)
         if step.measurement is not None and arrived is not None:
-            shared = self._shared_norms([each for each in self._optimizers if id(each) in step.stepped])
+            shared = self._shared_norms([optimizer for optimizer in self._optimizers if id(optimizer) in step.stepped])
             numbers = step.measurement.finish(shared)
             if step.measurement.parameters or not shared:
                 self._finish_watched(step, arrived, numbers)
@@ -685,7 +685,7 @@ class Watch:
         """Write and judge the measurements of a watched step."""
         assert step.measurement is not None  # noqa: S101
         parameters = step.measurement.parameters
-        rows = tuple(numbers.row(name, each) for name, each in parameters.items())
+        rows = tuple(numbers.row(name, parameter) for name, parameter in parameters.items())
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
@@ -709,7 +709,7 @@ class Watch:
 
     def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
         """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
-        trained = {id(each) for reading in step.readings.values() for each in reading.parameters}
+        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
         return any(id(each) in trained for _, each in network.parameters())
 
     def frozen_in_optimizers(self) -> list[str]:

@@ -299,7 +299,7 @@ def settings_in(top: Entry) -> CheckSettings:
     settings = CheckSettings(
         **flat,
         rules=_by_rule(found["rules"]) if "rules" in found else {},
-        layers=tuple(LayerSettings(each.pattern, _by_rule(each)) for each in found.get("layers", ())),
+        layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in found.get("layers", ())),
         expectations=tuple(Expectation(**each.given()) for each in found.get("expect", ())),
         source=top.document.name,
     )

@@ -227,7 +227,7 @@ class FirstPass:
         """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
         # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
         switches = [attribute_of(self.subject.modules[name], f"{what}_enabled") for what in ("observer", "fake_quant")]
-        return all(isinstance(each, Tensor) and each.numel() == 1 and bool(each) for each in switches)
+        return all(isinstance(switch, Tensor) and switch.numel() == 1 and bool(switch) for switch in switches)
 
     def _is_scaled_by_batch(self, name: str) -> bool:
         """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""

@@ -171,10 +171,10 @@ def _lack_of_values(stored: Sequence[StoredValues]) -> str:
     parameters = [each for each in stored if each.role == "parameter" and not _RANGES.search(each.name)]
     empty = [each for each in stored if not each.element_count]
     lacking = [each for each in empty if each.shape == (0,) and each.name.rpartition(".")[2] == "weight"]
-    if lacking or sum(not each.element_count for each in parameters) > len(parameters) / 2:
+    if lacking or sum(not parameter.element_count for parameter in parameters) > len(parameters) / 2:
         first = printable((lacking or empty)[0].name, 80)
         return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"
-    if len(parameters) >= _FEWEST_STUBS and all(each.element_count == 1 for each in parameters):
+    if len(parameters) >= _FEWEST_STUBS and all(parameter.element_count == 1 for parameter in parameters):
         return f"each of its {len(parameters):,} parameters holds a single value"
     return ""
 

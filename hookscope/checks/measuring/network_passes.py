@@ -73,7 +73,7 @@ _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
 
 def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
     """Return the labels of the smooth activations of a network, and the names of smooth functions."""
-    modules = (row_label(name, 0, "") for name, each in subject.modules.items() if type(each).__name__ in SMOOTH)
+    modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
     return frozenset(modules) | _SMOOTH_FUNCTIONS
 
 
@@ -150,7 +150,7 @@ def measure(
         stored,
         forward,
         found.origin,
-        {label: each.float().cpu().numpy() for label, each in peaks.items()},
+        {label: peak.float().cpu().numpy() for label, peak in peaks.items()},
         norms.results(),
         found.outputs,
         labelled,

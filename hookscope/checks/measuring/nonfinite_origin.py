@@ -78,7 +78,7 @@ def _with_inputs(found: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch
 
 def _name_of(batch: Batch, alone: Batch) -> str:
     """Return the name of the only input of `alone`; "" if others of its batch have it too, as in a tensor."""
-    names = [each.name for each in batch.records]
+    names = [record.name for record in batch.records]
     name = alone.records[0].name if alone.records else ""
     return printable(name) if names.count(name) == 1 else ""
 

@@ -115,7 +115,7 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     indices.
     """
     alone = part_of(batch, 0)
-    joined_args = tuple(_with_its_mirror(each) for each in alone.args)
+    joined_args = tuple(_with_its_mirror(argument) for argument in alone.args)
     by_name = {name: _doubled_by_name(alone, name, mirrors=not alone.args) for name in alone.kwargs}
     index, record = alone.indices[0], alone.records[0]
     pair = replace(alone, args=joined_args, indices=(index, index + 1), records=(record, record), kwargs=by_name)

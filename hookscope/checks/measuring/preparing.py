@@ -83,22 +83,22 @@ def prepare(
     shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
     images: Images = settings.images
     if isinstance(images, tuple):
-        images = [*images, *(each.image for each in settings.expectations)]
+        images = [*images, *(expectation.image for expectation in settings.expectations)]
     notes: tuple[str, ...] = ()
     if data is not None:
         notes = data.notes
-        if isinstance(images, list) and not images and all(each.name for each in shapes):
+        if isinstance(images, list) and not images and all(shape.name for shape in shapes):
             images = paths = data.spread(_MOST_OF_DATA)
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
     if not isinstance(images, list) or images:
-        shapes = tuple(each for each in shapes if each.name)
+        shapes = tuple(shape for shape in shapes if shape.name)
     prepared = {each.name: getattr(settings, each.name) for each in fields(PictureOptions)}
     option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
     session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
     files = [*session.inputs.files]
-    once = [each for at, each in enumerate(files) if isinstance(each, Image) or each not in files[:at]]
+    once = [file for at, file in enumerate(files) if isinstance(file, Image) or file not in files[:at]]
     inputs = replace(session.inputs, files=once)
     named = (*inputs.named, *noise_inputs([each for each in inputs.noise if each.name], settings.seed))
     labelled = replace(inputs, files=[*map(Path, data.labels)] if data else [], batch=None, noise=(), named=named)

@@ -136,8 +136,8 @@ def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
     slices = inputs if tensor.dim() and inputs == tensor.shape[0] else 1
     values = plain_array(as_real_floats(tensor.reshape(-1).resolve_neg()).cpu()).reshape(slices, -1)
     total, count = np.zeros(len(QUANTILE_LEVELS)), 0
-    for each in values:
-        finite = each if np.isfinite(each).all() else each[np.isfinite(each)]
+    for value in values:
+        finite = value if np.isfinite(value).all() else value[np.isfinite(value)]
         if finite.size:
             total += exact_quantiles(finite, QUANTILE_LEVELS) * finite.size
             count += finite.size

@@ -105,7 +105,7 @@ def _is_zero(tensor: Tensor) -> bool:
 def groups_of(content: dict[Any, Any]) -> list[dict[Any, Any]]:
     """Return the parameter groups in the state of an optimiser."""
     groups = dict.get(content, "param_groups")
-    return [each for each in groups if isinstance(each, dict)] if isinstance(groups, list | tuple) else []
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list | tuple) else []
 
 
 def moves_by(group: dict[Any, Any]) -> list[str]:
@@ -124,7 +124,7 @@ def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
         return
     first, second = betas
     if 0 <= first < 1 and 0 < second < 1 and first <= 2 * second / (1 + second):  # see `_excess`
-        yield from ((each, second) for each in parameters if isinstance(each, int | str))
+        yield from ((parameter, second) for parameter in parameters if isinstance(parameter, int | str))
 
 
 def _excess(first: object, second: object, decay: float) -> float:
@@ -281,7 +281,7 @@ def _newer(name: str, average: Tensor, own: Tensor) -> tuple[int, int] | None:
     if _leaf(name) != "num_batches_tracked":
         return None
     counts = [_number(average), _number(own)]
-    theirs, mine = (-1 if each is None or not math.isfinite(each) else int(each) for each in counts)
+    theirs, mine = (-1 if count is None or not math.isfinite(count) else int(count) for count in counts)
     return (theirs, mine) if theirs > mine >= 0 else None
 
 

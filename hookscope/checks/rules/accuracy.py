@@ -50,8 +50,8 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
     least = terms.limit("min_fraction")
     words = accuracy_words(found)
     if not least and found.multi_label:
-        positives, hits = sum(each.count for each in found.classes), sum(each.right for each in found.classes)
-        by_chance = sum(each.count * (each.right + each.false_positives) for each in found.classes)
+        positives, hits = sum(label.count for label in found.classes), sum(label.right for label in found.classes)
+        by_chance = sum(label.count * (label.right + label.false_positives) for label in found.classes)
         guessing = by_chance / (found.count * positives)
         known = interval(hits, positives)
         if known.low <= guessing:
@@ -227,4 +227,4 @@ def _exact(share: float) -> str:
 
 
 def _listed(classes: Sequence[ClassAccuracy], found: Accuracy) -> str:
-    return some_of([class_words(each, multi_label=found.multi_label) for each in classes], _NAMED)
+    return some_of([class_words(label, multi_label=found.multi_label) for label in classes], _NAMED)

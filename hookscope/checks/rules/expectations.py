@@ -93,12 +93,12 @@ def _broken(
     among = ranked[: expected.k]
     # A network of three classes has no first five; then all are known.
     unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
-    for each in expected.contains:
-        if wanted[each].isdisjoint(among):
+    for contain in expected.contains:
+        if wanted[contain].isdisjoint(among):
             got = ", ".join(_class(index, categories) for index in among[:5])
             known = f"; only the first {len(ranked)} are known" if unknown else ""
             yield (
-                f"does not have {_named(each, categories)} among its first {expected.k} classes{known}: they are"
+                f"does not have {_named(contain, categories)} among its first {expected.k} classes{known}: they are"
                 f" {got}{', …' if len(among) > 5 else ''}."
             )
 

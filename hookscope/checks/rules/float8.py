@@ -112,11 +112,11 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     --select or the configuration turns it on, because few networks are meant for float8.
     """
     weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
-    nonzero = [(each, each.element_count - each.zero_count) for each in weights]
+    nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
     yield from _worst(
         terms,
         "max_overflowing_fraction",
-        [(each.float8_overflow_count / each.element_count, each) for each in weights if each.element_count],
+        [(weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count],
         "its values lie beyond 448, the greatest of float8_e4m3fn",
     )
     yield from _worst(

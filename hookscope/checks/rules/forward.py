@@ -141,7 +141,7 @@ def _first_in_forward_order(
     if not broken:
         return
     first = broken[0]
-    culprits = [each.name for each in broken_weights if owner(each) == first.layer]
+    culprits = [weight.name for weight in broken_weights if owner(weight) == first.layer]
     is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and bool(finite)
     first = in_modules[0] if is_mask else first
     if culprits:
@@ -369,15 +369,15 @@ def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
     outputs = measured.outputs
-    listed = printable(", ".join(each.label for each in outputs)) or "none"
+    listed = printable(", ".join(output.label for output in outputs)) or "none"
     if key is None:
         if len(outputs) != 1:
             raise UsageError(f"output_shape and output_dtype ask about one output; name it with output_key: {listed}.")
         return outputs[0]
     path = key.removeprefix("(model)")
-    for each in outputs:
-        if each.label.removeprefix("(model)") in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
-            return each
+    for output in outputs:
+        if output.label.removeprefix("(model)") in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
+            return output
     raise UsageError(f"output_key '{printable(key, 80)}' names no output; there is: {listed}.")
 
 

@@ -129,7 +129,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what
     # arrives is rounding error, or exactly zero: the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
-    known = [each for each in gradients.parameters if each.status in ("gradient", "zero")]
+    known = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
     if {each.status for each in known or outputs} == {"zero"}:
         whose = "of a parameter " if known else ""
@@ -314,12 +314,12 @@ def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
 def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[Objection]:
     alive = {row.layer for row in arrived_outputs(gradients) if row.status == "gradient"}
     dead = [
-        each
-        for each in gradients.parameters
-        if each.status == "zero"
-        and each.is_matrix
-        and owner(each) in alive
-        and not _gates_near(zero_weights, owner(each))
+        parameter
+        for parameter in gradients.parameters
+        if parameter.status == "zero"
+        and parameter.is_matrix
+        and owner(parameter) in alive
+        and not _gates_near(zero_weights, owner(parameter))
     ]
     unused = [each for each in dead if each.kind in _RECURRENT and "weight_hh" in each.name]
     if starved := [each for each in dead if each not in unused]:
@@ -487,17 +487,17 @@ def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
 def _gates(gradients: Gradients) -> list[ParameterRow]:
     """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
     return [
-        each
-        for each in gradients.parameters
-        if each.weight_l2 == 0 and each.status == "gradient" and not each.name.endswith("bias")
+        parameter
+        for parameter in gradients.parameters
+        if parameter.weight_l2 == 0 and parameter.status == "gradient" and not parameter.name.endswith("bias")
     ]
 
 
 def _gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[ParameterRow]:
     """Return the zero weights in the layer that follows a dead one, or in a block around it."""
     return [
-        each
-        for each in gates
-        if (following is not None and is_within(owner(each), following))
-        or is_within(dead, owner(each).rpartition(".")[0] or owner(each))
+        gate
+        for gate in gates
+        if (following is not None and is_within(owner(gate), following))
+        or is_within(dead, owner(gate).rpartition(".")[0] or owner(gate))
     ]

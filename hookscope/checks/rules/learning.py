@@ -112,7 +112,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     for them. Use, remove or freeze them. Heads that are used only in training appear unused in eval mode.
     """
     gradients = taken_gradients(measured)
-    trainable = [each for each in gradients.parameters if each.trainable]
+    trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
     by_reason: dict[str, list[str]] = {}
     parameters = {each.name: each for each in trainable}
     for each in trainable:
@@ -133,11 +133,11 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
-    rows = [each for each in gradients.gradients if each.role == "output" and module_of(each) == module]
+    rows = [gradient for gradient in gradients.gradients if gradient.role == "output" and module_of(gradient) == module]
     if any(each.layer == module and not each.reason.startswith("called as") for each in gradients.uncalled):
         return "their layers were never called"
-    if rows and all(each.status == "no gradient path" for each in rows):
-        if all("without gradients" in each.remark for each in rows):
+    if rows and all(row.status == "no gradient path" for row in rows):
+        if all("without gradients" in row.remark for row in rows):
             return (
                 "what their layers return was computed without gradients (no_grad, or a reentrant checkpoint none of"
                 " whose inputs requires one)"
@@ -267,7 +267,7 @@ def _learning(gradients: Gradients) -> _Trend:
 
 def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
     """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
-    weighted = {owner(each) for each in gradients.parameters}
+    weighted = {owner(parameter) for parameter in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
         if _is_positive(row.gradient.l2) and row.layer in weighted:
@@ -306,7 +306,7 @@ def _weights(gradients: Gradients) -> list[ParameterRow]:
 def _batch_norm_is_idle(gradients: Gradients) -> bool:
     """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
     scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
-    starts = ((each.weight_l2, math.sqrt(math.prod(each.gradient.shape))) for each in scales)
+    starts = ((scale.weight_l2, math.sqrt(math.prod(scale.gradient.shape))) for scale in scales)
     started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)
     return gradients.mode == "eval" and bool(scales) and all(started)
 

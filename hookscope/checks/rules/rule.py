@@ -181,7 +181,7 @@ class RuleTerms:
 
         One cause is one finding: see `Rule.followers`.
         """
-        found = [finding for each in objections if (finding := self._finding(each)) is not None]
+        found = [finding for objection in objections if (finding := self._finding(objection)) is not None]
         if not self.rule.followers:
             return found
         by_level: dict[Level, list[Finding]] = {}
@@ -201,7 +201,7 @@ class RuleTerms:
 
     def _is_level_set(self, target: FindingTarget) -> bool:
         changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
-        return any(each.level for each in changes)
+        return any(change.level for change in changes)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:
@@ -242,7 +242,7 @@ def level_for_all(rule: Rule, settings: CheckSettings) -> Level:
 def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
     """Tell whether some layers' settings turn a rule on."""
     changes = (layer.rules.get(rule.identifier, RuleSettings()) for layer in settings.layers)
-    return any(each.level not in (None, "off") for each in changes)
+    return any(change.level not in (None, "off") for change in changes)
 
 
 def taken_gradients(measured: CheckMeasurements) -> Gradients:
@@ -284,9 +284,9 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
         positions.setdefault(row.layer, row.index)
     keyed: list[tuple[int, ParameterRow]] = []
     position = -1
-    for each in gradients.parameters:
-        position = positions.get(owner(each), position)
-        keyed.append((position, each))
+    for parameter in gradients.parameters:
+        position = positions.get(owner(parameter), position)
+        keyed.append((position, parameter))
     return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
 
 

@@ -374,9 +374,9 @@ def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) 
     if not starts.keys() <= norm.keys():
         return None
     parts = {leaf: norm[leaf] for leaf in starts}
-    if any(each.min != each.max for each in parts.values()):
+    if any(part.min != part.max for part in parts.values()):
         return False
-    return True if all(each.min == starts[leaf] for leaf, each in parts.items()) else None
+    return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
 
 
 def _about(values: StoredValues, what: str) -> Objection:

@@ -147,10 +147,10 @@ def output_at(outputs: Sequence[Output], key: str) -> Output:
         UsageError: If there is none; the message lists what there is.
     """
     path = key.removeprefix("(model)")
-    for each in outputs:
-        if each.path and each.path in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
-            return each
-    paths = ", ".join(each.path for each in outputs if each.path)
+    for output in outputs:
+        if output.path and output.path in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
+            return output
+    paths = ", ".join(output.path for output in outputs if output.path)
     hint = f"It has {safe_text(paths)}." if paths else "It has a single one or none: leave the key out."
     raise UsageError(f"The model has no floating-point output '{safe_text(key)}'. {hint}")
 
@@ -192,9 +192,9 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
 
 def main_output(outputs: Sequence[Output]) -> Output:
     """Return the output that losses of one output take: that called "logits", "out" or "output", or else the first."""
-    named = {each.path: each for each in outputs}
+    named = {output.path: output for output in outputs}
     paths = [path for name in _MAIN_NAMES for path in (f".{name}", f"['{name}']") if path in named]
-    return named[paths[0]] if paths else next((each for each in outputs if each.tensor.dim()), outputs[0])
+    return named[paths[0]] if paths else next((output for output in outputs if output.tensor.dim()), outputs[0])
 
 
 # --- A user's own function -------------------------------------------------------------------------------------------
@@ -238,11 +238,11 @@ def _own(function: Callable[..., object], given: object, outputs: Sequence[Outpu
         raise UsageError(f"{task.loss} returned {safe_text(type(value).__name__)}, but {what}.")
     if value.numel() != 1 or not value.is_floating_point():
         raise UsageError(f"{task.loss} returned {shape_text(value.shape)} of {value.dtype}, but {what}.")
-    if not value.requires_grad and torch.is_grad_enabled() and any(each.tensor.requires_grad for each in outputs):
+    if not value.requires_grad and torch.is_grad_enabled() and any(output.tensor.requires_grad for output in outputs):
         raise UsageError(
             f"{task.loss} returned a tensor without a gradient: leave out .detach(), .item(), .numpy() and no_grad."
         )
-    labels = tuple(each.label for each in outputs) or ("(model)",)
+    labels = tuple(output.label for output in outputs) or ("(model)",)
     return LossValue(value.reshape(()), task.loss, text, labels)
 
 

@@ -280,17 +280,17 @@ def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Outpu
 
 
 def _sum(outputs: Sequence[Output], task: Task) -> Result:
-    fixed = [(each, _fixed_sum(real(each.tensor).detach(), _tolerance(each))) for each in outputs]
+    fixed = [(output, _fixed_sum(real(output.tensor).detach(), _tolerance(output))) for output in outputs]
     warnings = tuple(_no_gradient(each, task, reason) for each, reason in fixed if reason)
-    return Result(torch.stack([real(each.tensor).sum() for each in outputs]).sum(), warnings=warnings)
+    return Result(torch.stack([real(output.tensor).sum() for output in outputs]).sum(), warnings=warnings)
 
 
 def _projection(outputs: Sequence[Output], task: Task) -> Result:
     """Compute the sum of r x over all elements, r standard normal."""
     sources = generators(task.indices, task.seed)
     parts = []
-    for each in outputs:
-        for values, drawn in _by_generator(each.tensor, sources):
+    for output in outputs:
+        for values, drawn in _by_generator(output.tensor, sources):
             weights = draw(tuple(values.shape), drawn).to(values.device, values.dtype)
             parts.append((values * weights).sum())
     return Result(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
@@ -361,7 +361,7 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}
     counts = {each: math.prod(values.shape[axis] for axis in each) for each in sets}
-    return [(each, count) for each, count in counts.items() if count >= _MIN_GROUP]
+    return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP]
 
 
 # --- What there is ---------------------------------------------------------------------------------------------------

@@ -64,9 +64,9 @@ def _is_pythons(package: str) -> bool:
 def codes_in(code: CodeType) -> Iterator[CodeType]:
     """Return the code of a function and of those inside it."""
     yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from codes_in(each)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from codes_in(const)
 
 
 def unwrapped(value: Any) -> Any:

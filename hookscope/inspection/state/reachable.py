@@ -118,7 +118,7 @@ def reachable(modules: Sequence[nn.Module], *, closely: bool) -> Reachable:
 
 def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
     """Note modules with their parameters and buffers; list what else they lead to."""
-    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    parameters = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
     found.parameters.update(zip(map(id, parameters), parameters, strict=True))
     found.modules += modules
     if not closely:
@@ -132,9 +132,9 @@ def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool
         parts = [held.get(name, {}) for held in attributes for name in _PARTS]
         hooks = [held[name] for held in attributes for name in _HOOKS if closely and name in held]
     if not _REGISTER_KINDS.issuperset(map(type, parts)):  # a script's
-        found.states += [State(VIEW, each) for each in parts if type(each) not in _REGISTER_KINDS]
-        found.registers += [each for each in parts if type(each) in _REGISTER_KINDS]
-        parts = [each if type(each) in _REGISTER_KINDS else dict(each.items()) for each in parts]
+        found.states += [State(VIEW, part) for part in parts if type(part) not in _REGISTER_KINDS]
+        found.registers += [part for part in parts if type(part) in _REGISTER_KINDS]
+        parts = [part if type(part) in _REGISTER_KINDS else dict(part.items()) for part in parts]
     else:
         found.registers += parts
     found.registers += hooks

@@ -55,7 +55,7 @@ class Snapshot:
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
         with torch._C.DisableTorchFunction():
-            self.leaves = [each for each in found.tensors.values() if each.requires_grad and is_leaf(each)]
+            self.leaves = [tensor for tensor in found.tensors.values() if tensor.requires_grad and is_leaf(tensor)]
             # A forward pass of torch's layers changes nothing of a parameter that is noted of leaves. A backward pass
             # may, and so may code of the network's own.
             self.leaves += found.parameters.values() if own_code or differentiates else ()
@@ -64,11 +64,11 @@ class Snapshot:
             self.note()
             copied = {*found.buffers, *expected}
             # A module that casts itself in its forward pass, and back, casts its gradients too: they are held as well.
-            gradients = {id(each): each for each in self._gradients if own_code and each is not None}
+            gradients = {id(gradient): gradient for gradient in self._gradients if own_code and gradient is not None}
             if written.gradients:
                 copied |= gradients.keys()
-            tensors = [*({id(each): each for each in tensors} | gradients).values()]
-            copied |= _affordable([each for each in tensors if id(each) not in copied])
+            tensors = [*({id(tensor): tensor for tensor in tensors} | gradients).values()]
+            copied |= _affordable([tensor for tensor in tensors if id(tensor) not in copied])
         self.values = HeldValues(tensors, copied, gradients.keys() - copied if differentiates else frozenset())
 
     def note(self) -> None:
@@ -123,7 +123,7 @@ class Snapshot:
             [*map(type, self.owners)] != self._kinds
             or not identical([*map(vars, self.owners)], self._attributes)
             or not identical([*filter(None, self._found.registers)], self._filled)
-            or any(each.changed() for each in self._contents)
+            or any(content.changed() for content in self._contents)
         )
 
     def _put_back_references(self) -> list[Problem]:
@@ -140,8 +140,8 @@ class Snapshot:
         for register in filter(None, self._found.registers):
             if id(register) not in filled:
                 register.clear()
-        for each in self._contents:
-            problems += each.put_back()
+        for content in self._contents:
+            problems += content.put_back()
         return problems
 
     def _changed_leaves(self) -> bool:
@@ -221,9 +221,9 @@ def _affordable(tensors: Sequence[Tensor]) -> set[int]:
     All, or if these are too large as many as fit that are no parameters, the smallest first.
     """
     if sum(map(_byte_count, tensors)) > _COPIED_BYTES:
-        tensors = sorted((each for each in tensors if not isinstance(each, nn.Parameter)), key=_byte_count)
+        tensors = sorted((tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)), key=_byte_count)
     totals = accumulate(map(_byte_count, tensors))
-    return {id(each) for each, total in zip(tensors, totals, strict=True) if total <= _COPIED_BYTES}
+    return {id(tensor) for tensor, total in zip(tensors, totals, strict=True) if total <= _COPIED_BYTES}
 
 
 def _byte_count(tensor: Tensor) -> int:

@@ -68,7 +68,7 @@ def report_html(run: InspectionRun) -> str:
             "quantiles": _quantiles,
         },
         scripts=("fragment.js", "plots.js", "over_photograph.js", "report.js"),
-        style="".join(f"#table.no-{each.name} .c-{each.name} {{ display: none; }}\n" for each in columns),
+        style="".join(f"#table.no-{column.name} .c-{column.name} {{ display: none; }}\n" for column in columns),
         record=run.record,
         result=run.result,
         title=_title(run),
@@ -135,7 +135,7 @@ def _strips(run: InspectionRun, layers: Sequence[Layer]) -> list[Strip]:
 
 def _verdict(run: InspectionRun) -> tuple[str, str]:
     """Return the answer in one sentence, and how it reads: "good", "warn" or "fail"."""
-    levels = [each.level for each in run.result.verdicts]
+    levels = [verdict.level for verdict in run.result.verdicts]
     if run.result.failure is not None:
         where = run.result.failure.layer or "the network"
         return f"The forward pass raised in {where}: {run.result.failure.error}", "fail"
@@ -244,8 +244,8 @@ def _figures(run: InspectionRun, layers: Sequence[Layer]) -> list[Figure]:
     figures = [distributions(labels, activations, [layer.flagged for layer in layers])]
     if run.gradients:
         gradients = [layer.gradient.gradient if layer.gradient else None for layer in layers]
-        means = [None if each is None else each.mean_abs for each in gradients]
-        greatest = [None if each is None else each.max_abs for each in gradients]
+        means = [None if gradient is None else gradient.mean_abs for gradient in gradients]
+        greatest = [None if gradient is None else gradient.max_abs for gradient in gradients]
         without = [layer.gradient is not None and layer.gradient.status != "gradient" for layer in layers]
         chart = DepthChart(
             title="Gradients of outputs",
@@ -256,13 +256,13 @@ def _figures(run: InspectionRun, layers: Sequence[Layer]) -> list[Figure]:
         figures.append(over_depth(chart))
     if run.parameters:
         owners = {layer.row.layer: layer.label for layer in reversed(layers)}
-        names = [each.name for each in run.parameters]
-        places = [owners.get(parameter_owner(each.name, each.kind), "") for each in run.parameters]
-        still = [each.status != "gradient" for each in run.parameters]
+        names = [parameter.name for parameter in run.parameters]
+        places = [owners.get(parameter_owner(parameter.name, parameter.kind), "") for parameter in run.parameters]
+        still = [parameter.status != "gradient" for parameter in run.parameters]
         chart = DepthChart(
             title="Gradient over weight, ‖g‖ / ‖w‖",
             labels=names,
-            series=[Series("‖g‖ / ‖w‖", [each.ratio for each in run.parameters])],
+            series=[Series("‖g‖ / ‖w‖", [parameter.ratio for parameter in run.parameters])],
             marks=[("zero or none", "fail", still)],
         )
         figures.append(over_depth(chart, places))

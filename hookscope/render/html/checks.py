@@ -141,7 +141,7 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
     for report in reports:
         name = slug(report.checkpoint)
         candidates = (name, *(f"{name}-{number}" for number in range(2, len(reports) + 2)))
-        names.append(next(each for each in candidates if each not in names))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
     return names
 
 
@@ -150,7 +150,7 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures)}
     judged, unjudged = (
-        [each for status in statuses for each in report.outcomes if each.status == status]
+        [outcome for status in statuses for outcome in report.outcomes if outcome.status == status]
         for statuses in (_VERDICTS, _NO_VERDICTS)
     )
     return {

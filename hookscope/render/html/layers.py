@@ -201,9 +201,9 @@ def columns_of(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) 
     drawn = Column(
         "", HIST, "1st to 99th percentile, heights as square roots", value=lambda _: None, shown=_has_bars, usual="-"
     )
-    for each in values:
-        column = drawn if each.title == HIST else each.on(row)
-        told.append((column, each.rank <= _VALUE_RANK and not (has_gradients and each.key in _ROOM_FOR_GRADIENTS)))
+    for value in values:
+        column = drawn if value.title == HIST else value.on(row)
+        told.append((column, value.rank <= _VALUE_RANK and not (has_gradients and value.key in _ROOM_FOR_GRADIENTS)))
     if has_gradients:
         status = Column("status", "gradient", "status", 1, words=True, usual="gradient")
         for each in (*GRADIENT[2:], status):

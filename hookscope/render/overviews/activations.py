@@ -48,13 +48,13 @@ _VOLUME_AXES = 5  # N, C, D or T, H, W
 
 def draw_activations(result: Activations) -> Image.Image:
     """Draw the overview of a run, 1,200 pixels wide: one input and its maps, or the means of up to three inputs."""
-    shown = sorted({each.input_index for each in result.map_summaries}) or [0]
-    chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
+    shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
+    chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
     answer = finding_lines(result.verdicts, no_findings(result.inputs)) + flag_lines(result.rows, result.verdicts)
     blocks = [text_block(_heading(result)), text_block(answer)]
     for index in shown[: len(result.inputs)]:
-        maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
+        maps = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
         columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
         blocks.append(_input_block(result, index, columns))
     words = [MAP_KEY] if letters else []
@@ -113,13 +113,13 @@ def depth_blocks(
 def _sizes(rows: Sequence[LayerRow]) -> Chart:
     """Return the chart of magnitudes by layer."""
     values = [row.activation for row in rows]
-    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    broken = [place for place, value in enumerate(values) if value.nan_count or value.inf_count]
     return Chart(
         title="Size of the values, layer by layer",
         series=[
-            Series("largest |x|", [each.max_abs for each in values], ORANGE),
-            Series("std", [each.std for each in values], GREY),
-            Series("mean |x|", [each.mean_abs for each in values], BLUE),
+            Series("largest |x|", [value.max_abs for value in values], ORANGE),
+            Series("std", [value.std for value in values], GREY),
+            Series("mean |x|", [value.mean_abs for value in values], BLUE),
         ],
         count=len(rows),
         marks=[Marks("holds NaN or Inf", broken, VERMILION)],
@@ -175,7 +175,7 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
             best = prediction.classes[:3]
             lines += [(f"{name}  {probability_text(share)}", TEXT, INK) for name, share in best]
             lines.append((f"Best classes, {prediction.reading}.", SMALL, DIM))
-    if not any(each.input_index == index for each in result.map_summaries):
+    if not any(summary.input_index == index for summary in result.map_summaries):
         lines.append(("No maps: no layer here puts out a map or a sequence.", SMALL, DIM))
     return lines
 
@@ -183,11 +183,11 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
 def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
     """Return verdicts in words, the first few, or that there are none; a failure that comes first is large."""
     lines: list[Line] = []
-    for each in findings[:_MOST_FINDINGS]:
-        where = f"{each.where}: " if each.where not in each.message else ""
-        fails = each.level == "fail"
+    for finding in findings[:_MOST_FINDINGS]:
+        where = f"{finding.where}: " if finding.where not in finding.message else ""
+        fails = finding.level == "fail"
         size = NAME if fails and not lines else TEXT
-        lines.append((f"{each.level}  {each.rule}  {where}{each.message}", size, RED if fails else AMBER))
+        lines.append((f"{finding.level}  {finding.rule}  {where}{finding.message}", size, RED if fails else AMBER))
     if len(findings) > _MOST_FINDINGS:
         lines.append((f"and {counted(len(findings) - _MOST_FINDINGS, 'more finding')}", TEXT, DIM))
     return lines or [(nothing, TEXT, GREEN)]

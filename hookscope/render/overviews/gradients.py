@@ -18,7 +18,7 @@ _PICTURE = 150  # pixels a side, the input
 def draw_gradients(result: Gradients) -> Image.Image:
     """Draw the overview of a run, 1,200 pixels wide."""
     outputs = [row for row in result.gradients if row.role == "output"]
-    failing = {each.where for each in result.verdicts if each.level == "fail"}
+    failing = {verdict.where for verdict in result.verdicts if verdict.level == "fail"}
     picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
     words = finding_lines(result.verdicts, "No rule objects to the gradients.")
     blocks = [text_block(_heading(result)), text_block(words, picture)]
@@ -39,14 +39,14 @@ def _heading(result: Gradients) -> list[Line]:
 
 def _flow(title: str, rows: Sequence[GradientRow | ParameterRow], failing: set[str]) -> Block:
     values = [row.gradient for row in rows]
-    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    broken = [place for place, value in enumerate(values) if value.nan_count or value.inf_count]
     without = [place for place, row in enumerate(rows) if row.status in ("no gradient path", "not reached")]
     zero = [place for place, row in enumerate(rows) if row.status == "zero"]
     return Chart(
         title=title,
         series=[
-            Series("largest |g|", [each.max_abs for each in values], ORANGE),
-            Series("mean |g|", [each.mean_abs for each in values], BLUE),
+            Series("largest |g|", [value.max_abs for value in values], ORANGE),
+            Series("mean |g|", [value.mean_abs for value in values], BLUE),
         ],
         count=len(rows),
         marks=[

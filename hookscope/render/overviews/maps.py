@@ -43,14 +43,14 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
     Args:
         summaries: Of one input, in the order of the layers.
     """
-    layers = [each for each in summaries if "pad" not in each.kind.lower()] or list(summaries)
-    last = {each.size: place for place, each in enumerate(layers)}
+    layers = [summary for summary in summaries if "pad" not in summary.kind.lower()] or list(summaries)
+    last = {layer.size: place for place, layer in enumerate(layers)}
     large = {size: place for size, place in last.items() if min(size) >= _LARGE_ENOUGH}
     last = large if len(large) >= MOST_STAGES else last
     sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
     octaves = [math.log2(height * width) for height, width in sizes]
     chosen = {last[sizes[each]] for each in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
-    return [layers[place] for place in sorted(_spread([each.row for each in layers], sorted(chosen)))]
+    return [layers[place] for place in sorted(_spread([layer.row for layer in layers], sorted(chosen)))]
 
 
 def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
@@ -138,27 +138,27 @@ class MapColumns:
 
     @property
     def _pitch(self) -> int:
-        tallest = max(_height(each.size, self._width) for each in self.summaries)
+        tallest = max(_height(summary.size, self._width) for summary in self.summaries)
         return _UNDER_NAME + tallest + _UNDER_MAP + _BETWEEN
 
     def draw(self, image: Image.Image, top: int) -> None:
         """Draw them on the sheet."""
         pen = ImageDraw.Draw(image)
-        for column, each in enumerate(self.summaries):
+        for column, summary in enumerate(self.summaries):
             left = self.left + column * (self._width + _GAP)
-            label = f"{self.letters[each.row]}  {each.label}" if each.row in self.letters else each.label
-            is_sequence = each.row in self.sequences
-            size = " x ".join(map(str, (each.channel_count, *each.size[is_sequence or is_strip(each.size) :])))
-            named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
+            label = f"{self.letters[summary.row]}  {summary.label}" if summary.row in self.letters else summary.label
+            is_sequence = summary.row in self.sequences
+            size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
+            named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            names = self.names[0].format(each.over_channels), self.names[1].format(each.channel, _why(each))
+            names = self.names[0].format(summary.over_channels), self.names[1].format(summary.channel, _why(summary))
             names = ("|A-B|", "A-B") if is_sequence else names
-            drawings = [(each.combined, names[0]), (each.strongest, names[1])]
+            drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
             for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
                 here = top + _HEAD + place * self._pitch
                 write(pen, [(name, SMALL, INK)], here, left, self._width)
-                size_drawn = (self._width, _height(each.size, self._width))
+                size_drawn = (self._width, _height(summary.size, self._width))
                 _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
 
 

@@ -73,7 +73,7 @@ def check_writable(path: Path, option: str) -> None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise _refusal(path, "it is a folder", option)
-        standing = target if os.path.lexists(target) else next(each for each in target.parents if each.exists())
+        standing = target if os.path.lexists(target) else next(parent for parent in target.parents if parent.exists())
         if standing != target and not standing.is_dir():
             raise _refusal(path, f"'{safe_text(str(standing))}' is not a folder", option)
         if not os.access(standing, os.W_OK):

@@ -130,7 +130,7 @@ def _example(folder: Path) -> str:
 def _newest_run(folder: Path) -> Path | None:
     """Return the latest run directly in a folder, if there is one."""
     try:
-        runs = {each.parent: each.stat().st_mtime for each in folder.glob("*/run.json")}
+        runs = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
     except OSError:
         return None
     return max(runs, key=runs.__getitem__, default=None)
@@ -278,7 +278,7 @@ def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator
     if len(record.overlays) != len(result.maps):
         yield "its overlays are not those of its maps"
     maps = [(each.values.ndim, each) for each in result.maps]
-    for axes, each in (*maps, *((each.values.ndim - 1, each) for each in patches)):
+    for axes, each in (*maps, *((patch.values.ndim - 1, patch) for patch in patches)):
         sides = [*zip(each.extent[:axes], each.extent[axes:], strict=False)]
         is_area = len(each.extent) == 2 * axes and all(map(math.isfinite, each.extent))
         is_inside = all(begin < min(end, 1) and end > 0 for begin, end in sides)
@@ -305,8 +305,8 @@ def _wrong_grids_of_differences(record: RunRecord, result: Differences) -> Itera
 
 def _wrong_files(_: RunRecord, result: History) -> Iterator[str]:
     count = len(result.files)
-    named = [*(each.file for each in result.rows), *(each.file for each in result.activations)]
-    named += [at for each in result.verdicts for at in (each.first, each.before or 0, *each.files)]
+    named = [*(row.file for row in result.rows), *(activation.file for activation in result.activations)]
+    named += [at for verdict in result.verdicts for at in (verdict.first, verdict.before or 0, *verdict.files)]
     named += [file.compared_with or 0 for file in result.files]
     if [file.index for file in result.files] != [*range(count)] or any(at >= count for at in named):
         yield f"its {RESULT} names files that it does not list"

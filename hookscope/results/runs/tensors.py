@@ -91,7 +91,7 @@ class TensorSpool:
 
 def write_tensors(path: Path, tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> None:
     """Write a file of safetensors, byte for byte as `safetensors.torch.save_file` does; raises OSError."""
-    header, order = header_of({name: (each.dtype, each.shape) for name, each in tensors.items()})
+    header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     with path.open("wb") as file:
         file.write(header)
         for name in order:

@@ -362,7 +362,7 @@ def _pairs(values: object, field: str) -> list[tuple[object, object]]:
 
 def _misfit(folder: Path, number: int, error: Exception) -> InputError:
     reason = (
-        ": ".join(str(each)[:100] for each in error.args[:2])
+        ": ".join(str(argument)[:100] for argument in error.args[:2])
         if isinstance(error, ValueError)
         else "it nests too deeply"
     )
