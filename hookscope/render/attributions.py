@@ -38,7 +38,12 @@ def describe_attributions(
         level="",
         warnings=[("", warning) for warning in result.warnings],
         notes=[*result.notes, *_left_as_it_is(result)],
-        facts=[*model_facts(result.model), ("Method", result.method, False), *machine_facts(result)],
+        facts=[
+            *model_facts(result.model),
+            ("Method", result.method, False),
+            *([] if result.layers else [("Looked at", "the input itself", False)]),
+            *machine_facts(result),
+        ],
         sections=[
             Section(
                 "maps",
