@@ -310,11 +310,13 @@ class ChannelSearch:
     """Every channel of rows, to be searched on the page, with crops of the inputs that excite it; a picture has three.
 
     Attributes:
+        columns: Of a row with one of its channels.
         sheets: The crops.
         all_in: The file that has all channels.
     """
 
     rows: Sequence[SurveyRow]
+    columns: Sequence[Column]
     sheets: Sequence[CropSheet]
     has_classes: bool
     all_in: str

@@ -20,7 +20,7 @@ from hookscope.render.document import (
     Text,
 )
 from hookscope.render.run_facts import model_facts
-from hookscope.render.survey_columns import FLOAT16, LAYERS, remarks_of
+from hookscope.render.survey_columns import CHANNELS, FLOAT16, LAYERS, remarks_of
 from hookscope.render.survey_failures import (
     failure_heading,
     failure_reasons,
@@ -61,7 +61,13 @@ def describe_survey(
         ("depth", "Over depth", "Over depth"): [*_charts(result)],
         ("layers", "Layers", "Layers"): [_layers(result)],
         ("channels", "Channels", "Channels"): [
-            ChannelSearch(rows=result.rows, sheets=crops, has_classes=bool(result.classes), all_in="channels.csv")
+            ChannelSearch(
+                rows=result.rows,
+                columns=CHANNELS,
+                sheets=crops,
+                has_classes=bool(result.classes),
+                all_in="channels.csv",
+            )
         ],
         ("left-out", "Left out", "Left out"): [*_left_out(result)],
     }

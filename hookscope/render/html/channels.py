@@ -10,7 +10,6 @@ from hookscope.errors import InputError
 from hookscope.render.columns import Column, percent_text
 from hookscope.render.document import ChannelSearch
 from hookscope.render.html.pictures import BUDGET, jpeg_uri, opened_picture
-from hookscope.render.survey_columns import CHANNELS
 from hookscope.results.survey import CropSheet, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
 
@@ -25,7 +24,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
         InputError: If a picture is missing, or none.
     """
     strips, left_out = _strips(part.sheets, read)
-    told, places = _channels(part.rows, strips)
+    told, places = _channels(part, strips)
     crops = {key: place for place, key in enumerate(strips)}
     total = channel_counts(part.rows)
     remarks = []
@@ -72,14 +71,14 @@ def _lines(sheet: CropSheet, content: bytes) -> Iterator[str]:
 
 
 def _channels(
-    layers: Sequence[SurveyRow], strips: dict[tuple[int, int], str]
+    part: ChannelSearch, strips: dict[tuple[int, int], str]
 ) -> tuple[list[tuple[Column, list[Any]]], list[tuple[int, int]]]:
     """Return the columns that the page has of channels, with their values, and the row and number of each channel."""
-    per_row = max(1, _MOST_CHANNELS // max(1, len(layers)))
-    rows = [(row, channel) for row in layers for channel in _shown(row, per_row, strips)]
+    per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
+    rows = [(row, channel) for row in part.rows for channel in _shown(row, per_row, strips)]
     told = [
         (column, [safe_text(column.cell(row)) if column.words else _rounded(column.read(row)) for row in rows])
-        for column in CHANNELS
+        for column in part.columns
         if column.title
     ]
     places = [(row.index, channel.channel) for row, channel in rows]
