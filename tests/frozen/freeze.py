@@ -256,6 +256,7 @@ def _visible(html: str) -> str:
 
 
 _MASKS = {
+    r"\bLinux-\d\S+": "PLATFORM",
     r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?)?": "DATE",
     r"\b\d+(?:\.\d+)? ?(?:ms|s|seconds?|minutes?|hours?)(?=$|[\s.,;:)/·])": "TIME",
     r"\b\d+(?:\.\d+)? ?(?:bytes|[kKMGT]i?B|B)\b": "SIZE",
