@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from hookscope.errors import UsageError
 from hookscope.render.document import Document
 from hookscope.render.given_maps import draw_given, draw_given_map, given_remark
 from hookscope.render.overlays import overlay, shrunk
@@ -20,7 +19,7 @@ from hookscope.render.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph, Provenance, Region
+from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph, Region
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import counted
@@ -89,13 +88,6 @@ def _write_map(folder: Path, result: Attributions | Attention, photograph: Photo
         # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
         Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
     return drawn
-
-
-def saved_provenance(result: Attributions | Attention) -> Provenance:
-    """Return how a result was made; a UsageError is raised if there is nothing to save."""
-    if result.provenance is None or not result.inputs:
-        raise UsageError("This run did not finish, so it cannot be saved.")
-    return result.provenance
 
 
 def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -10,19 +10,19 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render import grids, tables
-from hookscope.render.attention_files import save_attention
-from hookscope.render.attribution_files import save_attributions
+from hookscope.render.attention_files import write_attention
+from hookscope.render.attribution_files import write_attributions
 from hookscope.render.columns import Column
 from hookscope.render.comparison import CHANGES
 from hookscope.render.cost_text import COSTS
-from hookscope.render.difference_files import save_differences
-from hookscope.render.history_files import save_history
+from hookscope.render.difference_files import write_differences
+from hookscope.render.history_files import write_history
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.token_norms import draw_token_norms
-from hookscope.render.survey_files import save_survey
+from hookscope.render.survey_files import write_survey
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -31,7 +31,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
-from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
+from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
 from hookscope.results.runs.record import Verb, record_of
 from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
@@ -43,69 +43,61 @@ TOKENS = "tokens.png"
 def save_result(
     result: Activations | Gradients | Attributions | Attention | Differences | History | Survey,
     path: str | Path,
+    *,
+    command: str = "",
+    numbered: bool = False,
     **options: Any,
 ) -> SavedRun:
-    """Write the run directory of any result: see `save_run` and those of the other commands."""
-    if isinstance(result, Survey):
-        return save_survey(result, path, **options)
-    if isinstance(result, History):
-        return save_history(result, path, **options)
-    if isinstance(result, Attention):
-        return save_attention(result, path, **options)
-    if isinstance(result, Differences):
-        return save_differences(result, path, **options)
-    if isinstance(result, Attributions):
-        return save_attributions(result, path, **options)
-    return save_run(result, path, **options)
+    """Write a result as its command does: whole or not at all, and never over anything but an earlier run.
+
+    Args:
+        result: What a function of hookscope returned.
+        path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
+        command: The command line for `run.json`; "" for none.
+        numbered: Append a number to the path rather than replace a run of another command.
+        options: How pictures are drawn: `cmap` and `scale` of `activations` and `grads`, `crops` of `survey`.
+
+    Raises:
+        UsageError: If the run did not finish, or was read from a folder.
+        OutputError: If something cannot be written.
+    """
+    verb, write = _WRITERS[type(result)]
+    provenance = result.provenance
+    is_empty = isinstance(result, Activations | Gradients | Attributions | Attention) and not result.inputs
+    if provenance is None or getattr(result, "failure", None) is not None or is_empty:
+        raise UsageError("This run did not finish, or was read from a folder, so it cannot be saved.")
+    with new_run(Path(path), numbered=numbered) as run:
+        files = write(run.path, result, **options)
+        stored = write_result(run.path, result)
+        folder = run.finish(record_of(verb, command, provenance, **files.pictures))
+    return SavedRun(folder, (*files.listed, *stored), files.pictures.get("grids", ()), files.remarks)
 
 
-def save_run(
+def _write_inspection(
+    folder: Path,
     result: Activations | Gradients,
-    path: str | Path,
     *,
     cmap: str = "auto",
     scale: Literal["channel", "layer"] = "channel",
-    command: str = "",
-    numbered: bool = False,
-) -> SavedRun:
-    """Write a result as the commands do: whole or not at all, and never over anything but an earlier run.
-
-    Args:
-        result: What `hookscope.activations` or `hookscope.grads` returned.
-        path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
-        cmap: Matplotlib colour map of the grids; "auto" as in `draw_grid`.
-        scale: Colour range of each channel by itself, or one for the layer.
-        command: The command line for `run.json`; "" for none.
-        numbered: Append a number to the path rather than replace a run of another command.
-
-    Raises:
-        UsageError: If the run did not finish.
-        OutputError: If something cannot be written.
-    """
-    provenance = result.provenance
-    if provenance is None or result.failure is not None or not result.inputs:
-        raise UsageError("This run did not finish, so it cannot be saved.")
+) -> RunFiles:
+    """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
     if isinstance(result, Gradients):
         maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
-    with new_run(Path(path), numbered=numbered) as run:
-        draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
-        drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
-        files = [*_write_tables(run.path, result), *write_result(run.path, result)]
-        if isinstance(result, Activations) and result.token_maps:
-            photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
-            draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
-            files.append(TOKENS)
-        if result.tensors:
-            saved: Any = result.tensors  # `SavedTensors`, which this room does not import
-            write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
-            files.append(tensor_file)
-        thumbnails = tuple(_write_pictures(run.path, result.inputs, provenance))
-        pictures = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails}
-        verb: Verb = "grads" if isinstance(result, Gradients) else "activations"
-        folder = run.finish(record_of(verb, command, provenance, **pictures))
-    return SavedRun(folder, tuple(files), tuple(drawn))
+    draw_overview(result).save(folder / OVERVIEW, compress_level=6)
+    drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+    names = tables.write_tables(folder, _tables(result))
+    if isinstance(result, Activations) and result.token_maps:
+        photographs = [photograph_of(result, index) for index in range(1 + _last_drawn(result))]
+        draw_token_norms(result, photographs).save(folder / TOKENS, compress_level=6)
+        names.append(TOKENS)
+    if result.tensors:
+        saved: Any = result.tensors  # `SavedTensors`, which this room does not import
+        write_tensors(folder / tensor_file, saved.spooled, saved.spool)
+        names.append(tensor_file)
+    thumbnails = tuple(_write_pictures(folder, result.inputs, result.provenance))
+    return RunFiles(names, {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails})
 
 
 def _last_drawn(result: Activations) -> int:
@@ -142,7 +134,7 @@ def _draw_grids(
         return list(pool.map(draw, maps, names))
 
 
-def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
+def _tables(result: Activations | Gradients) -> dict[str, str]:
     texts = {"layers.csv": tables.rows_to_csv(result)}
     if isinstance(result, Gradients):
         texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
@@ -155,16 +147,25 @@ def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
         texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
     if isinstance(result, Gradients) and result.inputs_alone:
         texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return list(texts)
+    return texts
 
 
-def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:
+def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance | None) -> list[str | None]:
     names: list[str | None] = [None] * len(inputs)
     for index, record in enumerate(inputs[:SHOWN_INPUTS]):
-        if record.size is not None and record in provenance.pictures:
+        if provenance and record.size is not None and record in provenance.pictures:
             (folder / "inputs").mkdir(exist_ok=True)
             name = names[index] = f"inputs/{index:03d}.png"
             Image.fromarray(provenance.pictures[record]).save(folder / name)
     return names
+
+
+_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles]]] = {
+    Activations: ("activations", _write_inspection),
+    Attention: ("attention", write_attention),
+    Attributions: ("attribute", write_attributions),
+    Differences: ("diff", write_differences),
+    Gradients: ("grads", _write_inspection),
+    History: ("history", write_history),
+    Survey: ("survey", write_survey),
+}

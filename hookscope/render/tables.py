@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter, methodcaller
+from pathlib import Path
 from typing import Any
 
 from hookscope.render.columns import Column, machine_columns
@@ -15,6 +16,13 @@ from hookscope.text import safe_text
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+
+
+def write_tables(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    """Write texts under their names; return the names."""
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [*texts]
 
 
 def rows_to_csv(inspection: Activations | Gradients) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
@@ -182,7 +181,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(RowContainer):
+class Run(RunResult):
     """The results that all runs share, with or without a backward pass.
 
     Attributes:
@@ -227,10 +226,6 @@ class Run(RowContainer):
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command; see `hookscope.render.run_files.save_run` for the options."""
-        return Path(rendered(self, "save", path, **options).folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hookscope.results.concentration import Extent, MapValues
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult
 from hookscope.text import counted, some_of
 
 ONE_TOKEN = 0.9
@@ -161,7 +160,7 @@ class PatchWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attention(RowContainer):
+class Attention(RunResult):
     """The attention of a network: numbers by head, and maps on the inputs.
 
     Attributes:
@@ -204,10 +203,6 @@ class Attention(RowContainer):
     def __repr__(self) -> str:
         parts = (counted(len(self.blocks), "block"), counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command: `hookscope.render.attention_files.save_attention`."""
-        return Path(rendered(self, "save", path, **options).folder)
 
     def __getitem__(self, label: str) -> AttentionMap:
         """Return the first map of a block or a query: "blocks.11.attn", "class token", "rollout".

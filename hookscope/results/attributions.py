@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from hookscope.results.concentration import Concentration, Extent, MapValues, co
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult
 from hookscope.text import counted
 
 Method = Literal[
@@ -126,7 +125,7 @@ class SanityCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attributions(RowContainer):
+class Attributions(RunResult):
     """The maps of where a network looks, with the tests of these maps.
 
     Attributes:
@@ -166,10 +165,6 @@ class Attributions(RowContainer):
     def halves(self) -> tuple[Concentration | None, ...]:
         """For each map, the smallest box that holds half of it."""
         return tuple(concentration(each, self.inputs[each.input_index]) for each in self.maps)
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command: `hookscope.render.attribution_files.save_attributions`."""
-        return Path(rendered(self, "save", path, **options).folder)
 
     def _items(self) -> tuple[AttributionMap, ...]:
         return self.maps

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_of
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult
 from hookscope.text import counted
 
 Match = Literal["name", "prefix", "order", "map"]
@@ -268,7 +267,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Differences(RowContainer):
+class Differences(RunResult):
     """The differences between A and B.
 
     Attributes:
@@ -325,7 +324,3 @@ class Differences(RowContainer):
             LayerNotFoundError: If there is none; with the nearest labels.
         """
         return row_of(label, self.rows)
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command."""
-        return Path(rendered(self, "save", path, **options).folder)

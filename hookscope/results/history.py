@@ -6,14 +6,13 @@ No torch. `hookscope.history` makes it; renderers read it.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, NothingMatchedError, most_severe, nearest
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult
 from hookscope.text import counted
 
 
@@ -169,7 +168,7 @@ class HistoryVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class History(RowContainer):
+class History(RunResult):
     """A training, followed by its checkpoints.
 
     Attributes:
@@ -231,10 +230,6 @@ class History(RowContainer):
         failures = [f"{self.files[each.first].label}: {each.message}" for each in self.verdicts if each.level == "fail"]
         errors = [f"{each.label}: {each.error}" for each in self.unreadable]
         raise AssertionError("\n".join((f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)))
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command."""
-        return Path(rendered(self, "save", path, **options).folder)
 
     def _items(self) -> tuple[WeightPoint, ...]:
         return self.rows

@@ -7,6 +7,7 @@ no output library.
 import random
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hookscope.errors import NothingMatchedError
@@ -87,3 +88,23 @@ class RowContainer(RenderedResult):
         except NothingMatchedError:
             return False
         return True
+
+
+class RunResult(RowContainer):
+    """A result that its command writes as a run directory."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command.
+
+        Args:
+            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
+            options: How pictures are drawn: `cmap`, a colour map of Matplotlib's, and `scale`, "channel" or "layer", of
+                the grids of `activations` and `grads`; `crops` of `survey`, the channels of each row that have crops.
+
+        Raises:
+            UsageError: If the run did not finish, or was read from a folder.
+            OutputError: If something cannot be written.
+        """
+        return Path(rendered(self, "save", path, **options).folder)

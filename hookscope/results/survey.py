@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from hookscope.results.headroom import Headroom
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_label, row_of
-from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.renderers import RunResult
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.table_rows import TableRows
 from hookscope.text import counted
@@ -381,7 +380,7 @@ class FeatureFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Survey(RowContainer):
+class Survey(RunResult):
     """What layers and their channels do over a data set.
 
     Attributes:
@@ -473,10 +472,6 @@ class Survey(RowContainer):
     def dead_count(self) -> int:
         """Dead channels of all rows."""
         return sum(len(row.dead_channels) for row in self.rows)
-
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the run directory of the command."""
-        return Path(rendered(self, "save", path, **options).folder)
 
 
 def channel_counts(rows: Sequence[SurveyRow]) -> int:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -112,6 +112,21 @@ class Run:
                 raise
             self.target.rename(self.previous)
             self.path.rename(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a command wrote into its run directory beside the result.
+
+    Attributes:
+        listed: What the command says of them: "3 overlays", "layers.csv".
+        pictures: Entries of `RunRecord`.
+        remarks: Notes about the pictures.
+    """
+
+    listed: Sequence[str]
+    pictures: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
