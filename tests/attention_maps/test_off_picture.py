@@ -58,7 +58,7 @@ class TwoTowers(nn.Module):
         return self.vision(pixels).mean(1) @ self.text(ids).mean(1).T
 
 
-@pytest.mark.parametrize("words", [7, 16, 17])
+@pytest.mark.parametrize("words", [16, 17])
 def test_words_do_not_lie_on_the_picture_that_another_tower_was_given(words: int) -> None:
     """16 are as many as patches, 17 as patches and a class token; the last block, which is drawn, is the text's."""
     given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, words))}
@@ -109,8 +109,9 @@ class Detector(nn.Module):
         return found.transpose(0, 1) if self.way == "batch second" else found
 
 
-@pytest.mark.parametrize("way", ["batch first", "batch second", "written out"])
-@pytest.mark.parametrize("queries", [4, 16, 17])
+@pytest.mark.parametrize(
+    ("queries", "way"), [(4, "batch first"), (16, "batch second"), (16, "written out"), (17, "batch first")]
+)
 def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, way: str) -> None:
     """4 are as many as patches of the halved grid, 16 as patches, 17 as patches and a class token."""
     network = Detector(queries, way)
@@ -217,7 +218,7 @@ class HeadsInFront(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["fused", "written out"])
-@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (3, 2), (2, 2), (4, 4)])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (3, 2), (4, 4)])
 def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(HeadsInFront(heads, way))
@@ -245,8 +246,8 @@ class ByNames(nn.Module):
         return torch.einsum(f"{self.weights},bjhd->bihd", weights, value).flatten(2)
 
 
-@pytest.mark.parametrize("weights", ["bhij", "hbij", "bihj", "ibhj"])
-@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (4, 4), (4, 2)])
+@pytest.mark.parametrize("weights", ["hbij", "bihj", "ibhj"])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (4, 4)])
 def test_einsum_says_which_axes_are_inputs_heads_and_queries(inputs: int, heads: int, weights: str) -> None:
     torch.manual_seed(0)
     network, tokens = nn.Sequential(ByNames(heads, weights)), torch.randn(inputs, 6, 8)

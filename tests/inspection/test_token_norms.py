@@ -172,20 +172,17 @@ def test_inputs_that_are_not_finite_are_left_out(pictures: Tensor) -> None:
 
 
 SMALL = {
-    "vit_tiny_patch16_224": {"img_size": 64, "depth": 4},
-    "deit_tiny_distilled_patch16_224": {"img_size": 64, "depth": 4},
     "vit_small_patch14_reg4_dinov2": {"img_size": 70, "depth": 4},
     "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 192, "num_heads": 3},
     "eva02_tiny_patch14_224": {"img_size": 70, "depth": 4},
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", SMALL)
-def test_healthy_random_networks_are_silent(name: str, seed: int) -> None:
-    """Ten networks, all modules of each, on two inputs of noise: the nearest token has 1.9 times the median."""
+def test_healthy_random_networks_are_silent(name: str) -> None:
+    """All modules of each, on two inputs of noise."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         network = timm.create_model(name, **SMALL[name]).eval()
         side = SMALL[name]["img_size"]
         run = inspect(network, torch.randn(2, 3, side, side), ["*"], tokens=True)
@@ -211,18 +208,6 @@ def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path)
     quiet = vision(nn.Identity())
     hookscope.activations(quiet, pictures, layer="norm").save(tmp_path / "quiet")
     assert not (tmp_path / "quiet" / "tokens.csv").exists()
-
-
-def test_the_terminal_names_the_tokens_below_the_table(pictures: Tensor) -> None:
-    printed = " ".join(str(hookscope.activations(vision(Planted(9, 3, 900.0)), pictures, layer="planted.0")).split())
-    highest = "high-norm tokens in 1 row, most in planted.0: 3 tokens, above all token 9 (row 1, column 2) of input"
-    assert highest in printed
-    assert "token L2: median to maximum norm of the tokens" in printed
-    assert "massive activations in 1 row, first in planted.0: 9" in printed
-    assert "in channel 3 of token 9 (row 1, column 2), median magnitude 0." in printed
-    quiet = str(hookscope.activations(vision(nn.Identity()), pictures, layer="norm"))
-    assert "high-norm" not in quiet
-    assert "massive" not in quiet
 
 
 def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) -> None:
