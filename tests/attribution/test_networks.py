@@ -1,9 +1,8 @@
 """Maps lie where the picture is: properties over many networks, of torchvision and timm.
 
 A network whose kernels are left-right symmetric, and that knows no positions, gives the mirrored map of a mirrored
-picture, if its strides meet the picture's size: then the maps must agree to the last digits. With convolutions and
-poolings that wrap around the picture's edges, a map moves with the picture, cell by cell. Others, with windows that are
-shifted and paddings on one side, must move their peak by one cell when what is in the picture moves by one stride.
+picture, if its strides meet the picture's size: then the maps must agree to the last digits. Others, with windows that
+are shifted and paddings on one side, must move their peak by one cell when what is in the picture moves by one stride.
 """
 
 from collections.abc import Callable
@@ -69,32 +68,6 @@ MOVED: dict[str, tuple[Build, int, int]] = {
 }
 
 
-# Sides and strides with which a network that wraps around the edges moves its map with the picture.
-ROLLED: dict[str, tuple[Build, int, int]] = {
-    **{name: (MIRRORED[name][0], 160, 32) for name in ("resnet18", "mobilenet_v2", "googlenet", "convnext")},
-    "squeezenet1_1": (vision("squeezenet1_1"), 160, 32),
-    "vit": (small.small_vit, 112, 8),
-}
-
-
-def around_the_edges(network: nn.Module) -> nn.Module:
-    """Let convolutions and poolings whose windows overlap continue at the opposite edge."""
-    for parent in list(network.modules()):
-        for name, module in list(parent.named_children()):
-            if isinstance(module, nn.Conv2d) and module.stride != module.kernel_size:
-                module.padding = tuple(
-                    (k - 1) // 2 * d for k, d in zip(module.kernel_size, module.dilation, strict=True)
-                )
-                module.padding_mode = "circular"
-                module._reversed_padding_repeated_twice = [p for p in reversed(module.padding) for _ in range(2)]
-            elif isinstance(module, nn.MaxPool2d | nn.AvgPool2d) and module.kernel_size != module.stride:
-                module.padding, module.ceil_mode = 0, False
-                before = (module.kernel_size - 1) // 2
-                after = module.kernel_size - 1 - before
-                setattr(parent, name, nn.Sequential(nn.CircularPad2d((before, after, before, after)), module))
-    return network
-
-
 def without_sides(build: Build, pictures: Tensor) -> nn.Module:
     """Build a network, make its kernels symmetric and its places alike, and let it get used to pictures."""
     torch.manual_seed(0)
@@ -140,22 +113,6 @@ def test_the_map_of_a_mirrored_picture_is_the_mirrored_map(name: str) -> None:
     assert spearman(plain, mirrored[:, ::-1]) >= 0.99
     np.testing.assert_allclose(mirrored[:, ::-1], plain, atol=1e-3 * np.abs(plain).max())
     assert spearman(plain, plain[:, ::-1]) < 0.98  # or the test could not fail
-
-
-@pytest.mark.parametrize("name", ROLLED)
-@pytest.mark.sample("resnet18", "squeezenet1_1", "vit", "convnext")
-def test_the_map_moves_with_the_picture(name: str) -> None:
-    build, side, stride = ROLLED[name]
-    network = without_sides(lambda: around_the_edges(build()), blurred_noise(2, side))
-    picture = blurred_noise(1, side)
-    both = torch.cat([picture, picture.roll((stride, -stride), (2, 3))])
-    run = hookscope.attribute(network, both, target=1, method="hires-cam", sanity="none")
-    plain, moved = (each.values for each in run.maps)
-    cells = stride * len(plain) // side
-    expected = np.roll(plain, (cells, -cells), (0, 1))
-    assert spearman(moved, expected) >= 0.99
-    np.testing.assert_allclose(moved, expected, atol=1e-3 * np.abs(plain).max())
-    assert moved.argmax() == expected.argmax() != plain.argmax()
 
 
 @pytest.mark.parametrize("name", MOVED)

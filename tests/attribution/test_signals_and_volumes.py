@@ -52,32 +52,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "method"),
-    [("signal", "smoothgrad"), ("signal", "occlusion"), ("volume", "grad-cam"), ("volume", "integrated-gradients")],
-)
-@pytest.mark.exhaustive
-def test_what_a_network_looks_at_is_found_by_every_method(case: str, method: Method) -> None:
-    found_by(case, method)
-
-
 def test_a_window_of_a_signal_and_a_block_of_a_volume_are_found() -> None:
-    found_by("signal", "layer-cam")
-    found_by("volume", "gradient")
+    for case, method in (("signal", "layer-cam"), ("signal", "occlusion"), ("volume", "gradient")):
+        found_by(case, method)
 
 
 def found_by(case: str, method: Method) -> None:
     window, size = CASES[case]
     network, given = Looking(window, size), torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(1))
-    if method == "guided-backprop":  # softplus is no ReLU: its gradient is kept
-        network.head.weight.data.abs_()
     options = {"layer": "second"} if method in CAMS else {}
     result = hookscope.attribute(network, given, method=method, sanity="none", **options)
     assert all(each.values.shape == size == each.size for each in result.maps)
-    if method in ("grad-cam", "grad-cam++"):  # gradients are averaged over places, so all of the map has weight
-        assert all(each.values.shape == size for each in result.maps)
-        return
-    least = 0.6 if method == "occlusion" else 0.999 if method != "smoothgrad" else 0.99
+    least = 0.6 if method == "occlusion" else 0.999
     assert all(mass_inside(each, window) > least for each in result.maps)
     if method == "occlusion":  # to a patch
         assert all(mass_inside(each, window, 5) > 0.95 for each in result.maps)

@@ -1,6 +1,7 @@
 """Layers find their partners."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ def test_names_match_exactly_first_and_then_without_the_prefixes_of_wrappers() -
     assert inside["a.conv"] == ("a._orig_mod.conv", "prefix")
 
 
+def test_a_prefix_does_not_join_layers_of_other_shapes() -> None:
+    assert match_names({"fc": ((2, 3),)}, {"head.fc": ((4, 3),)}) == {}
+
+
 def test_a_map_goes_before_names_and_keeps_what_its_stars_stand_for() -> None:
     a, b = named("enc.0.conv", "enc.1.conv", "head"), named("back.0.c.conv", "back.1.c.conv", "head", "enc.0.conv")
     matched = match_names(a, b, ["enc.*.conv=back.*.c.conv"])
@@ -73,6 +78,21 @@ def test_pairs_by_name_hold_the_alignment() -> None:
     aligned, matched = align(a, b, {"mid": ("mid", "name")})
     assert matched == {("mid", 0)}
     assert aligned == {("y", 0): ("p", 0)}
+
+
+def test_of_pairs_by_name_that_cross_the_longest_run_in_order_holds_the_alignment() -> None:
+    """`x` runs before q and r in A, `y` behind them in B."""
+    p, q, r = (call(name, "Conv2d", 1) for name in "pqr")
+    aligned, matched = align(
+        [call("x", "ReLU", 1), p, q, r], [q, r, call("y", "ReLU", 1), p], {name: (name, "name") for name in "pqr"}
+    )
+    assert aligned == {}
+    assert matched == {("p", 0), ("q", 0), ("r", 0)}
+
+
+def test_what_returns_its_input_is_no_partner_by_order() -> None:
+    same = replace(call("same", "Identity", 1, 4), is_unchanged=True)
+    assert align([same], [call("act", "ReLU", 1, 4)], {})[0] == {}
 
 
 def small() -> nn.Module:

@@ -17,7 +17,6 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -473,6 +472,16 @@ def test_the_largest_difference_is_no_smaller_than_the_first() -> None:
     assert any(each.startswith("It is largest at block (") for each in said), said
 
 
+def test_a_difference_that_one_branch_undoes_is_not_gone() -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(8, 8), _Residual(), nn.Linear(8, 2)).eval()
+    b = copy.deepcopy(a)
+    b[0].bias.data += 0.5
+    result = hookscope.diff(a, b, torch.randn(2, 8))
+    assert result["1.body.0"].origin != "passed on"
+    assert [(each.layer, each.gone_at) for each in result.first_differences] == [("0", "")]
+
+
 def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() -> None:
     one, other = Branches(), Branches()
     with torch.no_grad():
@@ -907,10 +916,3 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         *(("top1<1", ""), ("output:rel>0.1", "")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
     }
-
-
-def test_pictures_are_read_once_for_both(tmp_path: Path) -> None:
-    Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "a.png")
-    result = hookscope.diff(small(), "same", tmp_path / "a.png", resize="none", crop="none", mean="none", std="none")
-    assert [Path(each.name).name for each in result.inputs] == ["a.png"]
-    assert result.first_differences == ()

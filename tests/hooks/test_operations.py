@@ -184,7 +184,7 @@ PATTERNS: dict[tuple[str, ...], list[str]] = {
     ("op:a*",): ["block.0:add", "block.1:add", "(model):add"],
     ("block:add",): ["block.0:add", "block.1:add"],
     ("block.*:*",): ["block.0:relu", "block.0:mul", "block.0:add", "block.1:relu", "block.1:mul", "block.1:add"],
-    ("(model):*",): ["(model):add"],
+    ("(model):*", "!op:ad"): ["(model):add"],  # a name is whole
     ("block.1:add#0",): ["block.1:add"],
     ("op:*", "!op:add", "!block.0:*"): ["block.1:relu", "block.1:mul"],
 }

@@ -94,16 +94,6 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
 # --- numbers ---
 
 
-def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() -> None:
-    model = built("threads")
-    inspection = inspect(model, X.clone(), ["part.0"])
-    part = model.get_submodule("part.0")
-    expected = sorted(part(X.repeat(50, 50) + each).mean().item() for each in range(40))
-    means = sorted(row.activation.mean or 0 for row in inspection.rows)
-    assert means == pytest.approx(expected, rel=1e-5)
-    assert sorted(row.call for row in inspection.rows) == [*range(40)]
-
-
 @pytest.mark.parametrize("transform", ["vmap"])
 def test_an_input_inside_a_transform_has_no_gradient_rather_than_that_of_all_its_uses(transform: str) -> None:
     model = built(f"plain input inside {transform}")

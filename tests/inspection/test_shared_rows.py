@@ -72,26 +72,3 @@ def test_zeros_of_one_row_are_no_finding_about_all_inputs(network: PictureAndMet
     assert hookscope.check(network, images=pictures, input={"meta": ROW}, select=select).findings == ()
     assert hookscope.activations(network, pictures, input={"meta": rows}).verdicts
     assert hookscope.activations(network, pictures, input={"meta": ROW}).verdicts == ()
-
-
-class Prompted(nn.Module):
-    """Adds one prompt of 40 tokens to features of pictures, as text towers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.conv, self.text = nn.Conv2d(3, 8, 3), nn.Linear(4, 8)
-        with torch.no_grad():
-            self.text.bias.fill_(-20)
-
-    def forward(self, image: Tensor, prompt: Tensor) -> Tensor:
-        return torch.add(self.conv(image).mean((2, 3)), self.text(prompt).relu().mean(1))
-
-
-def test_what_one_input_is_enough_for_is_judged_over_one(pictures: Tensor) -> None:
-    prompt = torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(4))
-    report = hookscope.check(Prompted(), images=pictures, input={"prompt": prompt}, select=["constant-activation"])
-    (found,) = report.findings
-    assert found.where.startswith("(model):relu")
-    assert "all 320 outputs are 0 over the row that all 120 inputs share." in found.message

@@ -70,9 +70,18 @@ def tokens_of(network: nn.Module, x: Tensor, layer: str, batch_size: int = 8) ->
     return found
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int) -> None:
-    network = vision(nn.Linear(WIDTH, WIDTH), Planted(9, 3, 40.0))
+class Graded(nn.Module):
+    """Makes the norms of tokens spread so far that their spread sets the limit, not twice the median."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linspace(0.5, 1.5, x.shape[1])[:, None]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "middle"), [(1, nn.Linear(WIDTH, WIDTH)), (8, nn.Linear(WIDTH, WIDTH)), (2, Graded())], ids=str
+)
+def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int, middle: nn.Module) -> None:
+    network = vision(middle, Planted(9, 3, 40.0))
     with torch.no_grad():
         values = network.planted(
             network.norm(torch.cat([network.cls.expand(3, -1, -1), _patches(network, pictures)], 1))
@@ -81,6 +90,7 @@ def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int) -> None:
     medians = np.median(norms, axis=1)
     spreads = 1.4826 * np.median(np.abs(norms - medians[:, None]), axis=1)
     limits = np.maximum(2 * medians, medians + 6 * spreads)
+    assert (limits > 2 * medians).all() == isinstance(middle, Graded)
     found = tokens_of(network, pictures, "planted.1", batch_size)
     assert (found.token_count, found.prefix, found.grid) == (GRID * GRID + 1, 1, (GRID, GRID))
     assert found.median == pytest.approx(np.median(medians), rel=1e-6)

@@ -364,49 +364,6 @@ def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() ->
     assert {each for label, each in layouts(result).items() if label.startswith("layer")} == {(None, None)}
 
 
-class LevelLayer(nn.Module):
-    """Tokens come before inputs, as torch's own attention takes them by default."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cross, self.own = nn.MultiheadAttention(WIDTH, 2), nn.MultiheadAttention(WIDTH, 2)
-
-    def forward(self, level: int, output: Tensor, features: list[Tensor], query_embeddings: Tensor) -> Tensor:
-        memory = features[level]
-        output = output + self.cross(output + query_embeddings, memory + 1, memory)[0]
-        tokens = output + query_embeddings
-        return output + self.own(tokens, tokens, output)[0]  # type: ignore[no-any-return]
-
-
-class MaskTransformer(nn.Module):
-    """As Mask2Former and OneFormer: each layer looks at another level."""
-
-    def __init__(self, queries: int) -> None:
-        super().__init__()
-        self.levels, self.layers = Pyramid(), nn.ModuleList(LevelLayer() for _ in range(3))
-        self.queries = nn.Parameter(torch.randn(queries, 1, WIDTH))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        features = [each.transpose(0, 1) for each in reversed(self.levels(pixels))]
-        queries = self.queries.repeat(1, len(pixels), 1)
-        output = queries + 0.1
-        for level, layer in enumerate(self.layers):
-            output = layer(level, output, features, query_embeddings=queries)
-        return output.transpose(0, 1)
-
-
-@pytest.mark.parametrize("count", [16, 17])
-def test_queries_have_no_place_and_the_level_that_they_look_at_has_one(count: int) -> None:
-    """16 are as many as patches of the second level, 17 as those and a class token."""
-    network, _ = run(lambda: MaskTransformer(count), pixels=PICTURES)
-    result = hookscope.attention(network, PICTURES, query="mean", block=2, save_tensors=True)
-    grids = [(each.query_grid, each.key_grid) for each in result.blocks]
-    assert grids == [pair for side in (2, 4, 8) for pair in ((None, (side, side)), (None, None))]
-    weights = result.tensors["layers.1.cross"].double().numpy()
-    for each in result.maps:
-        np.testing.assert_allclose(each.values.reshape(-1), weights[each.input_index].mean((0, 1)), atol=1e-6)
-
-
 class PaddedBlock(nn.Module):
     """Pads a map to windows of 4 x 4, as Swin where it is smaller; `shift_size` where it is Swin's."""
 

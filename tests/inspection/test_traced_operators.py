@@ -163,6 +163,8 @@ def test_without_gradients_the_layers_of_a_branch_have_rows() -> None:
     assert run["taken"].activation.mean == pytest.approx(expected.mean().item(), rel=1e-5)
     assert [layer.layer for layer in run.uncalled] == ["other"]
     assert run.notes == ()
+    traced = hookscope.activations(Net(chosen_with_a_dict), X.clone(), layer="*")  # torch takes a dict only there
+    assert traced["last"].activation.mean == pytest.approx(run["last"].activation.mean, rel=1e-5)
 
 
 def test_an_edit_inside_a_branch_is_never_applied_and_says_so() -> None:

@@ -190,14 +190,6 @@ def test_token_grids_need_not_be_square(extra: int, grid: tuple[int, int]) -> No
         assert arrangement(rows[name]) == ("tokens", (channels, *grid), (extra, channels) if extra else None)
 
 
-def test_tokens_are_laid_out_row_by_row() -> None:
-    tokens = torch.arange(7.0).view(7, 1)  # one class token, then a 2 x 3 grid
-    kind, drawn, extra, _ = arrange(tokens, 2, [(2, 3)])
-    assert kind == "tokens"
-    assert drawn.tolist() == [[[1, 2, 3], [4, 5, 6]]]
-    assert extra.tolist() == [[0]]
-
-
 def test_the_pyramid_of_a_video_transformer_gives_each_level_its_grid() -> None:
     rows = {seen[0]: seen for seen in walk(small_mvit(), (1, 3, 4, 64, 96))}
     for block, channels, grid in ((0, 8, (2, 16, 24)), (1, 16, (2, 8, 12)), (2, 32, (2, 4, 6))):

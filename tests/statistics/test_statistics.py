@@ -627,24 +627,6 @@ def test_default_dtype_and_device_do_not_matter() -> None:
 # --- collecting ---
 
 
-def test_collecting_keeps_the_order_and_mixes_dtypes_and_gaps() -> None:
-    tensors = [
-        random_tensor([5, 6], 1),
-        torch.empty(0, 2),
-        torch.empty(3, device="meta"),
-        random_tensor([7], 2, torch.float64) * 1e-9,
-        torch.tensor([2**53 - 1, 0]),
-        torch.tensor([math.nan]),
-    ]
-    collected = summarise(collect([reduce_tensor(tensor) for tensor in tensors]))
-    assert [statistics.shape for statistics in collected] == [tuple(tensor.shape) for tensor in tensors]
-    for index in (0, 3, 4, 5):
-        check(collected[index], exact(tensors[index]))
-    assert collected[4].quantiles[3] == (2**53 - 1) / 2
-    assert collect([]) == []
-    assert summarise([]) == []
-
-
 @pytest.mark.parametrize("scale", [1e160, 1e300, 1e-170, 1e-300, 2.0**-1060], ids=str)
 @pytest.mark.parametrize("repeats", [1, 50_000])
 def test_float64_values_whose_squares_it_cannot_hold_are_measured(scale: float, repeats: int) -> None:

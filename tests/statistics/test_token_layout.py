@@ -19,6 +19,11 @@ def test_hierarchical_grids_are_halved_up_or_down() -> None:
     assert layout_of((1, 9, 64), 1, 2, [(7, 7)]) == Layout((3, 3), 2, 0)
 
 
+def test_what_the_network_says_of_its_prefix_counts() -> None:
+    assert layout_of((1, 198, 64), 1, 2, [(14, 14)], prefix=2) == Layout((14, 14), 2, 2)
+    assert "not known" in str(layout_of((1, 199, 64), 1, 2, [(14, 14)], prefix=2))
+
+
 def test_a_grid_is_never_guessed_from_a_square_number() -> None:
     assert "give --tokens prefix=1,grid=HEIGHTxWIDTH" in str(layout_of((1, 196, 64), 1, 2, []))
 
