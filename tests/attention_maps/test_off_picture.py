@@ -163,6 +163,28 @@ def test_a_softmax_for_each_channel_is_linear_attention(way: str) -> None:
     assert "0 of 1 block seen; not seen: attention: its softmax is for each of 6 channels" in str(refused.value)
 
 
+class OverChannels(nn.Module):
+    """El-Nouby et al. 2021, XCiT: channels look at channels, here as many as tokens."""
+
+    num_heads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = (each.unflatten(-1, (2, 4)).permute(0, 2, 3, 1) for each in self.project(tokens).chunk(3, -1))
+        query, key, value = parts  # (N, heads, channels, tokens)
+        return (query @ key.mT).softmax(-1) @ value
+
+
+def test_channels_that_are_as_many_as_tokens_are_told_from_them() -> None:
+    network = nn.Sequential()
+    network.add_module("attention", OverChannels())
+    with pytest.raises(NothingMatchedError, match=r"not seen: attention: its softmax is over 4 channels, not over tok"):
+        hookscope.attention(network, torch.randn(2, 4, 8), batch_axis=0)
+
+
 class SEModule(nn.Module):
     """Hu et al. 2018, squeeze and excitation."""
 

@@ -127,8 +127,9 @@ def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
     assert uneven.combined[0, 0] == 0.5
 
 
-def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strongest() -> None:
-    x = torch.ones(1, 4, 4, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "by torch"])
+def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strongest(dtype: torch.dtype) -> None:
+    x = torch.ones(1, 4, 4, 4, dtype=dtype)
     x[0, 3] = 2
     assert shown_channel(x) == 3
     x[0, 2, 0, 0] = -torch.inf
@@ -138,7 +139,7 @@ def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strong
     [summary] = summaries_of(nn.Identity(), x).map_summaries
     for values in (summary.combined, summary.strongest):
         assert np.argwhere(np.isnan(values)).tolist() == [[2, 3]]
-    [summary] = summaries_of(nn.Identity(), torch.full((1, 3, 4, 4), torch.nan)).map_summaries
+    [summary] = summaries_of(nn.Identity(), torch.full((1, 3, 4, 4), torch.nan, dtype=dtype)).map_summaries
     assert summary.channel == 0
 
 
