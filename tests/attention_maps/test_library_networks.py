@@ -153,26 +153,6 @@ def swin() -> Any:
     )
 
 
-def resnet() -> Any:
-    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4}
-    return transformers.ResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
-
-
-def mask2former() -> nn.Module:
-    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32}
-    more = {"encoder_layers": 1, "decoder_layers": 4, "num_attention_heads": 2, "dim_feedforward": 32}
-    config = transformers.Mask2FormerConfig(backbone_config=swin(), num_queries=16, **sizes, **more)
-    return transformers.Mask2FormerModel(config)  # type: ignore[no-any-return]
-
-
-def oneformer() -> nn.Module:
-    sizes = {"conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32, "dim_feedforward": 32}
-    text = {"text_encoder_width": 32, "text_encoder_vocab_size": 50, "text_encoder_context_length": 8}
-    more = {"encoder_layers": 1, "decoder_layers": 4, "num_attention_heads": 2, "task_seq_len": 8, "num_queries": 17}
-    config = transformers.OneFormerConfig(backbone_config=swin(), is_training=False, **sizes, **text, **more)
-    return transformers.OneFormerModel(config)  # type: ignore[no-any-return]
-
-
 def grounding_dino() -> nn.Module:
     text = transformers.BertConfig(vocab_size=50, max_position_embeddings=40, **TINY)
     backbone = swin()
@@ -181,26 +161,6 @@ def grounding_dino() -> nn.Module:
         backbone_config=backbone, text_config=text, num_queries=16, num_feature_levels=3, **DECODER
     )
     return transformers.GroundingDinoModel(config)  # type: ignore[no-any-return]
-
-
-def deformable() -> nn.Module:
-    no_timm = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
-    config = transformers.DeformableDetrConfig(
-        backbone_config=resnet(), num_feature_levels=3, num_queries=24, **no_timm, **DECODER
-    )
-    return transformers.DeformableDetrModel(config)  # type: ignore[no-any-return]
-
-
-def rt_detr() -> nn.Module:
-    backbone = transformers.RTDetrResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, out_features=["stage2", "stage3", "stage4"]
-    )
-    sizes = {"encoder_hidden_dim": 24, "encoder_in_channels": [8, 16, 16], "feat_strides": [8, 16, 32], "d_model": 24}
-    more = {"encoder_ffn_dim": 24, "decoder_in_channels": [24] * 3, "decoder_ffn_dim": 24, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "num_queries": 24}
-    return transformers.RTDetrModel(  # type: ignore[no-any-return]
-        transformers.RTDetrConfig(backbone_config=backbone, **sizes, **more, **heads)
-    )
 
 
 def perceiver() -> nn.Module:
@@ -221,18 +181,6 @@ def trocr() -> nn.Module:
     )
 
 
-def mgp_str() -> nn.Module:
-    config = transformers.MgpstrConfig(
-        image_size=[32, 64],
-        patch_size=4,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        max_token_length=16,
-    )
-    return transformers.MgpstrForSceneTextRecognition(config)  # type: ignore[no-any-return]
-
-
 CASES = {
     "nest": of_timm("nest_tiny", pictures(64, 64), "12 of 12", {"levels.2": (4, 4)}, img_size=64),
     "crossvit": of_timm(
@@ -242,25 +190,7 @@ CASES = {
         "twins_svt_small", pictures(96, 160), "18 of 18", {"0.0.attn": None, ".1.attn": (3, 5)}, img_size=(96, 160)
     ),
     "rope mixed": of_timm("vit_base_patch16_rope_mixed_224", pictures(64, 96), "2 of 2", {"": (4, 6)}, **SMALL, **WIDE),
-    "rope, registers": of_timm(
-        "vit_betwixt_patch16_rope_reg4_gap_256", pictures(64, 96), "2 of 2", {"": (4, 6)}, **SMALL, **WIDE
-    ),
-    "perception encoder": of_timm(
-        "vit_pe_core_tiny_patch16_384", pictures(64, 96), "3 of 3", {"": (4, 6)}, depth=2, **WIDE
-    ),
-    "naflex": of_timm("naflexvit_base_patch16_map", pictures(64, 96), "3 of 3", {"": (4, 6)}, **SMALL),
     "cait": of_timm("cait_xxs24_224", pictures(64, 64), "2 of 4", {"token_only": (4, 4)}, img_size=64, depth=2),
-    "sam 2": of_timm("sam2_hiera_tiny", pictures(128, 192, 1), "12 of 12", {"blocks.5": (8, 12), "blocks.11": None}),
-    "sam": of_timm(
-        "samvit_base_patch16",
-        pictures(96, 128),
-        "2 of 2",
-        {"blocks.0": None, "blocks.1": (6, 8)},
-        img_size=(96, 128),
-        window_size=3,
-        global_attn_indexes=(1,),
-        **SMALL,
-    ),
     "swin v2, wide": of_timm(
         "swinv2_cr_tiny_224",
         pictures(96, 160),
@@ -273,16 +203,6 @@ CASES = {
         window_size=4,
     ),
     "efficientvit": of_timm("efficientvit_m0", pictures(224, 224, 2), "1 of 6", {"stages.0": None}),
-    "dinov3": of_transformers(
-        "DINOv3ViT",
-        pictures(64, 96),
-        "2 of 2",
-        {"": (4, 6)},
-        image_size=64,
-        patch_size=16,
-        num_register_tokens=4,
-        **{**TINY, "num_attention_heads": 2},
-    ),
     "groupvit": of_transformers(
         "GroupViT",
         pictures(64, 96),
@@ -295,16 +215,6 @@ CASES = {
         num_group_tokens=[6, 4, 0],
         num_output_groups=[6, 4, 0],
         **{**TINY, "num_hidden_layers": 3},
-    ),
-    "yolos": of_transformers(
-        "Yolos",
-        pictures(64, 96),
-        "2 of 2",
-        {"": None},
-        image_size=[64, 96],
-        patch_size=16,
-        num_detection_tokens=5,
-        **TINY,
     ),
     "vitdet": of_transformers(
         "VitDet",
@@ -325,21 +235,8 @@ CASES = {
         "4 of 4",
         {"encoder.": (4, 4), "decoder.layers.0.self": None, "encoder_attn": (4, 4)},
     ),
-    "mgp-str": Case(mgp_str, pictures(32, 64), "2 of 2", {"": (8, 16)}),
     "perceiver": Case(
         perceiver, pictures(8, 8), "4 of 4", {"encoder.cross": (8, 8), "self_attends": None, "decoding": None}
-    ),
-    "mask2former": Case(
-        mask2former,
-        pictures(64, 64),
-        "10 of 11",
-        {"encoder.layers.3": (2, 2), "decoder.layers.1.cross": (4, 4), "decoder.layers.0.self": None},
-    ),
-    "oneformer": Case(
-        oneformer,
-        {**pictures(64, 64), "task_inputs": words(8)},
-        "14 of 15",
-        {"module.decoder.layers.1.cross": (4, 4), "module.decoder.layers.0.self": None},
     ),
     "grounding dino": Case(
         grounding_dino,
@@ -352,8 +249,6 @@ CASES = {
             "backbone.conv_encoder.model.swin.encoder.layers.2": (4, 4),
         },
     ),
-    "deformable detr": Case(deformable, pictures(128, 192), "2 of 5", {"decoder": None}, is_local=False),
-    "rt-detr": Case(rt_detr, pictures(128, 192), "2 of 3", {"encoder.aifi": (4, 6), "decoder": None}, is_local=False),
 }
 
 

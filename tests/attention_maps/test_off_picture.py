@@ -58,7 +58,7 @@ class TwoTowers(nn.Module):
         return self.vision(pixels).mean(1) @ self.text(ids).mean(1).T
 
 
-@pytest.mark.parametrize("words", [7, 16, 17])
+@pytest.mark.parametrize("words", [16, 17])
 def test_words_do_not_lie_on_the_picture_that_another_tower_was_given(words: int) -> None:
     """16 are as many as patches, 17 as patches and a class token; the last block, which is drawn, is the text's."""
     given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, words))}
@@ -109,8 +109,9 @@ class Detector(nn.Module):
         return found.transpose(0, 1) if self.way == "batch second" else found
 
 
-@pytest.mark.parametrize("way", ["batch first", "batch second", "written out"])
-@pytest.mark.parametrize("queries", [4, 16, 17])
+@pytest.mark.parametrize(
+    ("queries", "way"), [(4, "batch first"), (16, "batch second"), (16, "written out"), (17, "batch first")]
+)
 def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, way: str) -> None:
     """4 are as many as patches of the halved grid, 16 as patches, 17 as patches and a class token."""
     network = Detector(queries, way)
@@ -160,6 +161,28 @@ def test_a_softmax_for_each_channel_is_linear_attention(way: str) -> None:
     with pytest.raises(NothingMatchedError) as refused:
         hookscope.attention(network, PICTURES)
     assert "0 of 1 block seen; not seen: attention: its softmax is for each of 6 channels" in str(refused.value)
+
+
+class OverChannels(nn.Module):
+    """El-Nouby et al. 2021, XCiT: channels look at channels, here as many as tokens."""
+
+    num_heads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = (each.unflatten(-1, (2, 4)).permute(0, 2, 3, 1) for each in self.project(tokens).chunk(3, -1))
+        query, key, value = parts  # (N, heads, channels, tokens)
+        return (query @ key.mT).softmax(-1) @ value
+
+
+def test_channels_that_are_as_many_as_tokens_are_told_from_them() -> None:
+    network = nn.Sequential()
+    network.add_module("attention", OverChannels())
+    with pytest.raises(NothingMatchedError, match=r"not seen: attention: its softmax is over 4 channels, not over tok"):
+        hookscope.attention(network, torch.randn(2, 4, 8), batch_axis=0)
 
 
 class SEModule(nn.Module):
@@ -217,7 +240,7 @@ class HeadsInFront(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["fused", "written out"])
-@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (3, 2), (2, 2), (4, 4)])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (3, 2), (4, 4)])
 def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(HeadsInFront(heads, way))
@@ -245,8 +268,8 @@ class ByNames(nn.Module):
         return torch.einsum(f"{self.weights},bjhd->bihd", weights, value).flatten(2)
 
 
-@pytest.mark.parametrize("weights", ["bhij", "hbij", "bihj", "ibhj"])
-@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (4, 4), (4, 2)])
+@pytest.mark.parametrize("weights", ["hbij", "bihj", "ibhj"])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (4, 4)])
 def test_einsum_says_which_axes_are_inputs_heads_and_queries(inputs: int, heads: int, weights: str) -> None:
     torch.manual_seed(0)
     network, tokens = nn.Sequential(ByNames(heads, weights)), torch.randn(inputs, 6, 8)

@@ -156,7 +156,7 @@ def test_a_query_that_may_look_at_nothing_has_no_weight_as_in_torch() -> None:
 
 
 @pytest.mark.parametrize("hidden", [None, -np.inf, torch.finfo(torch.float32).min], ids=["none", "infinite", "finite"])
-@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+@pytest.mark.parametrize("size", [1e-4, 300.0])
 def test_entropy_is_exact_for_weights_from_equal_to_one_hot(size: float, hidden: float | None) -> None:
     query, key = drawn(2, 3, 40, 16) * size, drawn(2, 3, 40, 16, seed=1) + 3
     mask = None if hidden is None else torch.where(drawn(40, 40, seed=2) > 1, hidden, 0.0)
@@ -226,7 +226,7 @@ def hidden_keys() -> Tensor:
     ],
     ids=["bias", "bias by head", "masks", "causal", "added keys", "other widths", "batch second"],
 )
-@pytest.mark.parametrize("asks", ["nothing", "means", "weights"])
+@pytest.mark.parametrize("asks", ["nothing", "weights"])
 def test_torchs_own_attention_has_its_weights_to_the_last_bit(
     layer_options: Mapping[str, Any], call_options: Mapping[str, Callable[[], Any]], asks: str
 ) -> None:
@@ -429,13 +429,8 @@ def of_torchvision(make: Callable[[Any], nn.Module]) -> tuple[nn.Module, Callabl
 TINY: Mapping[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
 NETWORKS: Mapping[str, tuple[Callable[[], tuple[nn.Module, Callable[[Tensor], list[Tensor]]]], int]] = {
     "torchvision-vit": (lambda: of_torchvision(lambda m: m.VisionTransformer(64, 16, 2, 4, 64, 128)), 64),
-    "timm-vit": (lambda: of_timm("vit_tiny_patch16_224", img_size=64, depth=2), 64),
-    "timm-deit3": (lambda: of_timm("deit3_small_patch16_224", img_size=64, depth=2), 64),
-    "timm-deit-distilled": (lambda: of_timm("deit_tiny_distilled_patch16_224", img_size=64, depth=2), 64),
-    "timm-dinov2-registers": (lambda: of_timm("vit_small_patch14_reg4_dinov2", img_size=56, depth=2), 56),
     "timm-beit": (lambda: of_timm("beit_base_patch16_224", depth=2), 224),
     "timm-eva02": (lambda: of_timm("eva02_tiny_patch14_224", img_size=56, depth=2), 56),
-    "timm-siglip": (lambda: of_timm("vit_base_patch16_siglip_224", img_size=64, depth=2), 64),
     "timm-pvt": (lambda: of_timm("pvt_v2_b0"), 64),
     "timm-swin": (
         lambda: of_timm(
@@ -443,26 +438,8 @@ NETWORKS: Mapping[str, tuple[Callable[[], tuple[nn.Module, Callable[[Tensor], li
         ),
         64,
     ),
-    "timm-swinv2": (
-        lambda: of_timm(
-            "swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(2, 2), num_heads=(2, 4), embed_dim=32
-        ),
-        64,
-    ),
-    "timm-coatnet": (lambda: of_timm("coatnet_nano_rw_224"), 224),
-    "timm-mobilevit": (lambda: of_timm("mobilevit_xxs"), 128),
     "timm-maxvit": (lambda: of_timm("maxvit_rmlp_pico_rw_256"), 256),
-    "transformers-vit": (lambda: of_transformers("ViT", image_size=64, patch_size=16, **TINY), 64),
-    "transformers-dinov2": (lambda: of_transformers("Dinov2", image_size=56, patch_size=14, **TINY), 56),
-    "transformers-dinov2-registers": (
-        lambda: of_transformers("Dinov2WithRegisters", image_size=56, patch_size=14, **TINY),
-        56,
-    ),
     "transformers-clip": (lambda: of_transformers("CLIPVision", image_size=64, patch_size=16, **TINY), 64),
-    "transformers-beit": (
-        lambda: of_transformers("Beit", image_size=64, patch_size=16, use_relative_position_bias=True, **TINY),
-        64,
-    ),
     "transformers-segformer": (
         lambda: of_transformers(
             "Segformer", depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 3, 4]

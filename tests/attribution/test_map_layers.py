@@ -46,9 +46,7 @@ def test_the_map_of_egyptian_cat_lies_on_the_cat() -> None:
     assert only.values.shape == looks.layers[0].grid == (7, 7)
 
 
-@pytest.mark.parametrize("corner", [(0, 0), (112, 0), (0, 112), (112, 112)])
-@pytest.mark.parametrize("method", ["grad-cam", "layer-cam"])
-@pytest.mark.sample("grad-cam-corner0", "layer-cam-corner3")
+@pytest.mark.parametrize(("method", "corner"), [("grad-cam", (0, 0)), ("layer-cam", (112, 112))])
 def test_the_map_finds_the_cat_in_the_corner_it_is_pasted_into(corner: tuple[int, int], method: Any) -> None:
     picture = Image.new("RGB", (224, 224), (124, 116, 104))
     picture.paste(Image.open(CAT).convert("RGB").resize((112, 112)), corner)
@@ -91,7 +89,7 @@ def test_behind_the_last_block_of_a_vit_only_the_class_token_reaches_the_target(
     assert layer.reason == "last spatial output that reaches the target; after it only the class token does"
 
 
-@pytest.mark.parametrize("layer", ["blocks.2", "norm", "blocks"])
+@pytest.mark.parametrize("layer", ["blocks.2", "norm"])
 def test_a_layer_whose_gradient_is_zero_is_refused_with_the_nearest_that_works(vit: nn.Module, layer: str) -> None:
     with pytest.raises(UsageError) as info:
         attribute(vit, torch.randn(1, 3, 64, 64), target=7, layer=layer)
@@ -263,21 +261,6 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
 
 
-@pytest.mark.exhaustive
-def test_what_swin_adds_below_and_at_the_right_is_said() -> None:
-    torch.manual_seed(0)
-    network = small.small_swin()
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.ones_(module.weight)  # the middle of its weights is that of the kernel
-    # 100 x 128: patches 25 x 32, then 13 x 16, 7 x 8 and 4 x 4 cells of 32: 128 rows for 100.
-    (only,) = attribute(network, torch.randn(1, 3, 100, 128)).maps
-    assert only.values.shape == (4, 4)
-    assert only.extent == pytest.approx((0, 0, 128 / 100, 1))
-    (whole,) = attribute(network, torch.randn(1, 3, 64, 96)).maps
-    assert whole.extent == pytest.approx((0, 0, 1, 1))
-
-
 class PictureAndWords(nn.Module):
     """Classes from patches and words; 16 words are as many as half of the grid's rows and columns have places."""
 
@@ -294,7 +277,7 @@ class PictureAndWords(nn.Module):
         return scores
 
 
-@pytest.mark.parametrize("count", [12, 16, 64, 65])
+@pytest.mark.parametrize("count", [16, 65])
 def test_steps_of_an_embedding_beside_a_picture_are_words(count: int, tmp_path: Path) -> None:
     network = PictureAndWords().eval()
     generator = torch.Generator().manual_seed(1)

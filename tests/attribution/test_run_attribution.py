@@ -143,19 +143,17 @@ def inference_resnet() -> nn.Module:
         return small.small_resnet()
 
 
-@pytest.mark.parametrize("build", [resnet_in_use, inference_resnet])
 @pytest.mark.parametrize(
-    "options",
+    ("build", "options"),
     [
-        {},
-        {"layer": ["layer3", "layer4"], "target": "0,1"},
-        {"layer": "fc"},
-        {"target": 5000},
-        {"sanity": "quick", "target": 3},
-        {"method": "guided-backprop"},
+        (resnet_in_use, {"layer": ["layer3", "layer4"], "target": "0,1"}),
+        (inference_resnet, {"method": "guided-backprop"}),
+        (resnet_in_use, {"layer": "fc"}),
+        (inference_resnet, {"target": 5000}),
+        (resnet_in_use, {"sanity": "quick", "target": 3}),
     ],
 )
-@pytest.mark.sample("options1-resnet_in_use", "options5-inference_resnet")
+@pytest.mark.sample("resnet_in_use-options0", "inference_resnet-options1")
 def test_the_network_comes_out_as_it_went_in(build: Callable[[], nn.Module], options: dict[str, Any]) -> None:
     network = build()
     before = everything(network)
@@ -184,8 +182,10 @@ def test_the_network_comes_out_as_it_went_in_when_it_raises(pictures: Tensor) ->
     assert_same(before, everything(network))
 
 
-@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("method", ["grad-cam", "gradient", "guided-backprop"])
+@pytest.mark.parametrize(
+    ("method", "block"),
+    [("grad-cam", torch.inference_mode), ("gradient", torch.no_grad), ("guided-backprop", torch.inference_mode)],
+)
 def test_it_works_where_gradients_are_off_and_parameters_frozen(
     network: nn.Module, pictures: Tensor, method: str, block: Any
 ) -> None:
@@ -195,19 +195,13 @@ def test_it_works_where_gradients_are_off_and_parameters_frozen(
         np.testing.assert_array_equal(attribute(network, pictures.clone(), method=method).maps[0].values, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_give_maps_in_float32(network: nn.Module, pictures: Tensor, dtype: torch.dtype) -> None:
     expected = attribute(network, pictures, target=1, method="hires-cam").maps[0].values
     looks = attribute(network.to(dtype), pictures, target=1, method="hires-cam")
     assert looks.dtype == str(dtype).removeprefix("torch.")
     assert looks.maps[0].values.dtype == np.float32
     np.testing.assert_allclose(looks.maps[0].values, expected, atol=0.03 * np.abs(expected).max())
-
-
-def test_the_demo_network_runs_in_bfloat16() -> None:
-    looks = attribute("demo", CAT, target="Egyptian cat", dtype="bfloat16")
-    assert looks.dtype == "bfloat16"
-    assert looks.maps[0].values[:, :6].sum() / looks.maps[0].values.sum() > 0.9
 
 
 def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures: Tensor) -> None:
@@ -223,7 +217,7 @@ def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures:
 
 
 @pytest.mark.exhaustive
-def test_checks_come_with_the_maps_of_the_first_batch_or_of_all() -> None:
+def test_checks_come_with_the_maps() -> None:
     looks = hookscope.attribute("demo", CAT, target="Egyptian cat")
     assert [(each.name, each.passed) for each in looks.sanity] == [
         ("weights", True),
@@ -231,8 +225,6 @@ def test_checks_come_with_the_maps_of_the_first_batch_or_of_all() -> None:
         ("deletion", None),  # blurring the cat raises its probability
     ]
     assert looks.timings["sanity"] > 0
-    edges = hookscope.attribute("demo", CAT, target="Egyptian cat", method="guided-backprop", sanity="full")
-    assert (edges.sanity[0].name, edges.sanity[0].passed) == ("weights", False)
 
 
 @pytest.mark.exhaustive

@@ -1,7 +1,7 @@
 """Sanity checks on networks that have learnt something, with maps that are right and maps that cannot be."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hookscope.attribution.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.attribution.sanity import (
-    DEPTHS,
     Map,
     Numbers,
     class_check,
@@ -25,8 +24,6 @@ from hookscope.attribution.sanity import (
     weights_correlations,
 )
 from hookscope.errors import ModelError
-from hookscope.inputs.batches import load_batches
-from hookscope.models import load_model
 from hookscope.results.attributions import Method
 from tests.networks import batch_of
 
@@ -121,8 +118,7 @@ def test_maps_without_an_order_correlate_with_none(other: Map) -> None:
     np.testing.assert_array_equal(correlations([ordered, other], [other, ordered]), [0, math.nan])
 
 
-@pytest.mark.parametrize("share", DEPTHS)
-@pytest.mark.sample("0.5", "1.0")
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_randomising_moves_values_of_the_last_layers_alone_and_of_a_copy(trained: nn.Module, share: float) -> None:
     before = {name: value.clone() for name, value in trained.state_dict().items()}
     found = randomised(trained, share, seed=3)
@@ -170,21 +166,6 @@ def test_gradients_pass_the_first_check_and_an_edge_detector_fails_it(trained: n
     assert not planted.passed
     assert planted.value == pytest.approx(1)
     assert "like those of an edge detector" in planted.meaning
-
-
-@pytest.mark.parametrize(("method", "passes"), [("gradient", True), ("guided-backprop", False)])
-@pytest.mark.exhaustive
-def test_guided_backpropagation_of_a_photograph_fails_the_first_two_checks(method: Method, passes: bool) -> None:
-    loaded = load_model("demo")
-    (batch,) = load_batches(["sample_images/cat.jpg"], loaded.preprocessing)
-    network, pictures = loaded.module.eval(), batch.args[0]
-    best = network(pictures).detach().topk(2).indices[0]
-
-    def explain(network: nn.Module, rank: int = 0) -> Sequence[Map]:
-        return maps_by(method, network, pictures, best[rank : rank + 1])
-
-    assert weights_check(weights_correlations(network, explain, explain(network), seed=0)).passed is passes
-    assert class_check(correlations(explain(network), explain(network, 1))).passed is passes
 
 
 def test_gradients_pass_the_second_check_and_mere_activations_fail_it(trained: nn.Module) -> None:
@@ -253,7 +234,6 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
         # On the shipped cat blurring raises the probability, wherever it is.
         (of_blurring(0.39, 0.45, 0.51, 0.5), None, "blurring does not take the target away anywhere"),
         # A network that does not look at the picture.
-        (of_blurring(0.25, 0.25, 0.25, 0.25), None, "too little to judge by (at least 5% is required)"),
     ],
 )
 def test_blurring_holds_fails_or_says_nothing(found: Numbers, passed: bool | None, words: str) -> None:

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from captum.attr import IntegratedGradients, LayerGradCam
+from captum.attr import LayerGradCam
 from torch import Tensor, nn
 
 import hookscope
 from hookscope.attribution.batch_maps import resized
 from hookscope.attribution.input_places import InputPlaces, places_of
-from hookscope.attribution.pixels import PIXEL_METHODS
 from hookscope.attribution.sanity import _blurred, _convolved
 from hookscope.errors import UsageError
 from hookscope.inspection.receptive_fields import receptive_field
@@ -51,35 +50,20 @@ CASES = {
     "signal": ((slice(60, 75),), (120,)),
     "volume": ((slice(2, 6), slice(8, 12), slice(1, 5)), (10, 14, 12)),
 }
-METHODS = [*CAMS, *PIXEL_METHODS]
-
-
-@pytest.mark.parametrize(
-    ("case", "method"),
-    [*(("signal", method) for method in METHODS), ("volume", "grad-cam"), ("volume", "integrated-gradients")],
-)
-@pytest.mark.exhaustive
-def test_what_a_network_looks_at_is_found_by_every_method(case: str, method: Method) -> None:
-    found_by(case, method)
 
 
 def test_a_window_of_a_signal_and_a_block_of_a_volume_are_found() -> None:
-    found_by("signal", "layer-cam")
-    found_by("volume", "gradient")
+    for case, method in (("signal", "layer-cam"), ("signal", "occlusion"), ("volume", "gradient")):
+        found_by(case, method)
 
 
 def found_by(case: str, method: Method) -> None:
     window, size = CASES[case]
     network, given = Looking(window, size), torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(1))
-    if method == "guided-backprop":  # softplus is no ReLU: its gradient is kept
-        network.head.weight.data.abs_()
     options = {"layer": "second"} if method in CAMS else {}
     result = hookscope.attribute(network, given, method=method, sanity="none", **options)
     assert all(each.values.shape == size == each.size for each in result.maps)
-    if method in ("grad-cam", "grad-cam++"):  # gradients are averaged over places, so all of the map has weight
-        assert all(each.values.shape == size for each in result.maps)
-        return
-    least = 0.6 if method == "occlusion" else 0.999 if method != "smoothgrad" else 0.99
+    least = 0.6 if method == "occlusion" else 0.999
     assert all(mass_inside(each, window) > least for each in result.maps)
     if method == "occlusion":  # to a patch
         assert all(mass_inside(each, window, 5) > 0.95 for each in result.maps)
@@ -114,8 +98,10 @@ def classifier(axes: int) -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("method", ["grad-cam", "grad-cam++", "layer-cam", "hires-cam", "gradient", "guided-backprop"])
+@pytest.mark.parametrize(
+    ("axes", "method"),
+    [*((1, method) for method in CAMS), (2, "grad-cam"), (2, "gradient"), (1, "guided-backprop")],
+)
 def test_maps_equal_those_of_inputs_with_one_more_axis_of_length_one(axes: int, method: Method) -> None:
     network = classifier(axes).eval()
     given = torch.randn(2, 2, *(64, 40)[:axes], generator=torch.Generator().manual_seed(3))
@@ -142,19 +128,6 @@ def test_grad_cam_is_captums(axes: int) -> None:
     theirs = LayerGradCam(network, network[2]).attribute(given, 1, relu_attributions=True)
     for place, each in enumerate(ours.maps):
         assert torch.allclose(torch.as_tensor(each.values), theirs[place, 0].float(), atol=1e-6)
-
-
-@pytest.mark.parametrize("given", [torch.randn(2, 3, 30), torch.randn(2, 1, 6, 7, 8), torch.randn(2, 40)])
-@pytest.mark.exhaustive
-def test_integrated_gradients_are_captums(given: Tensor) -> None:
-    torch.manual_seed(5)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(given[0].numel(), 8), nn.Softplus(), nn.Linear(8, 3)).eval()
-    ours = hookscope.attribute(network, given, target=2, method="integrated-gradients", sanity="none")
-    theirs = IntegratedGradients(network).attribute(given, target=2, n_steps=32).float()
-    for place, each in enumerate(ours.maps):
-        expected = theirs[place] if given.dim() == 2 else theirs[place].sum(0)
-        assert torch.allclose(torch.as_tensor(each.values), expected, atol=1e-5)
-    assert ours.sanity == () or ours.sanity[0].name == "completeness"
 
 
 def test_an_input_without_channels_and_one_with_channels_last_have_maps_over_time() -> None:

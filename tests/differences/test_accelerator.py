@@ -13,7 +13,7 @@ from tests import networks as small
 
 def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:
     torch.manual_seed(0)
-    network, pictures = small.small_resnet().eval(), torch.randn(2, 3, 65, 65)
+    network, pictures = small.small_resnet().eval(), torch.randn(2, 3, 33, 33)
     other = copy.deepcopy(network)
     with torch.no_grad():
         other.get_submodule("layer2.0.conv2").weight.mul_(scale)

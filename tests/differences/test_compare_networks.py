@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -221,7 +219,6 @@ class Operands(nn.Module):
         ("slope", 0.9, "leaky_relu", 2, "given negative_slope=0.1 in A and negative_slope=0.9 in B"),
         ("offset", 2.0, "sub", 3, "given 1.0 in A and 2.0 in B"),
         ("buffer", 1.3, "mul", 4, "given buffer, which differs by 0.3"),
-        ("weight", 2.0, "div", 5, "given weight, which differs by 1"),
         ("held", 3.0, "hypot", 6, "given held, which differs by 2"),
     ],
 )
@@ -286,15 +283,12 @@ def torchvision_vit() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "parameter", "layer"),
     [
-        (BeforeAContainer, "position", ""),
         (
             lambda: nn.Sequential(nn.Linear(8, 8), nn.Sequential(BeforeAContainer()), nn.Linear(8, 2)),
             "1.0.position",
             "1.0",
         ),
-        (timm_vit, "pos_embed", ""),
         (timm_vit, "cls_token", ""),
-        (torchvision_vit, "class_token", ""),
         (torchvision_vit, "encoder.pos_embedding", "encoder"),
     ],
 )
@@ -325,14 +319,13 @@ class Padding(nn.Module):
         return values * 2 if self.width > 20 else values
 
 
-@pytest.mark.parametrize("wider", [20, 40], ids=["equal in the end", "another output"])
-def test_a_shape_that_differs_is_a_difference(wider: int) -> None:
+def test_a_shape_that_differs_is_a_difference() -> None:
     x = torch.randn(2, 2, 8)
-    result = hookscope.diff(Padding(4), Padding(4 + wider), x)
+    result = hookscope.diff(Padding(4), Padding(24), x)
     (first,) = result.first_differences
     assert (first.layer, first.row, first.in_own_code, first.relative_l2) == ("", "first", True, None)
     assert "first is the first to show it, shapes differ, 2x2x12 in A and" in answer(result)[0]
-    (first, *_) = hookscope.diff(Padding(4), Padding(4 + wider), x, ops=True).first_differences
+    (first, *_) = hookscope.diff(Padding(4), Padding(24), x, ops=True).first_differences
     assert (first.layer, first.relative_l2) == ("(model):pad", None)
     one, other = (
         nn.Sequential(nn.Conv1d(2, 3, 1), nn.Conv1d(3, 2, 3, padding=width), nn.Flatten()) for width in (1, 2)
@@ -479,6 +472,16 @@ def test_the_largest_difference_is_no_smaller_than_the_first() -> None:
     assert any(each.startswith("It is largest at block (") for each in said), said
 
 
+def test_a_difference_that_one_branch_undoes_is_not_gone() -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(8, 8), _Residual(), nn.Linear(8, 2)).eval()
+    b = copy.deepcopy(a)
+    b[0].bias.data += 0.5
+    result = hookscope.diff(a, b, torch.randn(2, 8))
+    assert result["1.body.0"].origin != "passed on"
+    assert [(each.layer, each.gone_at) for each in result.first_differences] == [("0", "")]
+
+
 def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() -> None:
     one, other = Branches(), Branches()
     with torch.no_grad():
@@ -494,9 +497,8 @@ def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() ->
     [
         ({"2.0.weight": math.nan}, "B is NaN from there on (144 of 432 values)", (0, 0, 144, 0)),
         ({"2.0.bias": -math.inf}, "B is infinite (144 of 432 values)", (0, 0, 0, 144)),
-        ({"2.0.bias": math.nan, "2.0.weight": math.nan}, "B is NaN from there on (144 of 432 values)", (0, 0, 144, 0)),
     ],
-    ids=["NaN", "infinite", "both"],
+    ids=["NaN", "infinite"],
 )
 def test_values_that_are_not_finite_are_counted_and_left_out(
     spoil: dict[str, float], said: str, counts: tuple[int, ...]
@@ -548,16 +550,9 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     replaced = copy.deepcopy(network).eval()
     replaced[2] = nn.Sequential(nn.Identity(), copy.deepcopy(network[2]))  # both modes are the same to them
     assert hookscope.diff(copy.deepcopy(network).eval(), replaced, x).notes == ()
-    residual = nn.Sequential(Functional(1.0), nn.Linear(6, 2)).eval()
-    partly = copy.deepcopy(residual)
-    partly[0].training = True  # its parts are not
+    residual, partly = Functional(1.0).eval(), Functional(1.0).train()
+    partly.first.eval()
     (found,) = hookscope.diff(residual, partly, torch.randn(3, 6)).notes
-    assert found.startswith("B was in training mode at 0, and runs")
-    partly.training, partly[0].training = True, False
-    (found,) = hookscope.diff(residual[0], partly[0].train(), torch.randn(3, 6)).notes
-    assert found.startswith("B was in training mode, and runs")
-    partly[0].first.eval()
-    (found,) = hookscope.diff(residual[0], partly[0], torch.randn(3, 6)).notes
     assert found.startswith("B was in training mode at (model), and runs")
 
 
@@ -581,34 +576,17 @@ def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it
     assert f", its inputs differ by {before}." in answer(result)[1]
 
 
-@pytest.mark.parametrize("way", ["equal", "beyond rounding", "another dtype", "autocast", "other inputs"])
+@pytest.mark.parametrize("way", ["beyond rounding", "another dtype", "other inputs"])
 def test_no_row_is_said_to_be_the_first_that_is_not_equal_where_that_means_nothing(way: str) -> None:
     other = small()
     other.norm.eps = 1.5e-5 if way == "other inputs" else 1e-2 if way == "beyond rounding" else 1e-5
     options: dict[str, dict[str, Any]] = {
         "another dtype": {"dtype_b": "bfloat16"},
-        "autocast": {"autocast_b": "bfloat16"},
         "other inputs": {"input_b": pictures() * (1 + 1e-6)},
     }
     b = "same" if way == "another dtype" else other
     result = hookscope.diff(small(), b, pictures(), **options.get(way, {}))
     assert not any("The first row" in sentence for sentence in answer(result))
-
-
-def test_a_small_difference_before_a_large_one_is_named_too() -> None:
-    other = small()
-    other.norm.eps = 1.5e-5
-    with torch.no_grad():
-        other.fc.weight *= 2
-    first, *_, second, _ = answer(hookscope.diff(small(), other, pictures()))
-    assert first.startswith("First difference in fc (Linear)")
-    assert second.startswith("The first row that is not equal bit for bit is norm (BatchNorm2d)")
-
-
-def test_operations_name_the_line_itself() -> None:
-    result = hookscope.diff(Functional(1.0), Functional(0.5), torch.randn(3, 6), ops=True)
-    assert result.first_differences[0].layer == "(model):mul"
-    assert {row.layer for row in result.rows} >= {"(model):relu", "(model):mul", "(model):add", "first", "second"}
 
 
 class SumThenRelu(nn.Module):
@@ -650,9 +628,8 @@ def test_computed_weights_are_copied_and_the_operations_that_compute_them_are_pa
 
 
 @pytest.mark.parametrize(
-    "name", ["random noise", "key-value cache", "changing buffers", "siamese with a dict", "recurrent"]
+    ("name", "shadow"), [("random noise", True), ("key-value cache", True), ("changing buffers", False)]
 )
-@pytest.mark.parametrize("shadow", [False, True])
 def test_odd_networks_equal_themselves(name: str, shadow: bool) -> None:
     torch.manual_seed(0)
     network = BY_HAND[name].build()
@@ -678,19 +655,6 @@ def test_dropout_in_train_mode_draws_alike_on_both_sides() -> None:
     assert eval_and_train.b.ways == ("train mode",)
 
 
-class Drawing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rand(()) + random.random() + float(np.random.rand())
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_each_network_draws_the_random_numbers_that_it_would_alone(batch_size: int) -> None:
-    network = nn.Sequential(nn.Linear(4, 4), Drawing(), nn.Linear(4, 4), Drawing())
-    result = hookscope.diff(network, "same", torch.randn(3, 4), batch_size=batch_size)
-    assert {row.origin for row in result.rows} == {"equal"}
-    assert len(result.inputs) == 3
-
-
 class Overwriting(nn.Module):
     """A convolution, a sum in place or none, and a ReLU in place."""
 
@@ -708,8 +672,7 @@ class Overwriting(nn.Module):
         return self.relu(self.before_relu(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("adds", [(False, False), (True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("adds", "batch_size"), [((True, True), 3), ((True, False), 1), ((False, True), 3)])
 def test_what_a_layer_overwrites_is_compared_as_it_was(adds: tuple[bool, bool], batch_size: int) -> None:
     a, b = Overwriting(adds=adds[0]), Overwriting(adds=adds[1], factor=1.5)
     x = pictures(3)
@@ -722,25 +685,6 @@ def test_what_a_layer_overwrites_is_compared_as_it_was(adds: tuple[bool, bool], 
         measures = rows[layer].measures
         assert measures is not None
         assert measures.relative_l2 == pytest.approx(numpys(*expected), rel=1e-6)
-
-
-def test_layers_that_run_in_another_order_are_compared_all_the_same() -> None:
-    class Two(nn.Module):
-        def __init__(self, *, turned: bool) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.left, self.right, self.end = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-            self.turned = turned
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.turned:
-                right = self.right(x)
-                return self.end(self.left(x) + right)
-            left = self.left(x)
-            return self.end(left + self.right(x))
-
-    result = hookscope.diff(Two(turned=False), Two(turned=True), torch.randn(3, 4))
-    assert {row.layer: row.origin for row in result.rows} == {"left": "equal", "right": "equal", "end": "equal"}
 
 
 def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
@@ -814,41 +758,22 @@ def test_an_edit_of_b_is_a_difference() -> None:
     assert result.notes == ()
 
 
-def test_an_edit_of_several_layers_says_which() -> None:
-    network = nn.Sequential(OrderedDict((f"conv{at}", nn.Conv2d(3, 3, 1)) for at in range(4)))
-    result = hookscope.diff(network, "same", pictures(), edit_b=["conv:output:scale(2)", "conv1:output:zero"])
-    assert result.notes == ("Edit 'conv:output:scale(2)' changes 4 layers: conv0, conv1, conv2, …",)
-
-
-def test_threads_are_as_before_afterwards() -> None:
-    before = torch.get_num_threads()
-    result = hookscope.diff(small(), "same", pictures(), threads_b=before + 1)
-    assert result.first_differences == ()
-    assert torch.get_num_threads() == before
-
-
 # --- the same network in another file ---
 
 
 def saved_as(form: str, folder: Path) -> tuple[str, dict[str, Any]]:
     network = small()
-    path = folder / {"safetensors": "net.safetensors", "script": "net.pt", "trace": "net.pt", "export": "net.pt2"}[form]
-    if form == "safetensors":
-        safetensors.torch.save_file(network.state_dict(), path)
-        loaded = small()
-        loaded.load_state_dict(safetensors.torch.load_file(path))
-        return loaded, {}  # type: ignore[return-value]
+    path = folder / {"script": "net.pt", "export": "net.pt2"}[form]
     if form == "export":
         torch.export.save(torch.export.export(network, (pictures(),)), path)
     else:
-        scripted = torch.jit.script(network) if form == "script" else torch.jit.trace(network, pictures())
-        torch.jit.save(scripted, path)
+        torch.jit.save(torch.jit.script(network), path)
     return str(path), {"trust": True}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("form", ["safetensors", "script", "trace", "export"])
-@pytest.mark.sample("safetensors")
+@pytest.mark.parametrize("form", ["script", "export"])
+@pytest.mark.sample("script")
 def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
     other, options = saved_as(form, tmp_path)
     result = hookscope.diff(small(), other, pictures(), **options)
@@ -967,9 +892,7 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
     [
         ({"fail_over": "rel"}, "is no condition"),
         ({"fail_over": "size>3"}, "there is no measure 'size'"),
-        ({"fail_over": "rel>x"}, "'x' is not a number"),
         ({"fail_over": "added>1e-3"}, "It needs `shadow`"),
-        ({"fail_over": "error>1e-3"}, "It needs `reference`"),
         ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
         ({"shadow": True, "mode_b": "train"}, "only possible in eval mode"),
         ({"threads_b": 0}, "give 1 or more"),
@@ -993,10 +916,3 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         *(("top1<1", ""), ("output:rel>0.1", "")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
     }
-
-
-def test_pictures_are_read_once_for_both(tmp_path: Path) -> None:
-    Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "a.png")
-    result = hookscope.diff(small(), "same", tmp_path / "a.png", resize="none", crop="none", mean="none", std="none")
-    assert [Path(each.name).name for each in result.inputs] == ["a.png"]
-    assert result.first_differences == ()

@@ -75,7 +75,7 @@ def measures(row: DifferenceRow) -> Measures:
     return row.measures
 
 
-@pytest.mark.parametrize("layer", ["stem", "norm", "body", "head"])
+@pytest.mark.parametrize("layer", ["norm", "head"])
 def test_the_first_layer_that_differs_is_named_by_kept_values_alone(tmp_path: Path, layer: str) -> None:
     a = hookscope.activations(network(), inputs(), save_tensors=True)
     b = hookscope.activations(shaken(network(), f"{layer}.weight"), inputs(), save_tensors=True)
@@ -101,8 +101,8 @@ def test_the_first_layer_that_differs_is_named_by_kept_values_alone(tmp_path: Pa
 
 def places_that_are_not_kept(shape: tuple[int, ...], axis: int) -> Tensor:
     """Return which places of a tensor of two inputs no run keeps, as indices of the flattened tensor."""
-    kept = kept_values(torch.arange(math.prod(shape)).view(shape), axis, 2)
-    return torch.tensor([each for each in range(math.prod(shape)) if each not in {*np.ravel(kept).tolist()}])  # type: ignore[arg-type]
+    kept = {*np.ravel(kept_values(torch.arange(math.prod(shape)).view(shape), axis, 2)).tolist()}  # type: ignore[arg-type]
+    return torch.tensor([each for each in range(math.prod(shape)) if each not in kept])
 
 
 class Changed(nn.Module):

@@ -26,7 +26,7 @@ def measured(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Measur
     return sums.measured(dtype)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 5), (2, 40_000), (3, 7, 5, 11)])
+@pytest.mark.parametrize("shape", [(3,), (2, 40_000), (3, 7, 5, 11)])
 @pytest.mark.parametrize("scale", [1e-6, 0.1, 10.0])
 def test_measures_equal_numpys(shape: tuple[int, ...], scale: float) -> None:
     torch.manual_seed(0)

@@ -48,9 +48,12 @@ def by_channels_last(network: nn.Module) -> nn.Module:
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-@pytest.mark.parametrize("options", [{}, {"reference": "float64"}, {"shadow": True}, {"grads": True, "loss": "sum"}])
 @pytest.mark.parametrize(
-    "form", [nn.Module.float, by_channels_last, nn.Module.bfloat16], ids=lambda each: each.__name__
+    ("form", "options"),
+    [
+        *((nn.Module.float, {"reference": "float64"}), (by_channels_last, {"shadow": True})),
+        *((nn.Module.float, {"grads": True, "loss": "sum"}), (nn.Module.bfloat16, {})),
+    ],
 )
 def test_what_waits_in_a_file_is_compared_as_what_waits_in_memory(
     form: Callable[[nn.Module], nn.Module], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -160,7 +163,7 @@ class Drawing(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("times", [(1, 1), (2, 1), (1, 3), (0, 1), (1, 0)])
+@pytest.mark.parametrize("times", [(1, 1), (1, 3), (0, 1)])
 def test_both_networks_begin_each_batch_from_the_same_random_states(times: tuple[int, int]) -> None:
     drawn.clear()
     hookscope.diff(Drawing(times[0]), Drawing(times[1]), torch.randn(3, 2), batch_size=1)

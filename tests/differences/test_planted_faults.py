@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import densenet, mobilenetv3, squeezenet
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.models import mobilenetv3
+from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.vision_transformer import VisionTransformer
 
 import hookscope
@@ -41,10 +41,7 @@ def mobilenet() -> nn.Module:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet of basic blocks": lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10),
-    "resnet of bottlenecks": lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, groups=2, width_per_group=32),
-    "densenet": lambda: densenet.DenseNet(8, (2, 2), 16, num_classes=10),
     "mobilenet": mobilenet,
-    "squeezenet": lambda: squeezenet.SqueezeNet("1_1", num_classes=10),
     "vision transformer": lambda: VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=10),
 }
 
@@ -79,8 +76,6 @@ def without_residual(module: nn.Module) -> None:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        if hasattr(self, "conv3"):
-            out = self.bn3(self.conv3(self.relu(out)))
         if self.downsample is not None:
             self.downsample(x)
         return self.relu(out)
@@ -102,7 +97,7 @@ def faults(network: nn.Module) -> Iterator[Fault]:
             yield name, swapped
         if isinstance(module, nn.Conv2d) and any(module.padding):
             yield name, padded_otherwise
-        if isinstance(module, BasicBlock | Bottleneck):
+        if isinstance(module, BasicBlock):
             yield name, without_residual
 
 
@@ -123,14 +118,3 @@ def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
             missed.append((layer, plant.__name__, named))
     assert planted > 18
     assert missed == []
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sample("densenet", "vision transformer")
-def test_a_network_and_its_copy_do_not_differ(name: str) -> None:
-    network = seeded(NETWORKS[name])
-    result = hookscope.diff(network, "same", torch.randn(2, 3, 32, 32))
-    assert result.first_differences == ()
-    assert {row.origin for row in result.rows} == {"equal"}
-    assert result.unmatched == ()
-    assert result.outputs[0].top1 == 2

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
-from hookscope.statistics.reducer import tensor_statistics
 from tests.networks import Apply, ModelOutput, Written
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if "hook" in name and name != "_is_full_backward_hook"]
@@ -103,41 +101,6 @@ def test_the_output_is_handed_on_as_it_is() -> None:
     assert result["y"] is x
 
 
-def test_observing_builds_no_graph_and_leaves_the_models_own_alone() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    grads: list[bool] = []
-
-    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> None:
-        grads.append(torch.is_grad_enabled() or (tensor * 2).requires_grad)
-
-    with capture(model, modules_of(model), observe):
-        output = model(torch.ones(1, 2))
-        assert torch.is_grad_enabled()
-    assert grads == [False] * 3
-    output.sum().backward()
-    assert model[0].weight.grad is not None
-
-
-def test_autocast_does_not_reach_the_observer() -> None:
-    model = nn.Linear(64, 64)
-    products: list[torch.dtype] = []
-
-    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[torch.dtype, float | None]:
-        wide = tensor.float().reshape(8, 8, 8)
-        products.append((wide @ wide).dtype)
-        return tensor.dtype, tensor_statistics(tensor, 1).mean
-
-    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(model, {"": model}, observe) as captured:
-        output = model(x)
-        assert torch.is_autocast_enabled("cpu")
-    ((dtype, mean),) = [item.value for item in captured.observations if item.value is not None]
-    assert (dtype, output.dtype) == (torch.bfloat16, torch.bfloat16)
-    assert products == [torch.float32]
-    # bfloat16 keeps 8 bits: a mean rounded to it would be off by 1e-3 relative.
-    assert mean == pytest.approx(float(np.mean(output.double().numpy())), rel=1e-6)
-
-
 def test_a_meta_tensor_is_seen() -> None:
     model = nn.Sequential(nn.Linear(2, 3, device="meta"))
     for context in (torch.no_grad(), torch.enable_grad()):
@@ -163,9 +126,7 @@ class TwoInputs(nn.Module):
     [
         (lambda x, y: x + y, False, False),
         (lambda x, _: x, False, True),
-        (lambda _, y: y, False, True),
         (lambda x, y: x.add_(y), True, False),
-        (lambda _, y: y.mul_(2), True, False),
         (lambda x, y: x.add_(y) * 0, True, False),
         (lambda x, _: x.view(-1), False, False),
         (lambda x, _: x[:1].zero_(), True, False),
@@ -176,11 +137,6 @@ def test_in_place_and_pass_through_outputs_are_marked(
 ) -> None:
     (item,) = observed(TwoInputs(function), torch.ones(2), y=torch.ones(2)).values()
     assert (item.in_place, item.passed_through) == (in_place, passed_through)
-
-
-def test_a_tuple_marks_only_the_part_that_is_the_input() -> None:
-    seen = observed(TwoInputs(lambda x, y: (x, x + y)), torch.ones(2), y=torch.ones(2))
-    assert [(slot, item.passed_through) for (_, _, slot), item in seen.items()] == [("[0]", True), ("[1]", False)]
 
 
 def test_inference_tensors_are_seen_but_not_marked() -> None:
@@ -206,7 +162,7 @@ def test_every_tensor_of_a_nested_output_is_seen_under_its_path() -> None:
     assert {slot: value(seen, "", slot=slot) for _, _, slot in seen} == slots
 
 
-@pytest.mark.parametrize("output", [None, (), {}, 3, "text", [None, None], {"boxes": []}], ids=str)
+@pytest.mark.parametrize("output", [None, {}, {"boxes": []}], ids=str)
 def test_an_output_without_tensors_is_seen_as_such(output: object) -> None:
     seen = observed(Apply(lambda _: output), torch.ones(1))
     assert list(seen) == [("", 0, "")]
@@ -216,7 +172,7 @@ def test_an_output_without_tensors_is_seen_as_such(output: object) -> None:
 # --- removal ---
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), StopIteration()], ids=repr)
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
 def test_hooks_are_removed_whatever_interrupts_the_forward_pass(error: BaseException) -> None:
     model = nn.Sequential(Scale(2), nn.Sequential(Raises(error)), Scale(3))
     before = hooks_of(model)
@@ -234,18 +190,6 @@ def test_hooks_are_removed_whatever_interrupts_the_forward_pass(error: BaseExcep
     (captured,) = captures
     assert [item.layer for item in captured.observations] == ["0"]
     assert captured.called == {"", "0", "1", "1.0"}
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
-def test_hooks_are_removed_when_the_observer_raises(error: BaseException) -> None:
-    def observe(_call: ModuleCall, _slot: str, _tensor: Tensor) -> None:
-        raise error
-
-    model = nn.Sequential(Scale(2))
-    before = hooks_of(model)
-    with pytest.raises(type(error)), capture(model, modules_of(model), observe):
-        model(torch.ones(1))
-    assert hooks_of(model) == before
 
 
 OVERWRITING = [
@@ -386,8 +330,9 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("compiled_before", [False, True])
-@pytest.mark.parametrize("way", ["function", "method", "part", "closure"])
+@pytest.mark.parametrize(
+    ("way", "compiled_before"), [("function", True), ("method", False), ("part", True), ("closure", False)]
+)
 def test_compiled_networks_are_seen(way: str, compiled_before: bool) -> None:
     model: nn.Module = nn.Sequential(Scale(2), nn.Sequential(Scale(3)))
     call: Callable[[Tensor], Tensor] = model
@@ -440,15 +385,6 @@ def arrived(site: GradientSite[Tensor]) -> Any:
     return site.value.tolist()
 
 
-def test_without_an_observer_of_gradients_none_are_watched() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    with capture(model, modules_of(model), clone) as captured:
-        output = model(torch.ones(1, 2))
-        assert not captured.must_repeat(output.sum())
-    assert captured.gradients == []
-    assert not output._backward_hooks
-
-
 def overwritten_alone(net: Any, x: Tensor) -> Tensor:
     return torch.relu_(net.layer(x)) * 5
 
@@ -475,9 +411,7 @@ def partly_overwritten(net: Any, x: Tensor) -> Tensor:
 ONLY_USE = Apply(lambda x: (x * 1).view(-1))  # a view that is its base's only use
 
 
-@pytest.mark.parametrize(
-    "layer", [ONLY_USE, nn.Flatten(0), nn.Identity(), nn.Sequential(nn.Identity(), nn.Dropout(0.0))]
-)
+@pytest.mark.parametrize("layer", [ONLY_USE, nn.Identity()])
 @pytest.mark.parametrize(
     ("forward", "gradient"),
     [

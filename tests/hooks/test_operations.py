@@ -1,7 +1,5 @@
 """Operations: what the mode sees, under which label, and that it changes nothing."""
 
-import copy
-import operator
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,19 +54,13 @@ X = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
 ONE_OPERATION: dict[str, tuple[Callable[[Tensor], Any], str, Tensor]] = {
     "x + 1": (lambda x: x + 1, "add", X + 1),
     "1 - x": (lambda x: 1 - x, "sub", 1 - X),
-    "2 / x": (lambda x: 2 / x, "div", 2 / X),
     "2 ** x": (lambda x: 2**x, "pow", 2**X),
-    "x @ x": (lambda x: x @ x, "matmul", X @ X),
-    "-x": (operator.neg, "neg", -X),
     "x > 0": (lambda x: x > 0, "gt", X > 0),
     "x[0]": (lambda x: x[0], "getitem", X[0]),
     "x.T": (lambda x: x.T, "T", X.T),
     "F.relu": (F.relu, "relu", X.relu()),
     "F.relu in place": (lambda x: F.relu(x, inplace=True), "relu", X.relu()),
-    "x.relu_()": (lambda x: x.relu_(), "relu", X.relu()),
-    "torch.relu": (torch.relu, "relu", X.relu()),
     "aten.relu": (torch.ops.aten.relu.default, "relu", X.relu()),
-    "F.softmax": (lambda x: F.softmax(x, 1), "softmax", X.softmax(1)),
     "F.max_pool2d": (lambda x: F.max_pool2d(x[None], 2)[0], "max_pool2d", torch.tensor([[[3.0]]])),
     "torch.cat": (lambda x: torch.cat([x, x]), "cat", torch.cat([X, X])),
     "torch.einsum": (lambda x: torch.einsum("ij->i", x), "einsum", X.sum(1)),
@@ -192,7 +184,7 @@ PATTERNS: dict[tuple[str, ...], list[str]] = {
     ("op:a*",): ["block.0:add", "block.1:add", "(model):add"],
     ("block:add",): ["block.0:add", "block.1:add"],
     ("block.*:*",): ["block.0:relu", "block.0:mul", "block.0:add", "block.1:relu", "block.1:mul", "block.1:add"],
-    ("(model):*",): ["(model):add"],
+    ("(model):*", "!op:ad"): ["(model):add"],  # a name is whole
     ("block.1:add#0",): ["block.1:add"],
     ("op:*", "!op:add", "!block.0:*"): ["block.1:relu", "block.1:mul"],
 }
@@ -234,26 +226,6 @@ def test_what_raises_and_is_caught_leaves_the_count_with_its_own_module() -> Non
 
     seen = observed(Written(forward, bad=Written(fail)), X)
     assert [each.layer for each in seen] == ["bad:add", "(model):mul"]
-
-
-def test_operations_after_a_layer_of_torchs_own_that_raised_are_seen() -> None:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        with suppress(RuntimeError):
-            net.linear(x)
-        return x * 2
-
-    network = Written(forward, linear=nn.Linear(7, 1))
-    assert [each.layer for each in observed(network, X)] == ["(model):mul"]
-
-
-def test_nothing_is_left_on_the_network_or_the_thread_whatever_happens() -> None:
-    network = Written(lambda net, x: net.inner(x).no_such_method(), inner=Residual())
-    before = [{name: dict(held) for name, held in vars(each).items() if "hooks" in name} for each in network.modules()]
-    with pytest.raises(AttributeError), capture(network, {}, clone, operations=everything()):
-        network(torch.rand(1, 2, 4, 4))
-    assert torch._C._len_torch_function_stack() == 0
-    after = [{name: dict(held) for name, held in vars(each).items() if "hooks" in name} for each in network.modules()]
-    assert after == before
 
 
 class Counting(TorchFunctionMode):
@@ -301,22 +273,6 @@ def test_attention_runs_the_kernel_that_it_runs_without_hooks() -> None:
                     network(x)
         kernels.append({each.key for each in profile.key_averages()} & {"aten::_native_multi_head_attention"})
     assert kernels == [{"aten::_native_multi_head_attention"}] * 2
-
-
-def test_another_thread_is_not_seen() -> None:
-    def forward(_: object, x: Tensor) -> Tensor:
-        thread = threading.Thread(target=lambda: x + 1)
-        thread.start()
-        thread.join()
-        return x * 2
-
-    assert [each.layer for each in observed(Written(forward), X)] == ["(model):mul"]
-
-
-def test_a_copy_that_the_network_makes_of_itself_runs_without_hooks() -> None:
-    network = Written(lambda net, x: copy.deepcopy(net.inner)(x) + 1, inner=Residual())
-    seen = observed(network, torch.rand(1, 2, 4, 4))
-    assert [each.layer for each in seen] == ["(model):relu", "(model):mul", "(model):add", "(model):add"]
 
 
 def raises_and_goes_on(self: Any, x: Tensor) -> Tensor:
@@ -383,14 +339,6 @@ def test_subclasses_stay_what_they_are() -> None:
         seen.append(type(network(x)))
     assert seen == [Marked]
     assert [each.layer for each in captured.observations] == ["(model):add", "(model):relu"]
-
-
-def test_inside_vmap_all_values_are_observed() -> None:
-    network = Written(lambda _, y: y * 2)
-    with torch.no_grad(), capture(network, {}, clone, operations=everything()) as captured:
-        torch.func.vmap(network)(X)
-    (seen,) = captured.observations
-    torch.testing.assert_close(seen.value, X * 2, rtol=0, atol=0)
 
 
 def gradients_of(network: nn.Module, *args: Tensor) -> tuple[Capture[Tensor], dict[tuple[str, int, str], Tensor]]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.hooks.patterns import parse_pattern
 from hookscope.hooks.selection import module_index, owned_parameters, select_layers, unwrap
 from tests.networks import Apply, Written
 
@@ -110,9 +109,7 @@ def test_attention_is_meant_and_the_projection_that_it_does_not_call_is_not() ->
     [
         nn.utils.parametrizations.weight_norm,
         nn.utils.parametrizations.spectral_norm,
-        nn.utils.parametrizations.orthogonal,
         nn.utils.weight_norm,  # the two that work by hooks
-        nn.utils.spectral_norm,
     ],
 )
 @pytest.mark.parametrize("bias", [True, False])
@@ -146,20 +143,13 @@ def test_a_quantised_layer_is_meant_and_its_packed_weights_are_not() -> None:
     ("pattern", "expected"),
     [
         # A plain word: part of the name or of the class name, whatever the case.
-        ("conv", ["head.0", "head.conv", "stem.conv"]),
         ("CONV", ["head.0", "head.conv", "stem.conv"]),
         ("stem", ["stem", "stem.conv", "stem.norm"]),
         ("relu", ["head.act"]),
-        ("head.0", ["head.0"]),
         ("sequential", ["", "head", "stem"]),
-        ("norm2d", ["stem.norm"]),
         # A glob: the whole of the name or of the class name, whatever the case.
-        ("*conv", ["head.conv", "stem.conv"]),
         ("conv*", ["head.0", "stem.conv"]),
-        ("stem.*", ["stem.conv", "stem.norm"]),
         ("head.?", ["head.0"]),
-        ("[hs]*.CONV", ["head.conv", "stem.conv"]),
-        ("head.[!0]*", ["head.conv", "head.act"]),
         ("*", ["", "head", "head.0", "head.conv", "head.act", "stem", "stem.conv", "stem.norm"]),
         # A regular expression: found anywhere in either, in the case it is written in.
         ("/conv/", ["head.conv", "stem.conv"]),
@@ -168,12 +158,8 @@ def test_a_quantised_layer_is_meant_and_its_packed_weights_are_not() -> None:
         ("/^(ReLU|Linear)$/", ["head.conv", "head.act"]),
         ("/(?i)RELU/", ["head.act"]),
         # Narrowed to one of the two.
-        ("name:conv", ["head.conv", "stem.conv"]),
         ("type:conv", ["head.0", "stem.conv"]),
         ("name:relu*", None),
-        ("type:stem", None),
-        ("type:Conv*", ["head.0", "stem.conv"]),
-        ("name:/^stem$/", ["stem"]),
         ("type:/^Linear$/", ["head.conv"]),
     ],
 )
@@ -200,12 +186,9 @@ class Padded(nn.Conv2d):
     ("patterns", "expected"),
     [
         (["conv"], ["stage.conv"]),
-        (["type:padded"], ["stage.conv"]),
         (["conv", "border"], ["stage.conv", "stage.conv.border"]),
         (["ZeroPad"], ["stage.conv.border"]),
-        (["conv.border"], ["stage.conv.border"]),
         (["*conv*"], ["stage.conv", "stage.conv.border"]),
-        (["/conv/"], ["stage.conv", "stage.conv.border"]),
         (["stage"], ["stage", "stage.conv", "stage.conv.border", "stage.act"]),
         (["stage", "!conv"], ["stage", "stage.act"]),
     ],
@@ -213,13 +196,6 @@ class Padded(nn.Conv2d):
 def test_a_word_means_a_layer_without_the_padding_in_it(patterns: list[str], expected: list[str]) -> None:
     stage = nn.Sequential(OrderedDict([("conv", Padded()), ("act", nn.ReLU())]))
     assert names(*patterns, model=nn.Sequential(OrderedDict([("stage", stage)]))) == expected
-
-
-def test_selected_modules_are_the_networks_own_in_its_own_order() -> None:
-    model = network()
-    selected = select_layers(model, ["norm", "head.0"])
-    assert list(selected) == ["head.0", "stem.norm"]
-    assert all(selected[name] is model.get_submodule(name) for name in selected)
 
 
 # --- several patterns, exclusion ---
@@ -231,9 +207,7 @@ def test_selected_modules_are_the_networks_own_in_its_own_order() -> None:
         (["relu", "norm"], ["head.act", "stem.norm"]),
         (["conv", "conv"], ["head.0", "head.conv", "stem.conv"]),
         (["conv", "!stem"], ["head.0", "head.conv"]),
-        (["!stem", "conv"], ["head.0", "head.conv"]),
         (["!conv"], ["head.act", "stem.norm"]),
-        (["!type:conv", "!name:/norm/"], ["head.conv", "head.act"]),
         (["head", "!head.?"], ["head", "head.conv", "head.act"]),
         (["conv", "!@0"], ["head.0", "head.conv"]),
         (["!conv@-1"], ["head.0", "head.act", "stem.conv", "stem.norm"]),
@@ -249,11 +223,6 @@ def test_an_exclusion_that_leaves_nothing_is_an_error() -> None:
     assert "'conv', '!conv'" in str(caught.value)
 
 
-def test_an_exclusion_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(LayerNotFoundError, match="No layer matches '!convolution'"):
-        names("!convolution")
-
-
 # --- positions ---
 
 
@@ -261,16 +230,11 @@ def test_an_exclusion_that_matches_nothing_is_an_error() -> None:
     ("pattern", "expected"),
     [
         ("conv@0", "stem.conv"),
-        ("conv@1", "head.0"),
         ("conv@-1", "head.conv"),
-        ("conv@-3", "stem.conv"),
         ("type:conv@1", "head.0"),
         ("/Conv/@-1", "head.0"),
-        ("*conv@0", "stem.conv"),
         ("@0", "stem.conv"),
-        ("@1", "stem.norm"),
         ("@-1", "head.act"),
-        ("@4", "head.act"),
         ("head@-1", "head"),
         ("head@0", "head.0"),
         ("*@-1", ""),
@@ -325,7 +289,7 @@ def test_an_at_sign_inside_an_expression_is_no_position() -> None:
 # --- shared modules ---
 
 
-@pytest.mark.parametrize("pattern", ["encoder", "decoder", "name:dec*", "linear", "/coder$/"])
+@pytest.mark.parametrize("pattern", ["decoder", "name:dec*"])
 def test_a_shared_module_is_found_under_any_name_and_listed_under_its_first(pattern: str) -> None:
     assert names(pattern, model=shared()) == ["encoder"]
 
@@ -357,12 +321,6 @@ def test_no_match_names_the_nearest_candidates(resnet34: nn.Module, pattern: str
     assert "hookscope layers MODEL" in message
     assert "\n" not in message
     assert caught.value.exit_code == 5
-
-
-def test_no_match_and_nothing_near_still_says_what_to_do(resnet34: nn.Module) -> None:
-    with pytest.raises(LayerNotFoundError) as caught:
-        select_layers(resnet34, ["zzzzzzzz"])
-    assert str(caught.value) == "No layer matches 'zzzzzzzz'. List them with `hookscope layers MODEL`."
 
 
 def test_a_pattern_that_names_a_torch_function_leads_to_the_operation() -> None:
@@ -403,15 +361,6 @@ def test_any_text_selects_or_says_what_is_wrong(text: str) -> None:
         return
     assert selected
     assert set(selected) <= {name for name, _ in model.named_modules()}
-
-
-@settings(max_examples=100, deadline=None)
-@given(word=st.text(alphabet="headstm.convrlu012", min_size=1, max_size=6))
-def test_a_plain_word_is_a_substring_test(word: str) -> None:
-    pattern = parse_pattern(word)
-    for name, module in network().named_modules():
-        kind = type(module).__name__
-        assert pattern.matches(name, kind) == (word in name.lower() or word in kind.lower())
 
 
 # --- wrapped networks ---

@@ -1,7 +1,6 @@
 """Small networks that make hooking hard: each does one thing that hook tools stumble over."""
 
 import copy
-import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -92,30 +91,12 @@ def retried(net: Any, x: Tensor) -> Tensor:
     raise AssertionError
 
 
-def copied_as_it_runs(net: Any, x: Tensor) -> Tensor:
-    return copy.deepcopy(net.block)(x) + net.block(x)
-
-
 def copied_whole(net: Any, x: Tensor) -> Tensor:
     twin = copy.deepcopy(net)
     return twin.block(x) + net.block(x)
 
 
-def pickled_as_it_runs(net: Any, x: Tensor) -> Tensor:
-    file = io.BytesIO()
-    torch.save(net.block, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)(x) + net.block(x)
-
-
 # --- what was passed through is overwritten ---
-
-
-def beside_a_view(net: Any, x: Tensor) -> Tensor:
-    hidden = net.linear(x)
-    view = hidden.view(-1)
-    torch.sigmoid_(net.same(hidden))
-    return view * view
 
 
 def original_used_after(net: Any, x: Tensor) -> Tensor:
@@ -123,21 +104,9 @@ def original_used_after(net: Any, x: Tensor) -> Tensor:
     return torch.sigmoid_(net.same(hidden)) + hidden * 3
 
 
-def original_returned(net: Any, x: Tensor) -> Tensor:
-    hidden: Tensor = net.linear(x)
-    torch.sigmoid_(net.same(hidden))
-    return hidden
-
-
 def passed_through_twice(net: Any, x: Tensor) -> Tensor:
     first = net.same(net.linear(x))
     return torch.sigmoid_(net.other(first)) + first * 5
-
-
-def original_used_before(net: Any, x: Tensor) -> Tensor:
-    hidden = net.linear(x)
-    doubled = hidden * 2
-    return torch.sigmoid_(net.same(hidden)) + doubled
 
 
 # --- objects ---
@@ -149,20 +118,9 @@ def asks_whether_an_output_is_an_input(net: Any, x: Tensor) -> Tensor:
     return same * 2 if same is hidden else same * 100
 
 
-def asks_beside_a_container(net: Any, x: Tensor) -> Tensor:
-    hidden = net.block(x)
-    same = net.several(hidden)
-    return same * 2 if same is hidden else same * 100
-
-
 def compares_two_arguments(net: Any, x: Tensor) -> Tensor:
     hidden = net.block(x)
     return net.compares(net.same(hidden), hidden)
-
-
-def attends(net: Any, x: Tensor) -> Tensor:
-    hidden = net.linear(x.view(2, 1, 3).expand(2, 2, 3).reshape(2, 2, 3))
-    return net.attention(net.same(hidden), hidden, hidden)[0]
 
 
 # --- in place ---
@@ -172,23 +130,11 @@ def overwritten_after_identity() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.Identity(), nn.ReLU(inplace=True), nn.Linear(3, 1))
 
 
-def overwritten_after_several() -> nn.Module:
-    same = nn.Sequential(nn.Identity(), nn.Dropout())
-    return nn.Sequential(nn.Linear(3, 3), same, nn.ReLU(inplace=True), nn.Linear(3, 1))
-
-
 def added_to_what_was_passed_through(net: Any, x: Tensor) -> Tensor:
     hidden = net.block(x)
     out = net.same(hidden * 1)
     out += hidden
     return out
-
-
-def used_before_and_after(net: Any, x: Tensor) -> Tensor:
-    out = net.same(net.linear(x))
-    before = out * 3
-    out.mul_(2)
-    return out + before
 
 
 def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
@@ -314,8 +260,6 @@ def made_without_gradients(x: Tensor) -> Tensor:
 
 LOST: dict[str, Callable[[], nn.Module]] = {
     "chunk, written without gradients": losing_history(lambda x: x.chunk(2, 1)[0]),
-    "unbind, written without gradients": losing_history(lambda x: x.unbind(1)[1]),
-    "split, written without gradients": losing_history(lambda x: x.split([1, 2], 1)[1]),
     "custom view, written without gradients": losing_history(Same.apply),
     "view of no_grad, written without gradients": losing_history(made_without_gradients),
 }
@@ -340,10 +284,6 @@ def pushed_forward(net: Any, x: Tensor) -> Any:
 
 def differentiated(net: Any, x: Tensor) -> Any:
     return torch.func.grad(lambda values: net.block(values).sum())(x)
-
-
-def jacobian(net: Any, x: Tensor) -> Any:
-    return torch.func.jacrev(net.block)(x)
 
 
 def dual(net: Any, x: Tensor) -> Any:
@@ -429,11 +369,6 @@ def scripted_child() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), nn.Linear(3, 1))
 
 
-def traced_child() -> nn.Module:
-    inner = torch.jit.trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.ones(2, 3))
-    return nn.Sequential(nn.Linear(3, 3), inner, nn.Linear(3, 1))
-
-
 def scripted_root() -> nn.Module:
     return torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
 
@@ -442,86 +377,48 @@ def exported() -> nn.Module:
     return torch.export.export(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (torch.ones(2, 3),)).module()
 
 
-def exported_child() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 3), exported(), nn.Linear(3, 1))
-
-
 ODD: dict[str, Callable[[], nn.Module]] = {
     "full backward hook on a custom leaf": with_full_backward_hook("1"),
     "full backward hook on a container": with_full_backward_hook("1", Block),
-    "full backward hook on the root": with_full_backward_hook(""),
-    "full backward hook on a leaf of torch's": with_full_backward_hook("0"),
-    "full backward hook on an identity": with_full_backward_hook("1", nn.Identity),
     "backward pre-hook": with_backward_pre_hook,
     "pre-hook in forward": written(hooked_while_it_runs, block=Block),
     "pre-hook on itself in forward": written(hooked_within_itself, block=Block),
     "threads": written(called_by_threads, part=lambda: nn.Sequential(nn.Linear(150, 3), nn.Sequential(nn.ReLU()))),
     "retried": written(retried, block=Block),
-    "deep copy of a part": written(copied_as_it_runs, block=Block),
     "deep copy of itself": written(copied_whole, block=Block),
-    "pickled": written(pickled_as_it_runs, block=Block),
     "asks is": written(asks_whether_an_output_is_an_input, block=Block, same=nn.Identity),
-    "asks is of a container": written(
-        asks_beside_a_container, block=Block, several=lambda: nn.Sequential(nn.Identity(), nn.Dropout())
-    ),
     "asks is of arguments": written(
         compares_two_arguments, block=Block, same=nn.Identity, compares=leaf(lambda x, y: x + y if x is y else x - y)
     ),
-    "attention asks is": written(
-        attends, linear=linear, same=nn.Identity, attention=lambda: nn.MultiheadAttention(3, 1)
-    ),
     "overwritten after identity": overwritten_after_identity,
-    "overwritten after several": overwritten_after_several,
     "added after identity": written(added_to_what_was_passed_through, block=Block, same=nn.Identity),
-    "overwritten beside a view": written(beside_a_view, linear=linear, same=nn.Identity),
     "overwritten, original used after": written(original_used_after, linear=linear, same=nn.Identity),
-    "overwritten, original returned": written(original_returned, linear=linear, same=nn.Identity),
     "overwritten, passed through twice": written(
         passed_through_twice, linear=linear, same=nn.Identity, other=nn.Dropout
     ),
-    "overwritten, original used before": written(original_used_before, linear=linear, same=nn.Identity),
-    "used before and after": written(used_before_and_after, linear=linear, same=nn.Identity),
     "reshaped in place": written(reshaped_in_place, linear=linear, unsqueezes=leaf(lambda x: x.unsqueeze_(0))),
     "lookalikes": lookalikes,
     "dotted twin first": lambda: dotted_twin(first=True),
-    "dotted twin last": lambda: dotted_twin(first=False),
     "retried leaf": written(retried_leaf, linear=linear),
     "real part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.real)),
-    "imaginary part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.imag)),
-    "imaginary part of the conjugate written": written(
-        real_part_scaled, linear=linear, part=leaf(lambda z: z.conj().imag)
-    ),
-    "view_as_real written": written(real_part_scaled, linear=linear, part=leaf(torch.view_as_real)),
-    "conjugate written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.conj())),
     "view_as_complex written": written(pairs_scaled, linear=linear, part=leaf(torch.view_as_complex)),
     **LOST,
     "vmap": written(batched, block=Block),
     "jvp": written(pushed_forward, block=Block),
     "torch.func.grad": written(differentiated, block=Block),
-    "jacrev": written(jacobian, block=Block),
     "plain input inside vmap": used_inside_and_outside(lambda function, x: torch.vmap(function)(x)),
-    "plain input inside grad": used_inside_and_outside(lambda function, x: torch.func.grad(function)(x)),
-    "plain input inside jacrev": used_inside_and_outside(lambda function, x: torch.func.jacrev(function)(x)),
     "vmap under no_grad": without_tracking(lambda block, x: torch.vmap(block)(x)),
     "jvp under no_grad": without_tracking(lambda block, x: torch.func.jvp(block, (x,), (x,))[1]),
-    "grad under no_grad": without_tracking(lambda block, x: torch.func.grad(lambda x: block(x).sum())(x)),
     "vmap over batches": written(over_batches, conv=lambda: nn.Conv1d(1, 2, 1)),
-    "vmap in vmap": written(lambda net, x: torch.vmap(torch.vmap(net.block))(x.view(2, 1, 3)), block=Block),
     "strided nested": written(ragged(torch.strided), linear=linear, part=of_torchs_layers),
-    "strided nested, written in place": written(ragged(torch.strided), linear=linear, part=written_in_place),
     "jagged nested": written(ragged(torch.jagged), linear=linear, part=of_torchs_layers),
     "jagged nested, written in place": written(ragged(torch.jagged), linear=linear, part=written_in_place),
     "forward-mode derivatives": written(dual, block=Block),
     "refusing subclass": of_a_refusing_subclass,
     "integer parameter": lambda: WithParameter(torch.arange(3)),
-    "boolean parameter": lambda: WithParameter(torch.tensor([True, False, True])),
     "sparse parameter": lambda: WithParameter(torch.eye(3).to_sparse(), trainable=True),
-    "empty sparse parameter": lambda: WithParameter(torch.zeros(3, 3).to_sparse()),
-    "CSR parameter": lambda: WithParameter(torch.eye(3).to_sparse_csr()),
     "half parameter": lambda: WithParameter(torch.ones(3, dtype=torch.float16), trainable=True),
     "scripted child": scripted_child,
-    "traced child": traced_child,
     "scripted root": scripted_root,
     "exported root": exported,
-    "exported child": exported_child,
 }

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -60,19 +59,6 @@ class ActNorm(Stateful):
             self.scale.data.copy_(1 / (x.std(0) + 1e-6))
             self.initialised = True
         return (x + self.shift) * self.scale
-
-
-@network("attention biases are cached in a dict, without gradients where there are none")
-class BiasCache(Stateful):
-    def prepare(self) -> None:
-        self.biases, self.cache = nn.Parameter(torch.randn(4)), {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return self.linear(x) + self.biases
-        if str(x.device) not in self.cache:
-            self.cache[str(x.device)] = self.biases[torch.tensor([3, 2, 1, 0])]
-        return self.linear(x) + self.cache[str(x.device)]
 
 
 @network("a counter and containers: a list, a deque, a set, a Counter, a defaultdict of lists, bytes, one in itself")
@@ -191,22 +177,6 @@ class ClassState(Stateful):
         return self.linear(x) * self.calls * len(self.cache)
 
 
-@network("an attribute is renamed, another replaced by an equal one of another type, a mode switched, a graph kept")
-class Renames(Stateful):
-    def prepare(self) -> None:
-        self.on, self.first = True, None
-        self.norm, self.hidden = nn.BatchNorm1d(4), torch.zeros(2, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.on = 1
-        self.norm.train(not self.norm.training)
-        self.hidden = torch.tanh(self.norm(self.linear(x)) + self.hidden)
-        if "first" in vars(self):
-            self.second = vars(self).pop("first")
-            return self.hidden
-        return self.hidden * 2
-
-
 @network("its dict of attributes is replaced, and its class changes")
 class Becomes(Stateful):
     def forward(self, x: Tensor) -> Tensor:
@@ -269,19 +239,6 @@ class ChangesBuffers(Stateful):
         self.count.data = self.count.double() + 1
         self.count.data = self.count.long()
         return self.linear(x) + len(self._buffers) + self.a.numel() + self.c.sum()
-
-
-@network("expanded and overlapping buffers, with NaN")
-class Expanded(Stateful):
-    def prepare(self) -> None:
-        self.register_buffer("expanded", torch.tensor([1.0, float("nan")])[:, None].expand(2, 3))
-        self.register_buffer("windows", torch.arange(5.0).unfold(0, 3, 1))
-        self.register_buffer("still", torch.tensor([float("nan")]).expand(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.get_buffer("expanded")[:1, :1] += 1
-        self.get_buffer("windows")[:, 0] += 1
-        return self.linear(x) + self.get_buffer("expanded")[0, 2] + self.get_buffer("windows").sum()
 
 
 @network("sparse, quantised, nested, complex, half-precision and meta buffers")
@@ -373,36 +330,6 @@ class Emptied(Stateful):
 # --- parameters ---
 
 
-@network("an embedding limits the norms it looks up, weights are clamped, through .data and without gradients")
-class Limited(Stateful):
-    def prepare(self) -> None:
-        self.words = nn.Embedding(5, 4, max_norm=0.5)
-        with torch.no_grad():
-            self.words.weight.mul_(10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.linear.weight.data.clamp_(-0.1, 0.1)
-        with torch.no_grad():
-            self.linear.bias.clamp_(-0.05, 0.05)
-        return self.linear(x) + self.words(torch.tensor([1, 3]))
-
-
-@network("a momentum encoder follows another one, normalised by a power iteration, its BatchNorm hidden in a list")
-class Momentum(Stateful):
-    def prepare(self) -> None:
-        self.key, self.hidden = nn.Linear(4, 4), [nn.BatchNorm1d(4)]
-        self._u = F.normalize(torch.randn(4), dim=0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for query, key in zip(self.linear.parameters(), self.key.parameters(), strict=True):
-            key.data = key.data * 0.9 + query.data * 0.1
-        with torch.no_grad():
-            v = F.normalize(self.linear.weight.t() @ self._u, dim=0)
-            self._u.copy_(F.normalize(self.linear.weight @ v, dim=0))
-        normalised = F.linear(x, self.linear.weight / (self._u @ self.linear.weight @ v))
-        return self.hidden[0](normalised) + self.key(x).detach()
-
-
 @network("torch's own spectral and weight normalisation, the new and the old ones")
 def normalised() -> nn.Module:
     layers: list[nn.Module] = [parametrizations.spectral_norm(nn.Linear(4, 4))]
@@ -485,14 +412,6 @@ class Hooks(Stateful):
         return x * weight.calls
 
 
-@network("a layer that is cast to half precision and back, which rounds its gradients")
-class Casts(Stateful):
-    def forward(self, x: Tensor) -> Tensor:
-        rounded = self.linear.half()(x.half()).float()
-        self.linear.float()
-        return rounded + self.linear(x)
-
-
 @network("a layer that is cast to half precision for good")
 class Cast(Stateful):
     def forward(self, x: Tensor) -> Tensor:
@@ -508,18 +427,6 @@ class WritesGradients(Stateful):
         nn.utils.clip_grad_norm_(self.linear.parameters(), 0.1)
         self.linear.zero_grad(set_to_none=False)
         return self.linear(x)
-
-
-@network("a hook of the user's that clamps a weight and counts")
-def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-    def clamp(module: nn.Module, _args: Any) -> None:
-        module.weight.data.mul_(0.5)
-        module.calls = getattr(module, "calls", 0) + 1
-
-    model[0].register_forward_pre_hook(clamp)
-    return model
 
 
 class Merging(nn.Linear):

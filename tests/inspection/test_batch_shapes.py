@@ -20,21 +20,14 @@ def shapes_of(*batches: tuple[int, Shape]) -> BatchShapes:
 @pytest.mark.parametrize(
     ("batches", "whole", "varies"),
     [
-        ([(8, (8, 3, 4))], (8, 3, 4), False),
         ([(8, (8, 3))] * 7 + [(4, (4, 3))], (60, 3), False),
-        ([(8, (8, 3))] * 2, (16, 3), False),
         ([(8, (512, 49, 96))] * 7 + [(4, (256, 49, 96))], (3840, 49, 96), False),  # 64 windows of each input
         ([(8, (5, 8, 6)), (3, (5, 3, 6))], (5, 11, 6), False),  # (T, N, D)
-        ([(8, (5, 8, 6))] * 2, (5, 16, 6), False),
         ([(8, (7, 6)), (3, (7, 6))], (7, 6), False),  # no axis counts inputs
         ([(8, (8, 6)), (3, (8, 6))], (8, 6), False),  # nor here, though the first batch is as long
-        ([(8, (7, 6))] * 2, (7, 6), False),
         ([(8, (512, 4)), (8, (498, 4))], (1010, 4), False),  # as many as each batch has
         ([(1, (1, 3, 9, 9)), (1, (1, 3, 9, 7))], (1, 3, 9, 9), True),
         ([(8, (8, 3, 9)), (4, (4, 3, 7))], (8, 3, 9), True),
-        ([(8, (8, 3)), (4, (4, 3, 1))], (8, 3), True),
-        ([(8, ()), (4, ())], (), False),
-        ([(8, (8, -1)), (4, (4, -1))], (12, -1), False),  # a nested tensor
         ([(2, (2, 3, 5)), (2, (2, -1, 5)), (1, (1, 4, 5))], (5, -1, 5), False),  # parts of one length in two batches
     ],
 )

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.inspection.session import compare
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.network import ModelInfo
 from hookscope.results.statistics import TensorStatistics
@@ -56,11 +55,6 @@ def test_rows_are_compared_with_those_of_the_same_place_and_the_equal_ones_left_
     assert (comparison.row_count, comparison.losses, comparison.edits) == (6, (7, 8), ("first", "second"))
 
 
-def test_equal_runs_have_no_changes() -> None:
-    run = passed({"a": 1}, {"a": 3}, {"a.w": 5}, 7)
-    assert compare(run, run, []).changes == ()
-
-
 def test_rows_that_one_run_alone_has_are_changes_without_a_ratio_those_of_the_first_last() -> None:
     before = Activations(model=MODEL, inputs=(), rows=(layer("gone", 2), layer("both", 1)))
     after = Activations(model=MODEL, inputs=(), rows=(layer("both", 1), layer("both", 3, call=1)))
@@ -82,12 +76,6 @@ def test_losses_are_compared_where_both_runs_have_one(kind: str) -> None:
     before = replace(run, loss=None) if kind == "no loss in one" else Activations(model=MODEL, inputs=(), rows=())
     after = run if kind == "no loss in one" else before
     assert compare(before, after, []).losses is None
-
-
-def test_predictions_of_both_runs_are_kept() -> None:
-    first, second = (Prediction(0, (index,), (), (1.0,)) for index in (3, 4))
-    runs = [Activations(model=MODEL, inputs=(), rows=(), predictions=(each,)) for each in (first, second)]
-    assert compare(*runs, []).predictions == ((first,), (second,))
 
 
 @pytest.mark.parametrize("command", [hookscope.activations, hookscope.grads])

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,16 +21,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import hookscope
 from tests.inspection.test_distributed import network, values
 
-kind = sys.argv[1]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-mesh, model = init_device_mesh("cpu", (2,)), network(8 if kind == "tensor parallel" else 7)
-if kind == "tensor parallel":
-    plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(use_local_output=False)}
-    parallelize_module(model, mesh, plan)
-else:
+mesh = init_device_mesh("cpu", (2,))
+
+def distributed(kind):
+    model = network(8 if kind == "tensor parallel" else 7)
+    if kind == "tensor parallel":
+        plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(use_local_output=False)}
+        return parallelize_module(model, mesh, plan)
     fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -39,23 +39,25 @@ def whole(tensor):
 def loss(output):
     return whole(output).square().mean()
 
-for _ in range(2):  # the second time shows what the first has left
-    forward = hookscope.activations(model, values(), layer="*", save_tensors=True)
-    run = hookscope.grads(model, values(), loss=loss, layer="*", save_tensors=True)
-assert forward.verification.status == run.verification.status == "same"
-assert all(parameter.grad is None for parameter in model.parameters())
-loss(model(values())).backward()
-after = {name: whole(parameter.grad).tolist() for name, parameter in model.named_parameters()}
-checked = hookscope.check(model)
-open(f"{dist.get_rank()}.json", "w").write(json.dumps({
-    "loss": run.loss.value,
-    "outputs": {row.label: [row.activation.shape, row.mean, row.l2] for row in forward.rows},
-    "output gradients": {row.label: row.gradient.l2 for row in run.gradients},
-    "parameters": {row.name: [row.gradient.l2, row.gradient.mean, row.weight_l2] for row in run.parameters},
-    "tensors": {label: each.tolist() for label, each in run.tensors.items()},
-    "after": after,
-    "check": [checked.passed, [*checked.warnings]],
-}))
+for kind in ("fully sharded", "tensor parallel"):
+    model = distributed(kind)
+    for _ in range(2):  # the second time shows what the first has left
+        forward = hookscope.activations(model, values(), layer="*", save_tensors=True)
+        run = hookscope.grads(model, values(), loss=loss, layer="*", save_tensors=True)
+    assert forward.verification.status == run.verification.status == "same"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss(model(values())).backward()
+    after = {name: whole(parameter.grad).tolist() for name, parameter in model.named_parameters()}
+    checked = hookscope.check(model)
+    open(f"{kind} {dist.get_rank()}.json", "w").write(json.dumps({
+        "loss": run.loss.value,
+        "outputs": {row.label: [row.activation.shape, row.mean, row.l2] for row in forward.rows},
+        "output gradients": {row.label: row.gradient.l2 for row in run.gradients},
+        "parameters": {row.name: [row.gradient.l2, row.gradient.mean, row.weight_l2] for row in run.parameters},
+        "tensors": {label: each.tolist() for label, each in run.tensors.items()},
+        "after": after,
+        "check": [checked.passed, [*checked.warnings]],
+    }))
 dist.destroy_process_group()
 """
 
@@ -69,18 +71,18 @@ def values() -> torch.Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
 
-def run_on_two(kind: str, folder: Path, fork_server: ForkServer) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def folder_of_both(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
+    folder = tmp_path_factory.mktemp("two")
     (folder / "two.py").write_text(SCRIPT, "utf-8")
-    ended = fork_server.run(*TORCHRUN, 2, "two.py", kind, cwd=folder, environment=ENVIRONMENT)
+    ended = fork_server.run(*TORCHRUN, 2, "two.py", cwd=folder, environment=ENVIRONMENT)
     assert ended.returncode == 0, ended.stderr
-    return [json.loads((folder / f"{rank}.json").read_bytes()) for rank in (0, 1)]
+    return folder
 
 
 @pytest.mark.parametrize("kind", ["fully sharded", "tensor parallel"])
 @pytest.mark.exhaustive
-def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(
-    kind: str, tmp_path: Path, fork_server: ForkServer
-) -> None:
+def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(kind: str, folder_of_both: Path) -> None:
     model = network(8 if kind == "tensor parallel" else 7)
     outputs = [values()]
     for layer in model:
@@ -88,7 +90,8 @@ def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(
         outputs[-1].retain_grad()
     loss = outputs[-1].square().mean()
     loss.backward()
-    for found in run_on_two(kind, tmp_path, fork_server):
+    for rank in (0, 1):
+        found = json.loads((folder_of_both / f"{kind} {rank}.json").read_bytes())
         assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
         for name, parameter in model.named_parameters():
             norms = (parameter.grad.norm().item(), parameter.grad.mean().item(), parameter.norm().item())

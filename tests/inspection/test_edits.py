@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -29,19 +29,12 @@ def edited(operation: str, tensor: Tensor, channel_axis: int | None = 1) -> Tens
     ("text", "pattern", "place", "operation", "arguments"),
     [
         ("relu:grad:clamp(min=0)", "relu", "grad", "clamp", {"min": 0}),
-        ("relu:grad:clamp(0)", "relu", "grad", "clamp", {"min": 0}),
-        ("relu:grad:clamp(-1,+6.5)", "relu", "grad", "clamp", {"min": -1, "max": 6.5}),
         ("relu:grad:clamp(-1, max=6)", "relu", "grad", "clamp", {"min": -1, "max": 6}),
         ("relu:grad:clamp(max=6,min=-1e-3)", "relu", "grad", "clamp", {"min": -0.001, "max": 6}),
-        ("fc*bias:grad:zero", "fc*bias", "grad", "zero", {}),
         ("fc*bias:grad:zero()", "fc*bias", "grad", "zero", {}),
         ("layer1:output:scale(2)", "layer1", "output", "scale", {"by": 2}),
-        ("fc:grad:add(value=.5)", "fc", "grad", "add", {"value": 0.5}),
         ("*:grad:clip-norm(max=1)", "*", "grad", "clip-norm", {"max": 1}),
-        ("conv1:input:noise(std=0.1)", "conv1", "input", "noise", {"std": 0.1}),
-        ("  conv1 : input : scale ( by = 2. ) ", "conv1", "input", "scale", {"by": 2}),
         # Patterns may hold colons, spaces and parentheses: the last place counts.
-        ("type:conv:output:zero", "type:conv", "output", "zero", {}),
         ("!type:conv@-1:output:zero", "!type:conv@-1", "output", "zero", {}),
         ("/^(a|b):x$/:input:zero", "/^(a|b):x$/", "input", "zero", {}),
         ("/:grad:(a)/:output:zero", "/:grad:(a)/", "output", "zero", {}),
@@ -59,15 +52,11 @@ def test_an_expression_is_a_pattern_a_place_and_an_operation(
     ("operation", "arguments", "channels", "seed"),
     [
         ("zero(channels=3,7)", {}, (3, 7), 0),
-        ("zero(3, 7)", {}, (3, 7), 0),
         ("zero(channels=3,8-10,1)", {}, (3, 8, 9, 10, 1), 0),
         ("scale(2, 0-1, 7-7)", {"by": 2}, (0, 1, 7), 0),
         ("noise(channels=0-2, std=0.1)", {"std": 0.1}, (0, 1, 2), 0),
-        ("scale(2, channels=0)", {"by": 2}, (0,), 0),
         ("scale(channels=0,1,by=2)", {"by": 2}, (0, 1), 0),
-        ("scale(2, 0, 1)", {"by": 2}, (0, 1), 0),
         ("noise(0.1, 3)", {"std": 0.1}, (), 3),
-        ("noise(std=0.1, seed=3, channels=5,5)", {"std": 0.1}, (5, 5), 3),
         ("noise(seed=9223372036854775807, std=0)", {"std": 0}, (), 2**63 - 1),
         ("clamp(max=1, channels=2147483647)", {"max": 1}, (2**31 - 1,), 0),
     ],
@@ -91,57 +80,33 @@ def test_param_says_that_the_pattern_names_parameters() -> None:
     ("marked", "message"),
     [
         # The caret stands under the character after ^.
-        ("^", "an edit is PATTERN:PLACE:OPERATION"),
         ("relu^", "an edit is PATTERN:PLACE:OPERATION"),
-        ("relu:^zero", "before the operation a place is missing"),
         ("relu:^clamp(min=0)", "before the operation a place is missing"),
         ("relu:^gard:zero", "there is no place 'gard', only input, output, grad and value. Nearest: 'grad'"),
-        ("relu:^gard:clamp(min:0)", "there is no place 'gard'"),
         ("/(a|b)/:^outptu:zero", "there is no place 'outptu', only input, output, grad and value. Nearest: 'output'"),
-        ("type:conv:^x:zero", "there is no place 'x', only input, output, grad and value."),
-        ("relu:^:zero", "there is no place ''"),
         ("^:grad:zero", "the pattern of layers or parameters is missing"),
         ("param:^:grad:zero", "the pattern of layers or parameters is missing"),
         ("param:fc:^output:zero", "a parameter has no output: give grad or value"),
         ("relu:grad:^", "an operation is missing here. Give zero, scale, add, clamp, clip-norm, noise"),
-        ("relu:grad:^(1)", "an operation is missing here"),
-        ("relu:grad:^7", "an operation is missing here"),
         ("relu:grad:^clmap(min=0)", "there is no operation 'clmap'. Nearest: 'clamp'"),
-        ("relu:grad:^clip_norm(1)", "there is no operation 'clip_norm'. Nearest: 'clip-norm'"),
         ("relu:grad:^q", "there is no operation 'q'. Give zero, scale"),
         ("relu:grad:clamp(^mim=0)", "clamp takes no 'mim', only min, max, channels. Nearest: 'min'"),
-        ("relu:grad:clip-norm(1, ^channels=3)", "clip-norm takes no 'channels', only max"),
         ("relu:grad:clamp(min=0, ^min=1)", "min is given twice"),
-        ("relu:grad:clamp(0, ^min=1)", "min is given twice"),
         ("relu:grad:clamp(min=0, ^6)", "arguments after a named one need names"),
         ("relu:grad:clip-norm(1, ^2)", "clip-norm takes no more than max"),
         ("relu:grad:clamp(min=^)", "min has to be a number"),
-        ("relu:grad:clamp(min=^nan)", "min has to be a number"),
-        ("relu:grad:clamp(min=^=0)", "min has to be a number"),
         ("relu:grad:scale(^1e999)", "by has to be finite"),
-        ("relu:grad:scale(^two)", "by has to be a number"),
-        ("relu:grad:scale(2^x)", "a comma or a closing parenthesis is missing here"),
-        ("relu:grad:scale(2^:3)", "a comma or a closing parenthesis is missing here"),
         ("relu:grad:scale(2^", "a comma or a closing parenthesis is missing here"),
-        ("relu:grad:scale(2,^)", "a channel is a whole number"),
         ("relu:grad:scale(2)^)", "the expression should have ended here"),
-        ("relu:grad:zero ^2", "the expression should have ended here"),
         ("relu:grad:scale^", "scale needs by: scale(by=...)"),
-        ("relu:grad:scale(^)", "scale needs by: scale(by=...)"),
-        ("relu:grad:scale(channels=1^)", "scale needs by: scale(by=...)"),
         ("relu:grad:clamp^", "clamp needs min or max: clamp(min=...)"),
         ("relu:grad:clamp(^)", "clamp needs min or max"),
         ("relu:grad:noise(seed=1^)", "noise needs std: noise(std=...)"),
-        ("relu:grad:clamp(1, ^0)", "min is above max"),
         ("relu:grad:clamp(max=0, min=^1)", "min is above max"),
         ("relu:grad:noise(^-1)", "std has to be not negative"),
-        ("relu:grad:clip-norm(^0)", "max has to be positive"),
         ("relu:grad:zero(channels=^-1)", "a channel is a whole number from 0"),
-        ("relu:grad:zero(channels=3,^1.5)", "a channel is a whole number from 0"),
         ("relu:grad:zero(channels=^99999999999)", "a channel is a whole number from 0"),
         ("relu:grad:zero(channels=^)", "a channel is a whole number from 0"),
-        ("relu:grad:zero(channels=7^-3)", "a range from channel 7 must end between 7 and 65542"),
-        ("relu:grad:zero(channels=0^-4000000000)", "a range from channel 0 must end between 0 and 65535"),
         ("relu:grad:zero(channels=3^-)", "a comma or a closing parenthesis is missing"),
         ("relu:grad:noise(1, seed=^9223372036854775808)", "a seed is a whole number from 0"),
         ("relu:grad:noise(1, seed=^1e3)", "a seed is a whole number from 0"),
@@ -176,6 +141,7 @@ _PIECES = st.sampled_from([*OPERATIONS, *_MARKS, *_WORDS])
 @example("x:grad:scale(" + "9" * 5000 + ")")
 @example("x:grad:zero(" + "9" * 5000 + ")")
 @example(":" * 5000)
+@settings(max_examples=40)
 @pytest.mark.exhaustive
 def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
     try:
@@ -193,23 +159,9 @@ def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
             assert found.apply(torch.ones(1, 2), None).shape == (1, 2)
 
 
-NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-@given(NUMBERS, NUMBERS, st.lists(st.integers(0, 99), max_size=4), st.integers(0, 2**63 - 1))
-def test_numbers_are_read_as_written(first: float, second: float, channels: list[int], seed: int) -> None:
-    low, high = sorted((first, second))
-    tail = f", channels={','.join(map(str, channels))}" if channels else ""
-    clamp = parse_edit(f"x:grad:clamp({low!r}, max={high!r}{tail})")
-    assert (dict(clamp.arguments), clamp.channels) == ({"min": low, "max": high}, tuple(channels))
-    noise = parse_edit(f"x:grad:noise(seed={seed}, std={abs(first)!r}{tail})")
-    assert (dict(noise.arguments), noise.seed, noise.channels) == ({"std": abs(first)}, seed, tuple(channels))
-
-
 # --- What edits do ---
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(2, 3, 4, 5), (3, 4), (6,), (), (0, 3), (2, 0)]
+KINDS = [(torch.float64, ()), (torch.float32, (2, 3, 4, 5)), (torch.bfloat16, (6,)), (torch.float16, (0, 3))]
 
 
 def expected(operation: str, x: Tensor) -> Tensor:
@@ -236,8 +188,7 @@ OPERATION_TEXTS += ["clip-norm(max=0.5)", "clip-norm(max=1000)", "noise(std=0.5,
 
 
 @pytest.mark.parametrize("operation", OPERATION_TEXTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "shape"), KINDS)
 def test_an_operation_is_the_arithmetic_and_nothing_else(
     operation: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
@@ -252,9 +203,7 @@ def test_an_operation_is_the_arithmetic_and_nothing_else(
 
 
 @pytest.mark.parametrize("operation", [text for text in OPERATION_TEXTS if not text.startswith("clip")])
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((2, 5, 3, 3), 1), ((2, 3, 5), 2), ((2, 3, 5), -1), ((5, 2), 0), ((5,), 0)]
-)
+@pytest.mark.parametrize(("shape", "axis"), [((2, 5, 3, 3), 1), ((2, 3, 5), 2), ((5, 2), 0)])
 def test_channels_confine_an_operation(operation: str, shape: tuple[int, ...], axis: int) -> None:
     x = normal(*shape, seed=1)
     name, _, rest = operation.partition("(")
@@ -263,15 +212,6 @@ def test_channels_confine_an_operation(operation: str, shape: tuple[int, ...], a
     for channel in range(5):
         source = everywhere if channel in (1, 4) else x
         assert torch.equal(confined.select(axis, channel), source.select(axis, channel))
-
-
-@given(
-    st.sampled_from(OPERATION_TEXTS[:8]),
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-1e10, max_value=1e10), max_size=30),
-)
-def test_operations_hold_for_any_values(operation: str, values: list[float]) -> None:
-    x = torch.tensor(values)
-    torch.testing.assert_close(edited(operation, x), expected(operation, x))
 
 
 def test_clipping_holds_the_norm_of_values_whose_squares_overflow() -> None:
@@ -337,10 +277,8 @@ def test_eight_bit_floats_are_edited_too() -> None:
     "tensor",
     [
         torch.tensor([1, 2]),
-        torch.tensor([True]),
         torch.tensor([1j]),
         torch.eye(2).to_sparse(),
-        torch.tensor([1], dtype=torch.uint8),
     ],
 )
 @pytest.mark.parametrize("operation", ["zero", "clamp(min=0)", "zero(channels=9)"])
@@ -395,14 +333,11 @@ def bound(*texts: str) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("text", "expected_names", "place"),
     [
-        ("relu:grad:zero", ["relu"], "grad"),
         ("fc:grad:zero", ["fc1", "fc2"], "grad"),
         ("type:linear:output:zero", ["fc1", "fc2"], "output"),
         ("conv:input:zero", ["conv"], "input"),
         ("fc*bias:grad:zero", ["fc1.bias", "fc2.bias"], "parameter grad"),
-        ("FC1.weight:grad:zero", ["fc1.weight"], "parameter grad"),
         ("bias:grad:zero", ["conv.bias", "fc1.bias", "fc2.bias"], "parameter grad"),
-        (r"/fc\d\.b/:grad:zero", ["fc1.bias", "fc2.bias"], "parameter grad"),
         ("param:fc1:grad:zero", ["fc1.weight", "fc1.bias"], "parameter grad"),
         (
             "param:*:grad:zero",

@@ -199,14 +199,6 @@ def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -
     ]
 
 
-def test_by_default_all_convolutions_of_the_demo_network_have_rows() -> None:
-    demo = hookscope.load_model("demo").module
-    selected = hookscope.select_layers(demo)
-    assert sum(isinstance(module, nn.Conv2d) for module in selected.values()) == 49
-    marked = {row.layer for row in list_modules(demo, None)[0] if row.selected}
-    assert marked == set(selected)
-
-
 def test_an_installation_without_the_kernel_says_what_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     network, values = small_network(), torch.randn(1, 3, 8, 8)
     monkeypatch.setattr(native, "load_kernel", lambda: None)

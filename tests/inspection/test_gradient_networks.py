@@ -18,6 +18,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import (
+    INSPECTED,
     assert_unchanged,
     copied,
     hooked,
@@ -28,7 +29,7 @@ from tests.inspection.test_networks import (
     snapshot,
 )
 from tests.inspections import inspect_gradients
-from tests.networks import KINDS, MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
+from tests.networks import MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
 # Where gradients of several uses are added in another order than on copies: three digits of the largest element.
@@ -75,7 +76,7 @@ def built(name: str, mode: str) -> Case:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, mode) for name in KINDS for mode in ("eval", "train") if name != WITHOUT_GRADIENTS],
+    params=[(name, mode) for name in INSPECTED for mode in ("eval", "train") if name != WITHOUT_GRADIENTS],
     ids="-".join,
 )
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:

@@ -40,8 +40,9 @@ LATE = "Made during the forward pass, and so without a row: late (Sequential), l
 COPIES = "The network runs copies that it makes during the forward pass; these have no rows: block.0, block.1."
 
 
-@pytest.mark.parametrize("ops", [False, True])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize(
+    ("copied", "ops"), [(copy.deepcopy, True), (lambda module: pickle.loads(pickle.dumps(module)), False)]
+)
 def test_modules_made_during_the_pass_are_named(copied: Callable[[nn.Module], nn.Module], ops: bool) -> None:
     runs = [
         hookscope.activations(Late(copied), X.clone(), ops=ops),

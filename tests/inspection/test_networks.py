@@ -23,10 +23,12 @@ from hookscope.results.activations import Activations
 from hookscope.statistics.reducer import reduce_tensor
 from tests.hooks.test_operations import everything
 from tests.inspections import inspect
-from tests.networks import KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
+from tests.networks import BY_HAND, KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check
 
 SEED = 3
+# All by hand, and one of torchvision's for each mechanism.
+INSPECTED = [name for name in KINDS if name in BY_HAND or name in MECHANISMS]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -80,7 +82,7 @@ def copied(value: Any) -> Any:
     return [copied(part) for part in value] if isinstance(value, list) else value
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=INSPECTED)
 def case(request: pytest.FixtureRequest) -> Case:
     """Build the network once for all tests of this file, in a state that is easily disturbed."""
     with seeded(0):

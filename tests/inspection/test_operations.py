@@ -90,25 +90,10 @@ def rows_of(network: nn.Module, x: Tensor) -> tuple[Any, list[Traced]]:
 
 # What torch.fx traces without changing what is called: it keeps fx-wrapped functions of torchvision as one call, and
 # computes at once what depends on no input, as the attention masks of Swin do.
-FX_TORCHVISION = ("resnet18", "resnext", "densenet121", "mobilenet_v2", "googlenet", "shufflenet_v2_x0_5")
-FX_TORCHVISION += ("squeezenet1_1", "vit")
+FX_TORCHVISION = ("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "vit")
 FX_TIMM = {
-    "cait_xxs24_224": 224,
     "coat_lite_tiny": 224,
-    "dla34": 64,
-    "dpn48b": 64,
-    "eca_botnext26ts_256": 256,
-    "fastvit_t8": 64,
-    "ghostnet_050": 64,
-    "gmlp_ti16_224": 224,
     "halonet26t": 256,
-    "hrnet_w18_small": 64,
-    "lambda_resnet26t": 256,
-    "mixer_s32_224": 224,
-    "pit_ti_224": 224,
-    "res2net50_14w_8s": 64,
-    "tnt_s_patch16_224": 224,
-    "vovnet39a": 64,
     "xcit_nano_12_p16_224": 224,
 }
 BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -118,7 +103,7 @@ BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.sample("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "squeezenet1_1", "vit")
+@pytest.mark.sample("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "vit")
 def test_operations_are_those_of_the_traced_graph_in_order_with_the_same_values(name: str) -> None:
     build, size = BUILDERS[name]
     torch.manual_seed(0)
@@ -140,11 +125,6 @@ def small_vit_config(**others: Any) -> dict[str, Any]:
     return {**sizes, "intermediate_size": 32, **others}
 
 
-def stages(**others: Any) -> dict[str, Any]:
-    sizes = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
-    return {"num_encoder_blocks": 2, **sizes, **others}
-
-
 def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         package = import_module("transformers")
@@ -157,18 +137,8 @@ def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
 # What torch.fx cannot trace, or traces otherwise: torchlens wraps torch's functions, and sees each call.
 WRAPPED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "swin": (TORCHVISION["swin"].build, 64),
-    "timm crossvit_tiny_240": (lambda: timm.create_model("crossvit_tiny_240"), 240),
     "timm mobilevit_xxs": (lambda: timm.create_model("mobilevit_xxs"), 64),
     "transformers Beit": (hugging_face("Beit", **small_vit_config()), 32),
-    "transformers CLIP": (hugging_face("CLIPVision", **small_vit_config()), 32),
-    "transformers Swin": (
-        hugging_face("Swin", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4),
-        32,
-    ),
-    "transformers Segformer": (
-        hugging_face("Segformer", **stages(sr_ratios=[2, 1], patch_sizes=[3, 3], strides=[2, 2])),
-        32,
-    ),
 }
 
 # How torchlens writes Python's operators in place and exchanged.
@@ -223,11 +193,10 @@ def owner_of(modules: Sequence[str]) -> str:
 
 # --- gradients ---
 
-TRAINED_IN_FLOAT64 = ("resnext", "densenet121", "mobilenet_v2", "googlenet", "swin", "vit", "mvit")
+TRAINED_IN_FLOAT64 = ("densenet121", "mobilenet_v2", "swin", "vit")
 
 
 @pytest.mark.parametrize("name", TRAINED_IN_FLOAT64)
-@pytest.mark.sample("densenet121", "mobilenet_v2", "swin", "vit")
 def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(name: str) -> None:
     """An edge of autograd's graph is taken as soon as an operation returns, so that later writes do not move it."""
     torch.manual_seed(0)
@@ -338,23 +307,6 @@ def test_a_module_that_is_called_by_its_forward_is_said_to_be_with_the_line(
         assert reasons[name] == f"called as {name}.forward(…) at {line}, which skips hooks: call {name}(…) instead"
     assert reasons["spare"] == "the forward pass did not call it in eval mode, or used its weight directly"
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
-
-
-def test_no_further_pass_looks_for_calls_of_forward_where_no_code_names_it() -> None:
-    passes: list[int] = []
-
-    class Counted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            passes.append(1)
-            result: Tensor = self.used(x)
-            return result
-
-    inspect(Counted(), torch.ones(2, 4))
-    assert len(passes) == 1
 
 
 @pytest.mark.exhaustive  # torch traces it

@@ -44,14 +44,10 @@ def channels(values: Tensor, axis: int, kept: int) -> Tensor:
 
 
 EDITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "zero": ("0.weight", torch.zeros_like),
     "zero(channels=0,2,3)": ("0.weight", lambda values: channels(values, 0, 1)),
     "zero(channels=0,1,2,4)": ("3.weight", lambda values: channels(values, 1, 3)),
-    "scale(2)": ("5.bias", lambda values: values * 2),
     "add(-0.5)": ("1.weight", lambda values: values - 0.5),
-    "clamp(min=0)": ("5.weight", lambda values: values.clamp(min=0)),
     "round(int8)": ("0.weight", rounded),
-    "round(float16)": ("5.weight", lambda values: values.half().float()),
     "round(dtype=float8_e4m3fn)": ("5.weight", lambda values: values.to(torch.float8_e4m3fn).float()),
 }
 

@@ -4,17 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
 import hookscope
-from hookscope.inputs.batches import load_batches
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields, receptive_field
-from hookscope.models import load_model
 from hookscope.render.overlays import resampled
 from hookscope.results.cost import ReceptiveField as CostField
 from hookscope.results.inputs import Region
@@ -43,20 +40,16 @@ def filters(*size: int) -> Tensor:
         # The middle of the first window is (size - 1) * dilation / 2 - padding.
         (lambda x: F.conv2d(x, filters(3, 3), stride=2, padding=1), (0, 2), (0, 2)),
         (lambda x: F.conv2d(x, filters(5, 3), stride=(4, 1), padding=(2, 0)), (0, 4), (1, 1)),
-        (lambda x: F.conv2d(x, filters(3, 3), dilation=3), (3, 1), (3, 1)),
         (lambda x: F.max_pool2d(x, 2), (0.5, 2), (0.5, 2)),
-        (lambda x: F.avg_pool2d(x, 3, 2, 1), (0, 2), (0, 2)),
         (lambda x: F.adaptive_avg_pool2d(x, (8, 8)), (1.5, 4), (2.5, 6)),
         # TensorFlow's "same": more below and at the right.
         (lambda x: F.conv2d(F.pad(x, (0, 1, 0, 1)), filters(3, 3), stride=2), (1, 2), (1, 2)),
-        (lambda x: F.conv2d(F.pad(x, (2, 2, 1, 1), mode="reflect"), filters(3, 5)), (0, 1), (0, 1)),
         # Two pixels for each: around a quarter before and a quarter behind.
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (-0.25, 0.5), (-0.25, 0.5)),
         (lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 2, 2), stride=2), (-0.25, 0.5), (-0.25, 0.5)),
         (lambda x: x[:, :, 1::2, -8:] * 2, (1, 2), (40, 1)),
         (lambda x: x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2)[..., 3:], (0, 1), (3, 1)),
         # A gate has a factor for each channel, and no place; a branch without its own shift halves that of the other.
-        (lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(), (0, 1), (0, 1)),
         (lambda x: F.avg_pool2d(x, 2) + F.conv2d(x, torch.ones(3, 3, 3, 3), stride=2, padding=1), (0.25, 2), (0.25, 2)),
     ],
 )
@@ -75,30 +68,6 @@ def test_a_kernel_looks_where_its_weights_are() -> None:
     assert columns == pytest.approx((4 * 9 / 25, 2))
     # A kernel of zeros looks nowhere: its middle stands.
     assert lines_of(lambda x: F.conv2d(x, kernel * 0, stride=2, padding=1)) == [(0, 2), (1, 2)]
-
-
-@pytest.mark.exhaustive
-def test_a_trained_network_that_pads_on_one_side_has_learnt_to_look_to_the_other() -> None:
-    loaded = load_model("demo")
-    network, returned = loaded.module.eval().requires_grad_(False), []
-    hook = network._swish.register_forward_hook(lambda _m, _i, out: returned.append(out))
-    influence = torch.zeros(224, 224, dtype=torch.float64)
-    for name in ("astronaut", "cat", "coffee", "rocket"):
-        (batch,) = load_batches([f"sample_images/{name}.jpg"], loaded.preprocessing)
-        picture = batch.args[0].clone().requires_grad_()
-        returned.clear()
-        network(picture * 1)
-        field = receptive_field(returned[-1].grad_fn)
-        (gradient,) = torch.autograd.grad(returned[-1][0, :, 3, 3].sum(), picture)
-        squares = gradient[0].double().square().sum(0)
-        influence += squares / squares.sum() / 4
-    hook.remove()
-    assert field is not None
-    top, left, bottom, right = field.extent((7, 7), (224, 224))
-    ours = [224 * (begin + 3.5 / 7 * (end - begin)) for begin, end in ((top, bottom), (left, right))]
-    measured = [float((influence.sum(axis) * (torch.arange(224) + 0.5)).sum()) for axis in (1, 0)]
-    assert measured == pytest.approx(ours, abs=6)
-    assert all(abs(each - 128) > 8 for each in ours), "the middle of the windows, and not what is seen"
 
 
 @pytest.mark.parametrize(
@@ -151,59 +120,6 @@ def test_the_map_of_a_square_lies_on_the_square(
         assert not looks.notes
 
 
-def middle_of_influence(network: nn.Module, layer: str, size: int) -> tuple[list[float], list[float], list[float]]:
-    """Return the middle of the squared gradient of a layer's middle cell with respect to the picture, (row, column),
-    and where the closed form and an even stretch have it; averaged over random weights."""
-    influence = torch.zeros(size, size, dtype=torch.float64)
-    for seed in range(6):
-        torch.manual_seed(seed)
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight)
-            elif isinstance(module, nn.BatchNorm2d):
-                nn.init.ones_(module.weight)
-        returned: list[Tensor] = []
-        hook = network.get_submodule(layer).register_forward_hook(lambda _m, _i, out, kept=returned: kept.append(out))
-        picture = torch.randn(1, 3, size, size, requires_grad=True)
-        network.eval()(picture * 1)
-        hook.remove()
-        (maps,) = returned
-        grid, field = maps.shape[2:], receptive_field(maps.grad_fn)
-        row, column = (cells // 2 for cells in grid)
-        (gradient,) = torch.autograd.grad(maps[0, :, row, column].square().sum(), picture)
-        squares = gradient[0].double().square().sum(0)
-        influence += squares / squares.sum()
-    pixels = torch.arange(size) + 0.5
-    assert field is not None
-    top, left, bottom, right = field.extent(grid, (size, size))
-    ours = [
-        (begin + (cell + 0.5) * (end - begin) / cells) * size
-        for begin, end, cell, cells in ((top, bottom, row, grid[0]), (left, right, column, grid[1]))
-    ]
-    stretched = [(cell + 0.5) * size / cells for cell, cells in zip((row, column), grid, strict=True)]
-    return [float((influence.sum(axis) * pixels).sum() / influence.sum()) for axis in (1, 0)], ours, stretched
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("build", "layer"),
-    [
-        (models.resnet18, "layer4"),
-        (models.densenet121, "features"),
-        (models.convnext_tiny, "features"),
-        (lambda: models.inception_v3(init_weights=False, aux_logits=False), "Mixed_7c"),
-        (lambda: timm.create_model("resnetblur18"), "layer4"),
-        (lambda: timm.create_model("poolformer_s12"), "stages"),
-        (lambda: timm.create_model("tf_efficientnet_lite0"), "blocks"),
-    ],
-)
-def test_cells_lie_where_the_pixels_are_that_move_them(build: Callable[[], nn.Module], layer: str) -> None:
-    measured, ours, stretched = middle_of_influence(build().requires_grad_(False), layer, 224)
-    for found, place, even in zip(measured, ours, stretched, strict=True):
-        assert abs(found - place) <= abs(found - even) + 2.5, "no worse than a stretch, but for what random weights do"
-        assert abs(found - place) < 8, "a quarter of a cell"
-
-
 def test_swins_lie_at_their_patches_and_what_moves_values_is_stretched_and_says_so() -> None:
     for width, right in ((96, 1), (80, 96 / 80)):  # three patches of 32 pixels, the last one padded
         swin = hookscope.attribute(small.small_swin(), torch.randn(1, 3, 64, width), sanity="none")
@@ -237,14 +153,12 @@ def windows_of(compute: Callable[[Tensor], Tensor], *size: int) -> list[tuple[fl
     ("compute", "windows"),
     [
         (lambda x: F.conv2d(x, filters(3, 5), stride=2, padding=(1, 0)), [(-1, 1), (0, 4)]),
-        (lambda x: F.conv2d(x, filters(3, 3), dilation=4), [(0, 8), (0, 8)]),
         (lambda x: F.max_pool2d(F.conv2d(x, filters(3, 3), stride=2), 3, 2), [(0, 6), (0, 6)]),
         # Branches of another size: the smallest window around both.
         (lambda x: F.conv2d(x, torch.ones(3, 3, 5, 5), padding=2) + F.conv2d(x, torch.ones(3, 3, 1, 1)), [(-2, 2)] * 2),
         (lambda x: F.conv2d(x[..., 3:], torch.ones(3, 3, 1, 2)) + x[..., 1:-3], [(0, 0), (1, 4)]),
         # Five weights of a transposed convolution of stride 2 meet three cells at most.
         (lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 5, 2), stride=2), [(-2, 0), (-0.25, -0.25)]),
-        (lambda x: F.interpolate(x, scale_factor=2), [(-0.25, -0.25)] * 2),
         (lambda x: F.pixel_unshuffle(x, 4), [(0, 3)] * 2),
         (lambda x: nn.Linear(3, 5)(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).relu(), [(0, 0)] * 2),
     ],
@@ -285,7 +199,7 @@ def seen_by_gradients(network: nn.Module, size: tuple[int, ...]) -> tuple[list[i
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(4, 20))]
+    "seed", [*range(4), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(4, 10))]
 )
 def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
     """Random stacks of convolutions and pooling, in one to three axes, against the pixels that have a gradient."""
@@ -310,9 +224,7 @@ def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
     assert not field.at_least
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "dilation"), [(5, 2, 1), (4, 2, 1), (3, 2, 2), (4, 3, 2), (3, 4, 1), (5, 3, 1)]
-)
+@pytest.mark.parametrize(("size", "stride", "dilation"), [(5, 2, 1), (3, 2, 2), (4, 3, 2), (3, 4, 1)])
 def test_a_transposed_convolution_sees_its_widest_window(size: int, stride: int, dilation: int) -> None:
     layer = nn.ConvTranspose1d(1, 1, size, stride, dilation=dilation, bias=False)
     nn.init.ones_(layer.weight)
@@ -336,9 +248,7 @@ def test_a_transposed_convolution_sees_its_widest_window(size: int, stride: int,
         (lambda x: F.layer_norm(x, x.shape[1:]), True),
         (lambda x: x + (x.flatten(2) @ x.flatten(2).mT @ x.flatten(2)).view(x.shape), True),  # attention
         (lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (3,)), False),  # over the channels of a place
-        (lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3)), False),
         (lambda x: F.batch_norm(x, None, None, training=True), True),
-        (lambda x: x * nn.Parameter(torch.ones(1, 3, 1, 1)), False),
     ],
 )
 def test_what_else_enters_makes_the_window_a_lower_bound(compute: Callable[[Tensor], Tensor], at_least: bool) -> None:
@@ -358,9 +268,7 @@ def field_at(network: nn.Module, layer: str, *size: int) -> CostField:
     [
         # Araujo, Norris and Sim, 2019, and its tables.
         (models.vgg16, "features.30", 212),
-        (models.alexnet, "features", 195),
         (models.resnet18, "layer4", 435),
-        (models.resnet34, "layer4", 899),
         (models.efficientnet_b0, "features", 851),
     ],
 )

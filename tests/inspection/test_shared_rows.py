@@ -1,14 +1,10 @@
 """One row given for several inputs is repeated for each of them: what depends on it alone has been seen once."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import hookscope
-from hookscope.cli.app import app
 
 SHARED = "All 120 inputs share the same meta: layers that are computed from meta alone have seen 1 input, not 120."
 
@@ -76,44 +72,3 @@ def test_zeros_of_one_row_are_no_finding_about_all_inputs(network: PictureAndMet
     assert hookscope.check(network, images=pictures, input={"meta": ROW}, select=select).findings == ()
     assert hookscope.activations(network, pictures, input={"meta": rows}).verdicts
     assert hookscope.activations(network, pictures, input={"meta": ROW}).verdicts == ()
-
-
-class Prompted(nn.Module):
-    """Adds one prompt of 40 tokens to features of pictures, as text towers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.conv, self.text = nn.Conv2d(3, 8, 3), nn.Linear(4, 8)
-        with torch.no_grad():
-            self.text.bias.fill_(-20)
-
-    def forward(self, image: Tensor, prompt: Tensor) -> Tensor:
-        return torch.add(self.conv(image).mean((2, 3)), self.text(prompt).relu().mean(1))
-
-
-def test_what_one_input_is_enough_for_is_judged_over_one(pictures: Tensor) -> None:
-    prompt = torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(4))
-    report = hookscope.check(Prompted(), images=pictures, input={"prompt": prompt}, select=["constant-activation"])
-    (found,) = report.findings
-    assert found.where.startswith("(model):relu")
-    assert "all 320 outputs are 0 over the row that all 120 inputs share." in found.message
-
-
-def test_the_command_prints_it_below_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.conv, self.meta = torch.nn.Conv2d(3, 2, 3), torch.nn.Linear(2, 2)\n"
-        "    def forward(self, image, meta):\n"
-        "        return self.conv(image).mean((2, 3)) + self.meta(meta)\n"
-    )
-    torch.save(torch.rand(3, 3, 8, 8), "images.pt")
-    ended = CliRunner().invoke(app, ["activations", "net.py:Net", "images.pt", "--input", "meta=1,2"])
-    assert ended.exit_code == 0, ended.output
-    said = " ".join(ended.output.split())
-    assert "note: All 3 inputs share the same meta: layers that are computed from meta alone have seen 1 input" in said

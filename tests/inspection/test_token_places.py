@@ -119,23 +119,6 @@ class Pruned(nn.Module):
         return self.block(tokens.gather(1, kept))  # type: ignore[no-any-return]
 
 
-class Averaged(nn.Module):
-    """Looks at averages of 16 patches in order of rows, as Next-ViT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.average, self.norm, self.cross = (
-            Encoder(4),
-            nn.AvgPool1d(16),
-            nn.LayerNorm(WIDTH),
-            Attention(),
-        )
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.vision(pixels)
-        return self.cross(tokens, self.norm(self.average(tokens.transpose(1, 2)).transpose(1, 2)))  # type: ignore[no-any-return]
-
-
 class Conditioned(nn.Module):
     """Patches look at tokens that come from elsewhere."""
 
@@ -146,61 +129,6 @@ class Conditioned(nn.Module):
     def forward(self, pixels: Tensor, states: Tensor) -> Tensor:
         tokens = self.vision(pixels)
         return tokens + self.cross(tokens, states)  # type: ignore[no-any-return]
-
-
-class Masked(nn.Module):
-    """A captioner: its layer is given words, a mask with four axes, and what it looks at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.words, self.layer = Encoder(16), nn.Embedding(50, WIDTH), MaskedLayer()
-
-    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        mask = torch.zeros(len(ids), 1, ids.shape[1], ids.shape[1])
-        return self.layer(self.words(ids), mask, encoder_hidden_states=self.vision(pixels))  # type: ignore[no-any-return]
-
-
-class MaskedLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.cross = Attention(), Attention()
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor, encoder_hidden_states: Tensor) -> Tensor:
-        tokens = self.own(tokens + attention_mask[:, 0].sum(-1, keepdim=True))
-        return self.cross(tokens, encoder_hidden_states)  # type: ignore[no-any-return]
-
-
-class Detector(nn.Module):
-    """As DETR; its head is applied in the network's own forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.queries = Encoder(16), nn.Parameter(torch.randn(1, 16, WIDTH))
-        self.layer, self.head = nn.TransformerDecoderLayer(WIDTH, 2, 24, batch_first=True), nn.Linear(WIDTH, 3)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.head(self.layer(self.queries.expand(len(pixels), -1, -1), self.vision(pixels)))
-        return found
-
-
-class Unroll(nn.Module):
-    """Puts tokens in the order of windows of 4 x 4, as Hiera's."""
-
-    schedule = ((2, 2),)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        windows = tokens.reshape(len(tokens), 2, 4, 2, 4, WIDTH).transpose(2, 3)
-        return windows.reshape(tokens.shape)
-
-
-class Unrolled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.unroll, self.block = nn.Conv2d(3, WIDTH, PATCH, PATCH), Unroll(), Block()
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens: Tensor = self.block(self.unroll(self.patches(pixels).flatten(2).transpose(1, 2)))
-        return tokens
 
 
 class LinearPatches(nn.Module):
@@ -312,7 +240,7 @@ def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, be
         assert_each_lies_where_it_changes(network, result, PICTURES, "block")
 
 
-@pytest.mark.parametrize(("count", "more"), [(9, 0), (16, 0), (17, 0), (15, 1), (16, 1)])
+@pytest.mark.parametrize(("count", "more"), [(16, 0), (15, 1)])
 def test_words_have_no_place(count: int, more: int) -> None:
     _, result = run(lambda: TwoTowers(more), pixels=PICTURES, ids=words(count))
     found = layouts(result)
@@ -321,7 +249,7 @@ def test_words_have_no_place(count: int, more: int) -> None:
 
 
 @pytest.mark.parametrize("words_first", [True, False])
-@pytest.mark.parametrize("count", [2, 5, 8])
+@pytest.mark.parametrize("count", [5])
 def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_first: bool) -> None:
     network, result = run(lambda: Fused(words_first=words_first), pixels=PICTURES, ids=words(count))
     assert layouts(result)["block"] == (None, None)
@@ -349,31 +277,9 @@ def test_tokens_of_the_network_s_own_have_no_place(count: int) -> None:
     assert seen == [((8, 8), (8, 8)), (None, (8, 8)), (None, None)]
 
 
-def test_what_a_decoder_has_found_has_no_place_outside_of_it_either() -> None:
-    _, result = run(Detector, pixels=PICTURES)
-    found = layouts(result)
-    assert found["vision"] == (0, (4, 4))
-    assert found["layer"] == found["layer.norm3"] == (None, None)
-    assert [each.label for each in result.token_maps] == ["vision"] * 2 or not result.token_maps
-
-
-@pytest.mark.parametrize("count", [16, 17])
-def test_words_of_a_captioner_have_no_place_though_its_layers_have_masks_with_four_axes(count: int) -> None:
-    network, result = run(Masked, pixels=PICTURES, ids=words(count))
-    found = layouts(result)
-    assert {found[label] for label in ("words", "layer", "layer.own", "layer.cross.query")} == {(None, None)}
-    assert found["vision"] == (0, (4, 4))
-    seen = hookscope.attention(network, input={"pixels": PICTURES, "ids": words(count)}).blocks
-    assert [each.key_grid for each in seen[:2]] == [(4, 4), None]
-    assert [each.query_grid for each in seen] == [(4, 4), None, None]
-
-
-@pytest.mark.parametrize("make", [Pruned, Averaged])
-def test_fewer_tokens_than_patches_do_not_lie_on_a_halved_grid(make: Callable[[], nn.Module]) -> None:
-    network, result = run(make, pixels=PICTURES)
-    found = layouts(result)
-    layer = "block" if make is Pruned else "norm"
-    assert found[layer] == (None, None)
+def test_fewer_tokens_than_patches_do_not_lie_on_a_halved_grid() -> None:
+    network, result = run(Pruned, pixels=PICTURES)
+    assert layouts(result)["block"] == (None, None)
     last = hookscope.attention(network, PICTURES).blocks[-1]
     assert (last.keys, last.key_grid) == (16, None)
     assert "it has 16 tokens whose grid is not known" in last.remark
@@ -387,11 +293,6 @@ def test_tokens_given_beside_the_picture_have_no_place() -> None:
     assert "as many as the tokens that the network was given beside the picture" in last.remark
 
 
-def test_tokens_in_the_order_of_windows_have_no_place() -> None:
-    _, result = run(Unrolled, pixels=PICTURES)
-    assert {*layouts(result).values()} == {(None, None)}
-
-
 @pytest.mark.parametrize("pixels", [PICTURES, WIDE], ids=["square", "wide"])
 @pytest.mark.parametrize("front", [0, 1])
 def test_patches_that_no_convolution_has_cut_are_squares(pixels: Tensor, front: int) -> None:
@@ -403,15 +304,6 @@ def test_patches_that_no_convolution_has_cut_are_squares(pixels: Tensor, front: 
     if front or pixels is PICTURES:  # 32 tokens of 32 channels are taken for attention weights
         assert layouts(result)["block"] == (front, grid)
         assert_each_lies_where_it_changes(network, result, pixels, "block")
-
-
-def test_grids_draw_words_in_a_row() -> None:
-    """A channel of 16 words is no picture of 4 x 4."""
-    torch.manual_seed(0)
-    given = {"pixels": PICTURES, "ids": words(16)}
-    result = hookscope.activations(TwoTowers().eval(), input=given, layer=["vision.block", "text.block"], grids_for=1)
-    sizes = {each.label: each.values.shape for each in result.feature_maps}
-    assert (sizes["vision.block"], sizes["text.block"]) == ((WIDTH, 4, 4), (1, WIDTH, 16))
 
 
 def test_layers_that_are_looked_at_alone_lie_where_they_do_among_others() -> None:
@@ -470,118 +362,6 @@ def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() ->
     assert (seen.keys, seen.query_grid, seen.key_grid) == (16, None, None)
     assert "tokens of a decoder" in seen.remark
     assert {each for label, each in layouts(result).items() if label.startswith("layer")} == {(None, None)}
-
-
-class LevelLayer(nn.Module):
-    """Tokens come before inputs, as torch's own attention takes them by default."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cross, self.own = nn.MultiheadAttention(WIDTH, 2), nn.MultiheadAttention(WIDTH, 2)
-
-    def forward(self, level: int, output: Tensor, features: list[Tensor], query_embeddings: Tensor) -> Tensor:
-        memory = features[level]
-        output = output + self.cross(output + query_embeddings, memory + 1, memory)[0]
-        tokens = output + query_embeddings
-        return output + self.own(tokens, tokens, output)[0]  # type: ignore[no-any-return]
-
-
-class MaskTransformer(nn.Module):
-    """As Mask2Former and OneFormer: each layer looks at another level."""
-
-    def __init__(self, queries: int) -> None:
-        super().__init__()
-        self.levels, self.layers = Pyramid(), nn.ModuleList(LevelLayer() for _ in range(3))
-        self.queries = nn.Parameter(torch.randn(queries, 1, WIDTH))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        features = [each.transpose(0, 1) for each in reversed(self.levels(pixels))]
-        queries = self.queries.repeat(1, len(pixels), 1)
-        output = queries + 0.1
-        for level, layer in enumerate(self.layers):
-            output = layer(level, output, features, query_embeddings=queries)
-        return output.transpose(0, 1)
-
-
-@pytest.mark.parametrize("count", [5, 16, 17])
-def test_queries_have_no_place_and_the_level_that_they_look_at_has_one(count: int) -> None:
-    """16 are as many as patches of the second level, 17 as those and a class token."""
-    network, _ = run(lambda: MaskTransformer(count), pixels=PICTURES)
-    result = hookscope.attention(network, PICTURES, query="mean", block=2, save_tensors=True)
-    grids = [(each.query_grid, each.key_grid) for each in result.blocks]
-    assert grids == [pair for side in (2, 4, 8) for pair in ((None, (side, side)), (None, None))]
-    weights = result.tensors["layers.1.cross"].double().numpy()
-    for each in result.maps:
-        np.testing.assert_allclose(each.values.reshape(-1), weights[each.input_index].mean((0, 1)), atol=1e-6)
-
-
-class Reader(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = Attention()
-
-    def forward(self, hidden_states: Tensor, inputs: Tensor) -> Tensor:
-        return hidden_states + self.attention(hidden_states, inputs)  # type: ignore[no-any-return]
-
-
-class Perceiver(nn.Module):
-    """Tokens of its own look at patches, and a query looks at them in turn."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.vision, self.own = Encoder(), nn.Parameter(torch.randn(1, count, WIDTH))
-        self.encoder, self.block, self.decoder = Reader(), Block(), Reader()
-        self.ask = nn.Parameter(torch.randn(1, 1, WIDTH))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        patches, own, ask = (self.vision(pixels), *(each.expand(len(pixels), -1, -1) for each in (self.own, self.ask)))
-        return self.decoder(ask, self.block(self.encoder(own, patches)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("count", [16, 64])
-def test_tokens_of_the_network_s_own_have_no_place_where_others_look_at_them(count: int) -> None:
-    network, _ = run(lambda: Perceiver(count), pixels=PICTURES)
-    for batch_size in (1, 2):  # in a second pass as in the first
-        seen = hookscope.attention(network, PICTURES, batch_size=batch_size).blocks
-        assert [each.key_grid for each in seen] == [(8, 8), (8, 8), None, None]
-
-
-class Fusion(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_text, self.of_vision, self.enhance = Attention(), Attention(), Block()
-
-    def forward(self, vision_features: Tensor, text_features: Tensor) -> tuple[Tensor, Tensor]:
-        vision = vision_features + self.of_text(vision_features, text_features)
-        return vision, self.enhance(text_features + self.of_vision(text_features, vision_features))
-
-
-class Grounded(nn.Module):
-    """As Grounding DINO: words and the patches of all levels look at each other; it holds as many queries as words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query_position = nn.Parameter(torch.randn(16, WIDTH))
-        self.query = nn.Parameter(torch.randn(16, WIDTH))
-        self.text, self.levels, self.fusion = Text(), Pyramid(), Fusion()
-
-    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        text = self.text(ids)
-        vision, text = self.fusion(torch.cat(self.levels(pixels), 1), text)
-        return torch.cat([vision, text], 1)
-
-
-def test_words_that_patches_of_all_levels_look_at_have_no_place() -> None:
-    network, _ = run(Grounded, pixels=PICTURES, ids=words(16))
-    seen = hookscope.attention(network, input={"pixels": PICTURES, "ids": words(16)}).blocks
-    assert [each.key_grid for each in seen] == [None] * 4
-    assert "its 16 keys are words," in seen[0].remark  # and no tokens that the network has learned
-    assert ["as many as the words that the network was given" in each.remark for each in seen[1:]] == [
-        True,
-        False,
-        True,
-    ]
-    assert "it has 84 tokens whose grid is not known" in seen[2].remark
 
 
 class PaddedBlock(nn.Module):

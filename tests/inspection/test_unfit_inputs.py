@@ -158,13 +158,6 @@ class _Refusing(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("run", [inspect, inspect_gradients], ids=["forward", "gradients"])
-def test_positions_are_told_from_an_input_that_the_model_takes(run: Callable[..., Any]) -> None:
-    network = nn.Sequential(_Refusing(), nn.Linear(3, 3), nn.Linear(3, 2))
-    found = run(network, batches([-1.0, 2.0], 1), layers=["@-1"], on_error=lambda _error: None)
-    assert [row.layer for row in found.rows] == ["2"]
-
-
 @pytest.mark.parametrize(
     ("run", "raised"),
     [(inspect, hookscope.ForwardError), (inspect_gradients, hookscope.PassError)],
@@ -239,8 +232,3 @@ def test_what_a_refused_pass_held_is_let_go_before_the_next() -> None:
 
     inspect(nn.Sequential(Large()), batches([-1.0, -2.0, -3.0, 4.0], 1), on_error=lambda _error: None)
     assert [each() for each in held] == [None] * 4
-
-
-def test_many_names_are_counted() -> None:
-    assert str(UnfitInputError(["a", "b", "c", "d", "e"], "why")) == "a, b, c and 2 more: why"
-    assert str(UnfitInputError([], "why")) == "why"

@@ -19,10 +19,8 @@ from tests.networks import (
     small_convnext,
     small_maxvit,
     small_mvit,
-    small_resnet,
     small_swin,
     small_swin_v2,
-    small_video_resnet,
     small_video_swin,
 )
 
@@ -57,37 +55,24 @@ def arrangement(seen: Seen) -> tuple[str, tuple[int, ...], tuple[int, ...] | Non
 @pytest.mark.parametrize(
     ("module", "shape", "axis"),
     [
-        (nn.Conv1d(3, 5, 1), (2, 5, 9), 1),
         (nn.Conv2d(3, 5, 1), (2, 5, 4, 4), 1),
         (nn.Conv2d(3, 7, 1), (2, 7, 7, 7), 1),
-        (nn.Conv2d(3, 5, 1), (2, 5, 4, 5), 1),
         (nn.Conv3d(3, 5, 1), (2, 5, 4, 4, 4), 1),
         (nn.ConvTranspose2d(3, 5, 1), (2, 5, 4, 4), 1),
-        (nn.BatchNorm1d(5), (2, 5), 1),
-        (nn.BatchNorm1d(5), (2, 5, 9), 1),
         (nn.BatchNorm2d(5), (2, 5, 9, 9), 1),
-        (nn.InstanceNorm2d(5), (2, 5, 5, 5), 1),
         (nn.GroupNorm(2, 6), (2, 6, 9, 8), 1),
         (nn.Linear(3, 5), (2, 5), 1),
         (nn.Linear(3, 5), (2, 9, 5), 2),
-        (nn.Linear(3, 7), (2, 7, 7), 2),
         (nn.Linear(3, 5), (2, 8, 9, 5), 3),
-        (nn.LayerNorm(6), (2, 9, 6), 2),
         (nn.LayerNorm(6), (2, 6, 6, 6), 3),
         (nn.LayerNorm(6), (2, 9, 9, 6), 3),
-        (nn.RMSNorm(6), (2, 9, 9, 6), 3),
         (LayerNorm2d(6), (2, 6, 6, 6), 1),
-        (LayerNorm2d(6), (2, 6, 9, 8), 1),
         (nn.Embedding(10, 4), (2, 9, 4), 2),
         (nn.MultiheadAttention(4, 2), (2, 9, 4), 2),
         (nn.MaxPool2d(2), (2, 9, 9, 5), 1),
-        (nn.AdaptiveAvgPool2d(1), (2, 9, 1, 1), 1),
         (nn.AdaptiveAvgPool1d(1), (2, 9, 1), 1),
-        (Permute([0, 2, 3, 1]), (2, 9, 9, 5), 3),
         (Permute([0, 2, 3, 1]), (2, 5, 5, 5), 3),
-        (Permute([0, 3, 1, 2]), (2, 5, 9, 8), 1),
         (nn.ReLU(), (2, 5, 9, 9), 1),
-        (nn.ReLU(), (2, 9, 9, 5), 3),
         (nn.ReLU(), (2, 9, 5), 2),
         (nn.ReLU(), (2, 5), 1),
         (nn.ReLU(), (2,), None),
@@ -99,9 +84,7 @@ def test_a_module_tells_which_axis_counts_channels(module: nn.Module, shape: tup
     assert AxisReader().channel_axis(module, shape) == axis
 
 
-@pytest.mark.parametrize(
-    "module", [nn.ReLU(), nn.Identity(), nn.Dropout(), nn.Sequential(), nn.LayerNorm((4, 6, 5))], ids=str
-)
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.LayerNorm((4, 6, 5))], ids=str)
 @pytest.mark.parametrize(("maker", "axis"), [(nn.Conv2d(3, 4, 1), 1), (nn.Linear(3, 5), 3)], ids=str)
 def test_a_module_without_channels_of_its_own_keeps_those_it_was_given(
     module: nn.Module, maker: nn.Module, axis: int
@@ -136,14 +119,10 @@ def test_the_latest_tensor_of_a_shape_decides_whatever_the_batch_size() -> None:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "swin_t": (small_swin, (1, 3, 64, 64)),
-    "swin_t, not square": (small_swin, (1, 3, 64, 96)),
     "swin_v2, not square": (small_swin_v2, (1, 3, 96, 64)),
     "swin3d, not square": (small_video_swin, (1, 3, 4, 64, 96)),
     "convnext, not square": (small_convnext, (1, 3, 96, 64)),
     "maxvit": (small_maxvit, (1, 3, 128, 128)),
-    "resnet, not square": (small_resnet, (1, 3, 64, 96)),
-    "r3d, not square": (small_video_resnet, (1, 3, 4, 64, 96)),
 }
 
 
@@ -166,7 +145,7 @@ def test_channels_are_found_along_a_network(name: str) -> None:
     assert swin_blocks == (8 if "swin" in name else 0)
 
 
-@pytest.mark.parametrize(("size", "grid"), [((64, 64), (16, 16)), ((64, 96), (16, 24))])
+@pytest.mark.parametrize(("size", "grid"), [((64, 96), (16, 24))])
 def test_swin_rows_are_drawn_as_maps_of_their_spatial_size(size: tuple[int, int], grid: tuple[int, int]) -> None:
     rows = {seen[0]: seen for seen in walk(small_swin(), (1, 3, *size))}
     assert arrangement(rows["features.0.0"]) == ("maps", (24, *grid), None)
@@ -175,12 +154,6 @@ def test_swin_rows_are_drawn_as_maps_of_their_spatial_size(size: tuple[int, int]
     assert arrangement(rows["features.7.1"]) == ("maps", (192, grid[0] // 8, grid[1] // 8), None)
     assert arrangement(rows["permute"]) == ("maps", (192, grid[0] // 8, grid[1] // 8), None)
     assert arrangement(rows["head"]) == ("vector", (1000,), None)
-
-
-def test_video_rows_are_drawn_as_frames() -> None:
-    rows = {seen[0]: seen for seen in walk(small_video_swin(), (1, 3, 4, 64, 96))}
-    assert arrangement(rows["patch_embed.proj"]) == ("frames", (24, 2, 16, 24), None)
-    assert arrangement(rows["features.0.1"]) == ("frames", (24, 2, 16, 24), None)
 
 
 def test_vit_tokens_go_back_to_their_grid_with_the_class_token_apart() -> None:
@@ -209,20 +182,12 @@ class PatchNetwork(nn.Module):
         return self.mix(torch.cat([self.extra.expand(x.shape[0], -1, -1), tokens], 1))
 
 
-@pytest.mark.parametrize("extra", [0, 1, 2, 5])
-@pytest.mark.parametrize("grid", [(3, 7), (8, 2), (4, 9), (5, 5)])
+@pytest.mark.parametrize("extra", [0, 2])
+@pytest.mark.parametrize("grid", [(3, 7), (8, 2), (5, 5)])
 def test_token_grids_need_not_be_square(extra: int, grid: tuple[int, int]) -> None:
     rows = {seen[0]: seen for seen in walk(PatchNetwork(extra), (2, 3, 4 * grid[0], 4 * grid[1]))}
     for name, channels in (("mix.0", 6), ("mix.1", 5), ("mix.2", 5), ("mix", 5), ("", 5)):
         assert arrangement(rows[name]) == ("tokens", (channels, *grid), (extra, channels) if extra else None)
-
-
-def test_tokens_are_laid_out_row_by_row() -> None:
-    tokens = torch.arange(7.0).view(7, 1)  # one class token, then a 2 x 3 grid
-    kind, drawn, extra, _ = arrange(tokens, 2, [(2, 3)])
-    assert kind == "tokens"
-    assert drawn.tolist() == [[[1, 2, 3], [4, 5, 6]]]
-    assert extra.tolist() == [[0]]
 
 
 def test_the_pyramid_of_a_video_transformer_gives_each_level_its_grid() -> None:
@@ -256,7 +221,6 @@ def test_a_grid_that_was_seen_is_better_than_one_that_would_have_to_be_halved() 
         ("reshape", (1, 192, 6, 6), None),  # tokens, and features that were cut into squares
         (nn.LayerNorm(20), (1, 6, 8, 20), (6, 8)),  # a channels-last map of half the size
         (nn.PixelShuffle(2), (1, 5, 24, 32), (24, 32)),
-        ("add", (1, 20, 3, 4), (3, 4)),
         (nn.MaxPool2d((2, 1)), (1, 20, 6, 16), (6, 16)),
     ],
 )
@@ -305,14 +269,6 @@ def test_arranges_by_the_number_of_axes(
     assert (arranged[0], tuple(arranged[1].shape)) == (kind, drawn)
 
 
-@pytest.mark.parametrize("axis", [1, 3])
-def test_maps_hold_the_values_of_their_channel(axis: int) -> None:
-    values = torch.arange(60.0).view(3, 4, 5)
-    drawn = arrange(values, axis, [])[1]
-    for channel in range(values.shape[axis - 1]):
-        assert torch.equal(drawn[channel], values.select(axis - 1, channel))
-
-
 modules = st.sampled_from(
     [
         nn.ReLU(),
@@ -330,7 +286,7 @@ modules = st.sampled_from(
 steps = st.lists(st.tuples(modules, st.lists(st.integers(0, 6), max_size=7)), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps=steps)
 def test_nothing_raises_and_nothing_is_lost_on_odd_shapes(steps: list[tuple[nn.Module, list[int]]]) -> None:
     reader = AxisReader()

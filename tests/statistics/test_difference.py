@@ -67,14 +67,14 @@ def test_sums_of_any_length_are_numpys(count: int, seed: int, scale: float) -> N
     st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, 1e-45, 3e38, math.inf, -math.inf, math.nan]), max_size=40),
     st.data(),
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_odd_values_are_counted_where_they_differ(values: list[float], data: st.DataObject) -> None:
     a = torch.tensor([1.0, *values])
     check(a, torch.tensor([1.0, *data.draw(st.permutations(values))]))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2), (1, 0, 3, 2)])
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 16, 9, 9), (3, 40, 1, 1), (2, 1, 64, 65)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 40, 1, 1), (2, 1, 64, 65)])
 def test_axes_may_lie_in_any_order(order: tuple[int, ...], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     a, b = (torch.randn([shape[axis] for axis in order]).permute(*np.argsort(order).tolist()) for _ in range(2))

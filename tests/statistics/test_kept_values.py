@@ -45,8 +45,8 @@ def test_up_to_256_values_of_an_input_are_kept_whole(shape: tuple[int, ...]) -> 
     np.testing.assert_array_equal(kept(numbered(*shape), 1, shape[0]), numbered(*shape).view(shape[0], -1))
 
 
-@pytest.mark.parametrize("space", [(2, 150), (16, 16), (13, 13), (64, 64), (1, 129), (1000, 1)])
-@pytest.mark.parametrize("channels", [2, 3, 64, 65, 100, 255, 256])
+@pytest.mark.parametrize("space", [(2, 150), (13, 13), (1, 129)])
+@pytest.mark.parametrize("channels", [3, 65, 256])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_every_channel_has_its_share_in_equal_parts_of_its_space(
     space: tuple[int, int], channels: int, is_last: bool
@@ -66,7 +66,7 @@ def test_every_channel_has_its_share_in_equal_parts_of_its_space(
 
 
 @pytest.mark.parametrize("space", [(), (7, 7)])
-@pytest.mark.parametrize("channels", [257, 384, 1000, 2048])
+@pytest.mark.parametrize("channels", [257, 2048])
 def test_of_more_than_256_channels_evenly_spread_ones_have_a_value_each(channels: int, space: tuple[int, ...]) -> None:
     size = math.prod(space)
     found = kept(numbered(1, channels, *space), 1)[0].astype(int) // size
@@ -95,7 +95,7 @@ def test_without_channels_places_are_spread_over_all_values() -> None:
     assert len({*(values % 256 // 32).tolist()}) == 8  # and not over a border of the picture
 
 
-SHAPES = [(2, 6, 9, 11), (3, 300, 4, 4), (2, 700), (4, 17, 64), (1, 3, 40, 40), (2, 12), (5,), ()]
+SHAPES = [(2, 6, 9, 11), (3, 300, 4, 4), (4, 17, 64), (5,), ()]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -151,13 +151,11 @@ def test_nan_and_inf_are_values_like_others(reducer: Reducer) -> None:
     np.testing.assert_array_equal(reduced(reducer, values, 1, 1), values)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (2, 4), (5, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (2, 4)])
 @pytest.mark.parametrize(
     ("shape", "batch", "axis"),
     [
         ((6, 3, 20, 20), 0, 1),
-        ((6, 700), 0, 1),
-        ((6, 17, 64), 0, 2),
         ((31, 6, 40), 1, 2),  # tokens first
         ((24, 49, 32), 0, 2),  # four windows of each input
         ((6,), 0, None),

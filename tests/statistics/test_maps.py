@@ -39,8 +39,8 @@ def check(tensor: Tensor) -> None:
         np.testing.assert_array_equal(found.strongest.numpy(), tensor.numpy()[range(len(tensor)), strongest])
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 5, 17])
-@pytest.mark.parametrize("size", [(2, 2), (3, 5), (7, 7), (32, 33)])
+@pytest.mark.parametrize("channels", [1, 4, 17])
+@pytest.mark.parametrize("size", [(3, 5), (32, 33)])
 def test_maps_in_any_order_of_memory_are_numpys(channels: int, size: tuple[int, int]) -> None:
     torch.manual_seed(channels)
     tensor = torch.randn(3, channels, *size)

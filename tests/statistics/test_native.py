@@ -25,7 +25,7 @@ from hookscope.statistics import library, native
 from hookscope.statistics.difference import squared_sums
 from hookscope.statistics.library import Kernel, kernel_of, missing_because
 from hookscope.statistics.native import FusedReducer, load_kernel
-from hookscope.statistics.reducer import Reducer, collect, summarise
+from hookscope.statistics.reducer import Reducer, summarise
 from hookscope.statistics.reduction import Reduction
 from tests.statistics.test_statistics import (  # noqa: F401 - its tests are collected a second time
     check,
@@ -35,7 +35,6 @@ from tests.statistics.test_statistics import (  # noqa: F401 - its tests are col
     test_a_deviation_of_two_neighbouring_floats,
     test_a_deviation_survives_a_huge_mean,
     test_constant_values_have_no_deviation_and_no_accumulated_error,
-    test_many_small_tensors_in_a_row_stay_apart,
     test_measures_any_float32_values,
     test_measures_odd_values,
     test_measures_random_values_of_any_shape,
@@ -116,7 +115,7 @@ def test_the_library_is_there_and_finds_torchs_threads() -> None:
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 40), min_size=1, max_size=4).filter(lambda shape: 1 < math.prod(shape) <= 60_000),
     axis=st.integers(0, 3),
@@ -135,15 +134,13 @@ def test_every_variant_agrees_with_float64(
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("threads", [1, 2, 5, 40])
+@pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
         ((1, 64, 56, 56), 1),
-        ((2, 3, 150, 151), 1),
         ((2, 197, 301), 2),
         ((3, 40_001), 1),
-        ((70_000,), 0),
         ((1, 1, 65_537), 1),
         ((32_768,), None),
     ],
@@ -159,8 +156,8 @@ def test_threads_share_a_tensor_without_losing_any_of_it(
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 511, 512, 513, 1040, 8191, 40_000])
-@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 16, 17, 512, 513, 40_000])
+@pytest.mark.parametrize("offset", [1])
 def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int) -> None:
     memory = torch.full((count + 100,), math.nan)
     tensor = memory[offset : offset + count]
@@ -171,7 +168,7 @@ def test_nothing_beside_the_tensor_is_read(variant: str, count: int, offset: int
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [-math.nan, -math.inf])
 @pytest.mark.parametrize("count", [2, 33, 40_001])
 def test_rare_values_are_left_to_numpy_wherever_they_are(variant: str, value: float, count: int) -> None:
     reducer = fused_reducer(variant)
@@ -185,7 +182,7 @@ def test_rare_values_are_left_to_numpy_wherever_they_are(variant: str, value: fl
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, -0.1, 1e-30, 1e30, 3e38])
+@pytest.mark.parametrize("value", [-0.0, 0.1, 1e-30, 3e38])
 @pytest.mark.parametrize("shape", [(5, 700), (3, 1), (2, 40_001)])
 def test_constant_values_gather_no_error(variant: str, value: float, shape: Sequence[int]) -> None:
     tensor = torch.full(shape, value)
@@ -201,8 +198,7 @@ def test_constant_values_gather_no_error(variant: str, value: float, shape: Sequ
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("magnitude", [1e-30, 1.0, -1.0, 1e30])
-@pytest.mark.parametrize("spread", [1e-1, 1e-4, 1e-6])
+@pytest.mark.parametrize(("magnitude", "spread"), [(1e-30, 1e-6), (1.0, 1e-1), (-1.0, 1e-6), (1e30, 1e-4)])
 @pytest.mark.parametrize("count", [2, 17, 3_000, 40_003])
 def test_values_near_a_large_mean_lose_no_digits(variant: str, magnitude: float, spread: float, count: int) -> None:
     tensor = ((1 + spread * random_tensor([count], seed=count, dtype=torch.float64)) * magnitude).float()
@@ -214,8 +210,8 @@ def test_values_near_a_large_mean_lose_no_digits(variant: str, magnitude: float,
 
 @compiled
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("magnitude", [1e-40, 1e-37, 1e-30, 1e-16, 1e14, 1e16, 1e30, 5e37])
-@pytest.mark.parametrize("shape", [(2, 3), (5, 700), (2, 40_001)])
+@pytest.mark.parametrize("magnitude", [1e-40, 1e-30, 1e16, 5e37])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 40_001)])
 def test_values_that_float32_cannot_square_are_scaled(variant: str, magnitude: float, shape: Sequence[int]) -> None:
     tensor = (random_tensor(shape, seed=1, dtype=torch.float64) * magnitude).float()
     check_fused(fused_reducer(variant), tensor, 1)
@@ -235,16 +231,6 @@ def test_every_bin_of_float32_is_counted_in_the_right_place(variant: str, thread
     tensor = torch.cat([magnitudes, -magnitudes, torch.zeros(100)])
     with on_threads(threads):
         check_fused(fused_reducer(variant), tensor[torch.randperm(tensor.numel())], None)
-
-
-@compiled
-def test_reductions_keep_their_numbers_when_others_follow() -> None:
-    reducer = fused_reducer()
-    tensors = [random_tensor([2, channels, 900], seed=channels).relu() for channels in (3, 40, 1, 40)]
-    found = [reducer.reduce(tensor, 1) for tensor in tensors]
-    for each, tensor in zip(found, tensors, strict=True):
-        check_reduction(each, tensor, 1)
-        same_distribution(each.distribution, exact(tensor))
 
 
 @compiled
@@ -281,23 +267,6 @@ def test_parameters_and_dense_tensors_in_another_order_are_read_like_others() ->
 
 
 @compiled
-def test_a_tensor_inside_a_function_transform_is_measured_by_numpy() -> None:
-    assert KERNEL is not None
-    reducer = Reducer(distributions=True)
-    reducer._fused = fused_reducer()
-    reductions = []
-
-    def observed(tensor: Tensor) -> Tensor:
-        reductions.append(reducer.reduce(tensor.detach(), 0))
-        return tensor.sum()
-
-    values = random_tensor([3, 50], seed=1)
-    torch.func.grad(observed)(values)
-    reducer.settle()
-    check(summarise(collect(reductions))[0], exact(values), 0)
-
-
-@compiled
 def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
     reduce = Reducer().reduce
@@ -309,8 +278,7 @@ def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeyp
     assert reduce(tensor, 1) != first
 
 
-@pytest.mark.parametrize("left", [0, 0.5], ids=["freed", "shrunk"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize(("left", "dtype"), [(0, torch.float32), (0.5, torch.float32), (0, torch.int32)])
 @pytest.mark.parametrize("is_compiled", [pytest.param(True, marks=compiled), False], ids=["compiled", "torch"])
 def test_memory_that_a_tensor_no_longer_has_is_not_read(
     left: float, dtype: torch.dtype, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -363,7 +331,7 @@ def test_values_that_another_thread_overwrites_meanwhile_harm_no_later_tensor(
 @compiled
 def test_other_threads_run_while_compiled_code_does() -> None:
     """One more turn of the other thread falls into one of the calls, each of which takes milliseconds."""
-    values = torch.ones(20_000_000)
+    values = torch.ones(4_000_000)
     reducer = fused_reducer(threads=False)
     turns, is_done = [0], threading.Event()
 

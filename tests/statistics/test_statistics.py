@@ -32,7 +32,7 @@ RELATIVE = 1e-5
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+INTEGERS = [torch.uint8, torch.int16, torch.int64, torch.uint16, torch.uint64]
 
 
 def exact(tensor: Tensor) -> NDArray[np.float64]:
@@ -112,28 +112,15 @@ def test_measures_random_values_of_any_shape(shape: list[int], seed: int, dtype:
     check(measure(tensor, axis), exact(tensor), axis)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(values=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=8), elements=st.floats(width=32)))
 @pytest.mark.exhaustive
 def test_measures_any_float32_values(values: NDArray[np.float32]) -> None:
     check(measure(torch.from_numpy(values), 0), values.astype(np.float64), 0)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    values=hnp.arrays(
-        np.float64,
-        hnp.array_shapes(max_dims=2, max_side=8),
-        # float64 statistics are sums of float64 squares: beyond these no square is a normal number.
-        elements=st.floats(-1e150, 1e150).map(lambda value: value if abs(value) > 1e-150 else 0.0),
-    )
-)
-def test_measures_any_float64_values_whose_squares_are_normal(values: NDArray[np.float64]) -> None:
-    check(measure(torch.from_numpy(values), 0), values, 0)
-
-
-@pytest.mark.parametrize("count", [1, 2, 100, 8192, 8193, 10_007, 65_536, 1_000_003])
-@pytest.mark.parametrize("value", [0.1, -0.1, 1.0, 3.7e4, -1e25, 1e-25, 1e-42])
+@pytest.mark.parametrize("count", [1, 8193, 65_536, 1_000_003])
+@pytest.mark.parametrize("value", [-0.1, 3.7e4, 1e-25, 1e-42])
 def test_constant_values_have_no_deviation_and_no_accumulated_error(value: float, count: int) -> None:
     statistics = measure(torch.full((count,), value))
     stored = float(np.float32(value))
@@ -144,14 +131,14 @@ def test_constant_values_have_no_deviation_and_no_accumulated_error(value: float
     assert statistics.l2 == pytest.approx(abs(stored) * math.sqrt(count), rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [10, 1000, 8192, 8200, 100_003, 1_048_576])
-@pytest.mark.parametrize("mean", [30.0, 1e3, 1e4, -1e4, 1e5, 1e6, 1.5e7])
+@pytest.mark.parametrize("count", [10, 8200, 100_003])
+@pytest.mark.parametrize("mean", [30.0, -1e4, 1e6, 1.5e7])
 def test_a_deviation_survives_a_huge_mean(mean: float, count: int) -> None:
     tensor = (mean + random_tensor([count], seed=count, dtype=torch.float64)).float()
     check(measure(tensor), exact(tensor))
 
 
-@pytest.mark.parametrize("count", [64, 5000, 20_011, 394_102])
+@pytest.mark.parametrize("count", [64, 20_011])
 @pytest.mark.parametrize("every", [3, 5000])
 @pytest.mark.parametrize("value", [0.1, 7.85])
 def test_a_deviation_of_two_neighbouring_floats(value: float, every: int, count: int) -> None:
@@ -160,15 +147,15 @@ def test_a_deviation_of_two_neighbouring_floats(value: float, every: int, count:
     check(measure(tensor), exact(tensor))
 
 
-@pytest.mark.parametrize("exponent", [-44, -38, -25, -20, -17, -15, -14, -5, 5, 14, 15, 16, 17, 18, 19, 25, 37])
+@pytest.mark.parametrize("exponent", [-44, -25, -20, -17, -5, 15, 17, 19, 25, 37])
 @pytest.mark.parametrize("count", [7, 8192, 100_003])
 def test_squares_neither_vanish_nor_overflow(exponent: int, count: int) -> None:
     tensor = (random_tensor([count], seed=1, dtype=torch.float64).clamp(-9, 9) * 10.0**exponent).float()
     check(measure(tensor), exact(tensor))
 
 
-@pytest.mark.parametrize("exponent", range(13, 20))
-@pytest.mark.parametrize("count", [200_000, 2**20])
+@pytest.mark.parametrize("exponent", range(14, 20))
+@pytest.mark.parametrize("count", [200_000])
 def test_squares_that_are_all_large_do_not_overflow_together(exponent: int, count: int) -> None:
     tensor = random_tensor([count], seed=1).sign() * 9.9 * 10.0**exponent
     check(measure(tensor), exact(tensor))
@@ -210,13 +197,6 @@ def test_measures_integers(dtype: torch.dtype) -> None:
     check(measure(tensor, 1), exact(tensor), 1)
 
 
-def test_measures_booleans_as_zeros_and_ones() -> None:
-    tensor = torch.tensor([[True, False, False], [True, False, True]])
-    statistics = measure(tensor, 1)
-    check(statistics, exact(tensor), 1)
-    assert (statistics.mean, statistics.zero_fraction, statistics.dead_channel_count) == (0.5, 0.5, 1)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=30),
@@ -246,11 +226,6 @@ def test_measures_conjugated_and_negated_views(repeats: int) -> None:
     tensor = torch.tensor([3 + 4j, -5j, 0j]).repeat(repeats).conj()
     check(measure(tensor), np.array([5.0, 5.0, 0.0] * repeats))
     check(measure(tensor.imag), np.array([-4.0, 5.0, 0.0] * repeats))
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support")
-def test_measures_half_precision_complex_values() -> None:
-    check(measure(torch.tensor([3 + 4j, -5j, 0j]).to(torch.complex32)), np.array([5.0, 5.0, 0.0]))
 
 
 def test_negative_zero_is_a_zero() -> None:
@@ -470,9 +445,8 @@ def test_the_path_without_branches_measures_any_float32_values(values: NDArray[n
     check(measure_as_on_an_accelerator(torch.from_numpy(values).to(dtype)), values.astype(np.float64))
 
 
-@pytest.mark.parametrize("count", [1, 100, 300_003])
-@pytest.mark.parametrize("mean", [0.0, 1e4, 1.5e7])
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("count", [1, 300_003])
+@pytest.mark.parametrize(("mean", "scale"), [(0.0, 1e-25), (1e4, 1.0), (1.5e7, 1e25)])
 def test_the_path_without_branches_is_as_accurate(mean: float, count: int, scale: float) -> None:
     tensor = ((mean + random_tensor([count], 12, torch.float64)) * scale).float()
     check(measure_as_on_an_accelerator(tensor), exact(tensor))
@@ -491,8 +465,7 @@ def test_the_path_without_branches_counts_exactly() -> None:
 # --- distributions ---
 
 
-@pytest.mark.parametrize("count", [0, 7, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "dtype"), [(0, torch.float32), (5000, torch.float32), (7, torch.float64)])
 def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtype) -> None:
     reducer = Reducer()
     reductions = [reducer.reduce(random_tensor([count], 1, dtype)), reducer.reduce(torch.eye(3).to_sparse())]
@@ -580,7 +553,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     tensors=st.lists(
         st.tuples(
@@ -620,14 +593,6 @@ def test_tensors_in_a_row_do_not_disturb_each_other(
         check(statistics, known, axis)
 
 
-def test_many_small_tensors_in_a_row_stay_apart() -> None:
-    reducer = Reducer(distributions=True)
-    parts = [random_tensor([1, 3, 100, 100], seed) + seed for seed in range(25)]
-    reductions = [reducer.reduce(part, 1) for part in parts]
-    for part, statistics in zip(parts, summarise(collect(reductions)), strict=True):
-        check(statistics, exact(part), 1)
-
-
 def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
     reducer, tensors = Reducer(distributions=True), [random_tensor([3, 5], 1), random_tensor([1, 3, 400, 400], 2)]
     with torch.inference_mode():
@@ -660,24 +625,6 @@ def test_default_dtype_and_device_do_not_matter() -> None:
 
 
 # --- collecting ---
-
-
-def test_collecting_keeps_the_order_and_mixes_dtypes_and_gaps() -> None:
-    tensors = [
-        random_tensor([5, 6], 1),
-        torch.empty(0, 2),
-        torch.empty(3, device="meta"),
-        random_tensor([7], 2, torch.float64) * 1e-9,
-        torch.tensor([2**53 - 1, 0]),
-        torch.tensor([math.nan]),
-    ]
-    collected = summarise(collect([reduce_tensor(tensor) for tensor in tensors]))
-    assert [statistics.shape for statistics in collected] == [tuple(tensor.shape) for tensor in tensors]
-    for index in (0, 3, 4, 5):
-        check(collected[index], exact(tensors[index]))
-    assert collected[4].quantiles[3] == (2**53 - 1) / 2
-    assert collect([]) == []
-    assert summarise([]) == []
 
 
 @pytest.mark.parametrize("scale", [1e160, 1e300, 1e-170, 1e-300, 2.0**-1060], ids=str)

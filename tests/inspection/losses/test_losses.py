@@ -3,7 +3,6 @@
 import math
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,12 +138,6 @@ def test_autocast_does_not_reach_the_loss(monkeypatch: pytest.MonkeyPatch) -> No
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_softmax_in_half_precision_is_recognised(dtype: torch.dtype) -> None:
-    found = loss_of(normal(3, 1000).to(dtype).softmax(1), "ce")
-    assert any("softmax already" in each for each in found.warnings)
-
-
 # --- Where the classes are ---
 
 EACH, DENSE, TOKENS, LAST, FLAT = normal(2, 4), normal(2, 4, 3, 3), normal(2, 6, 4), normal(2, 3, 3, 4), normal(7)
@@ -162,29 +155,21 @@ def one_hot_bce(x: Tensor, axis: int, index: int = 3) -> Tensor:
     ("output", "loss", "options", "expected"),
     [
         (EACH, "ce", {"target": 0}, lambda x: F.cross_entropy(x, torch.tensor([0, 0]))),
-        (EACH, "ce", {"target": torch.tensor([3, 1])}, lambda x: F.cross_entropy(x, torch.tensor([3, 1]))),
         (EACH, "ce", {"target": SHARES}, lambda x: F.cross_entropy(x, SHARES)),
         (EACH.log_softmax(1), "nll", {"target": 2}, lambda x: -x[:, 2].mean()),
         (DENSE, "ce", {}, lambda x: F.cross_entropy(x, x.argmax(1))),
         (DENSE, "ce", {"target": "3,0"}, lambda x: -(x.log_softmax(1)[0, 3] + x.log_softmax(1)[1, 0]).mean() / 2),
         (DENSE, "ce", {"target": LABELS}, lambda x: F.cross_entropy(x, LABELS)),
         (DENSE, "ce", {"target": LABELS[0]}, lambda x: F.cross_entropy(x, LABELS[:1].expand(2, 3, 3))),
-        (DENSE, "ce", {"target": LABELS[:1]}, lambda x: F.cross_entropy(x, LABELS[:1].expand(2, 3, 3))),
         # Of three axes the last has the classes, unless their number says otherwise.
         (TOKENS, "ce", {"target": 3}, lambda x: -x.log_softmax(2)[:, :, 3].mean()),
         (TOKENS, "ce", {"target": 3, "categories": ["a"] * 6}, lambda x: -x.log_softmax(1)[:, 3].mean()),
-        (TOKENS, "ce", {"target": TOKEN_SHARES}, lambda x: -(x.log_softmax(2) * TOKEN_SHARES).sum(2).mean()),
         (LAST, "ce", {"target": 3, "categories": PETS}, lambda x: -x.log_softmax(3)[..., 3].mean()),
         (FLAT, "ce", {"target": 2, "indices": (0,)}, lambda x: -x.log_softmax(0)[2]),
         (DENSE, "logit", {"target": 3}, lambda x: x[:, 3].mean((1, 2)).sum()),
-        (EACH, "logit", {"target": torch.tensor(2)}, lambda x: x[:, 2].sum()),
-        (EACH, "logit", {"target": torch.tensor([2])}, lambda x: x[:, 2].sum()),
         (EACH, "logit", {"target": torch.tensor([2], dtype=torch.uint8)}, lambda x: x[:, 2].sum()),
-        (EACH[:, :1], "logit", {}, torch.sum),
         (EACH[:, 0], "logit", {}, torch.sum),
         (torch.ones(2, 1), "logit", {}, torch.sum),  # a single class is no softmax
-        (EACH, "bce", {"target": "2"}, lambda x: one_hot_bce(x, 1, 2)),
-        (DENSE, "bce", {"target": 3}, lambda x: one_hot_bce(x, 1)),
         (TOKENS, "bce", {"target": 3}, lambda x: one_hot_bce(x, 2)),
         (FLAT, "bce", {"target": 3, "indices": (0,)}, lambda x: one_hot_bce(x, 0)),
         (EACH[:, :1], "bce", {"target": "1,0"}, lambda x: (F.softplus(-x[0]) + F.softplus(x[1])).sum() / 2),
@@ -201,25 +186,11 @@ def test_values_and_gradients_are_those_of_torch_wherever_the_classes_are(
     torch.testing.assert_close(gradient(found, x).to_dense(), gradient(wanted, x).to_dense())
 
 
-def test_targets_are_named() -> None:
-    assert loss_of(DENSE, "ce").target == "argmax at each position, of 4 classes"
-    assert loss_of(DENSE, "ce", target="3,0").target == "classes 3, 0"
-    assert loss_of(EACH, "ce", target=SHARES, target_name="soft.npy").target == "soft.npy"
-    assert loss_of(EACH, "bce", target="2").target == "class 2, against all others"
-
-
 @pytest.mark.parametrize("shape", [(3, 1), (3,)])
 @pytest.mark.parametrize("loss", ["ce", "nll"])
 def test_a_single_value_per_input_is_nothing_for_class_losses(shape: tuple[int, ...], loss: str) -> None:
     with pytest.raises(UsageError, match=r"needs two classes or more, but \(model\) of shape 3.* take --loss bce"):
         loss_of(normal(*shape), loss)
-
-
-def test_a_single_number_has_no_classes_and_one_for_each_input_two() -> None:
-    with pytest.raises(UsageError, match="is a single number: take sum"):
-        loss_of(torch.tensor(1.0), "ce")
-    with pytest.raises(UsageError, match="class 2 is out of range"):
-        loss_of(EACH[:, 0], "bce", target=2)
 
 
 # --- logit ---
@@ -253,12 +224,6 @@ def test_bce_of_a_sigmoid_takes_its_logarithm(move: Callable[[Tensor], Tensor]) 
     assert found.value.item() == pytest.approx((math.log(2) + math.log(4)) / 2, rel=1e-6)
     assert gradient(found.value, x).tolist()[0] == pytest.approx([1 / 4, 3 / 8])
     assert found.warnings == ("(model) is a probability already, so bce takes its logarithm.",)
-
-
-def test_bce_of_a_softmax_and_of_probabilities_without_a_graph_takes_their_logarithm() -> None:
-    p = torch.tensor([[0.25, 0.75]])
-    for output in (p.log().requires_grad_().softmax(1), p):
-        assert loss_of(output, "bce", target=1).value.item() == pytest.approx(-math.log(0.75), rel=1e-5)
 
 
 def test_bce_of_logits_that_happen_to_lie_between_0_and_1_says_what_they_are_taken_for() -> None:
@@ -357,15 +322,6 @@ def test_an_inputs_random_numbers_do_not_depend_on_its_batch(loss: str) -> None:
     assert len({row.sum().item() for row in whole + x.detach()}) == 3
 
 
-@pytest.mark.parametrize("loss", ["projection", "mse"])
-def test_another_seed_gives_other_numbers_and_the_same_seed_the_same(loss: str) -> None:
-    x, before = normal(2, 20), torch.get_rng_state()
-    values = [loss_of(x, loss, seed=seed).value.item() for seed in (0, 0, 1, 2**63 - 1)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert values[0] == values[1]
-    assert len(set(values)) == 3
-
-
 def test_outputs_whose_first_axis_is_not_the_batch_are_projected_too() -> None:
     x = normal(5, 2, 3).requires_grad_()
     found = loss_of(x, "projection", indices=(0, 1), seed=4)
@@ -389,15 +345,6 @@ def test_classes_are_given_by_index_or_name(text: str, index: int) -> None:
     assert found.value.item() == normal(1, 4)[0, index].item()
 
 
-def test_a_name_may_hold_commas_and_a_synonym_is_enough() -> None:
-    names = ("tabby, tabby cat", "goldfish, Carassius auratus")
-    for text in ("goldfish, carassius auratus", "Carassius auratus", "goldfish"):
-        assert (
-            loss_of(normal(1, 2), "ce", target=text, categories=names).target == "class 1, goldfish, Carassius auratus"
-        )
-    assert loss_of(normal(2, 2), "ce", target="tabby,goldfish", categories=names).target.startswith("classes 0 (tabby")
-
-
 def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     compute = choose_loss("logit", target="3,0,1", input_count=3)
@@ -410,16 +357,10 @@ def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
     ("target", "options", "message"),
     [
         ("4", {}, r"Target class 4 is out of range for ce: \(model\) of shape 2x4 has classes 0 to 3"),
-        ("1000000000", {}, "'1000000000' is not an index from 0, and the model has no class names"),
-        ("-1", {}, "'-1' is not an index from 0"),
         ("cat", {}, "'cat' is not an index from 0, and the model has no class names"),
         ("tabbi", {"categories": PETS}, "knows no class 'tabbi'. Nearest: 'tabby'"),
-        ("", {"categories": PETS}, "knows no class ''"),
-        ("", {"categories": ("cat,", "dog")}, "knows no class ''"),
         ("1,2", {"indices": (0, 1, 2)}, "2 target classes are given for 3 inputs"),
         ("1,2,3,0", {"indices": (0, 1, 2, 3)}, "The output has 2 rows for 4 inputs"),
-        ("1,2,3", {}, "3 target classes are given for 2 inputs"),
-        ("1,2,3", {"input_count": 2}, "3 target classes are given for 2 inputs"),
         (
             "crane",
             {"categories": ("crane", "cat", "dog", "Crane")},
@@ -427,24 +368,16 @@ def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
         ),
         ("zeros", {}, "ce does not take 'zeros' as its target. Give a class index or name or a tensor file"),
         (torch.tensor([0, 9]), {"target_name": "t.pt"}, "Target class 9 is out of range"),
-        (torch.tensor([-1, 0]), {}, "Target class -1 is out of range"),
         (torch.zeros(3, dtype=torch.long), {}, "with 3 rows for 2 inputs"),
         (torch.zeros(2, 3, dtype=torch.long), {"target_name": "t.pt"}, "shape 2 for .* of shape 2x4, but t.pt is 2x3"),
         (torch.tensor([0.0, 1.0]), {}, "needs a target of shape 2x4 .* is 2"),
         (torch.tensor([[0.5, 0.5, 0.5, 0.0]]), {}, "not probabilities"),
-        (torch.tensor([[1.5, -0.5, 0.0, 0.0]]), {}, "not probabilities"),
-        (torch.tensor([[math.nan] * 4]), {}, "not probabilities"),
     ],
 )
 def test_a_class_target_that_does_not_fit_is_refused(target: Any, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         loss_of(normal(2, 4), "ce", target=target, **options)
     assert "\n" not in str(caught.value)
-
-
-def test_too_many_classes_are_refused_before_anything_runs() -> None:
-    with pytest.raises(UsageError, match="3 target classes are given for 2 inputs"):
-        choose_loss("ce", target="1,2,3", input_count=2)
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (5,)])
@@ -506,12 +439,6 @@ def test_a_loss_that_does_not_exist_is_refused_with_the_nearest() -> None:
 Inception = namedtuple("Inception", ["logits", "aux_logits"])  # noqa: PYI024 - what torchvision returns
 
 
-@dataclass
-class Prediction:
-    hidden: Tensor
-    logits: Tensor
-
-
 MAIN, OTHER = normal(1, 4, seed=1), normal(1, 4, seed=2)
 
 
@@ -519,7 +446,6 @@ MAIN, OTHER = normal(1, 4, seed=1), normal(1, 4, seed=2)
     ("output", "label"),
     [
         (Inception(MAIN, OTHER), "(model).logits"),
-        (Prediction(OTHER, MAIN), "(model).logits"),
         (OrderedDict(aux=OTHER, out=MAIN), "(model)['out']"),
         ({"output": OTHER, "logits": MAIN}, "(model)['logits']"),
         ([MAIN, OTHER], "(model)[0]"),
@@ -530,11 +456,6 @@ def test_of_several_outputs_the_main_one_counts_and_the_others_are_named(output:
     found = loss_of(output, "logit", indices=(0,))
     assert (found.value.item(), found.outputs) == (MAIN.max().item(), (label,))
     assert found.warnings[0].startswith(f"logit is computed from {label} alone, not from (model)")
-
-
-def test_an_output_that_is_not_floating_does_not_count() -> None:
-    found = loss_of((torch.tensor([[1, 2]]), MAIN, None, "text"), "logit")
-    assert (found.outputs, found.warnings) == (("(model)[1]",), ())
 
 
 @pytest.mark.parametrize("key", ["aux", "['aux']", "(model)['aux']"])
@@ -553,8 +474,6 @@ def test_a_key_chooses_the_output(key: str, loss: str) -> None:
     ("output", "key"),
     [
         (Inception(OTHER, MAIN), "aux_logits"),
-        (Inception(OTHER, MAIN), ".aux_logits"),
-        ([OTHER, MAIN], "1"),
         ([OTHER, MAIN], "[1]"),
         ([OTHER, {"a": MAIN}], "[1]['a']"),
         ({0: OTHER, 1: MAIN}, "1"),
@@ -604,15 +523,11 @@ UNIT = nn.LayerNorm(64, elementwise_affine=False)
     ("loss", "target", "normalise", "reason"),
     [
         ("sum", None, lambda x: x.softmax(1), "softmax whose rows sum to 1"),
-        ("sum", None, lambda x: x.reshape(8, 4, 4, 4).softmax(1), "softmax whose rows sum to 1"),
         ("sum", None, UNIT, "normalised to mean 0"),
-        ("sum", None, lambda x: F.batch_norm(x, None, None, training=True), "normalised to mean 0"),
         ("sum", None, lambda x: F.layer_norm(x.reshape(8, 4, 4, 4).movedim(1, -1), (4,)).movedim(-1, 1), "to mean 0"),
-        ("sum", None, lambda x: F.instance_norm(x.reshape(8, 4, 4, 4)), "normalised to mean 0"),
         ("sum", None, lambda x: F.layer_norm(x.reshape(8, 4, 4, 4), (4, 4, 4)), "normalised to mean 0"),
         ("sum", None, lambda x: UNIT(x).bfloat16(), "normalised to mean 0"),
         ("mse", "zeros", F.normalize, "normalised to length 1"),
-        ("mse", "zeros", lambda x: F.normalize(x.reshape(8, 4, 4, 4)), "normalised to length 1"),
         ("mse", "zeros", UNIT, "normalised to mean square 1"),
         ("mse", "zeros", lambda x: F.batch_norm(x, None, None, training=True), "normalised to mean square 1"),
         ("mse", "zeros", lambda x: F.rms_norm(x, (64,)), "normalised to mean square 1"),
@@ -635,10 +550,8 @@ def test_a_loss_that_has_no_gradient_by_construction_is_warned_about(
 @pytest.mark.parametrize(
     ("loss", "target", "output"),
     [
-        ("sum", None, normal(8, 64)),
         ("sum", None, normal(1, 1000)),
         ("sum", None, normal(2, 4) - normal(2, 4).mean(1, keepdim=True)),  # four values: may be chance
-        ("sum", None, normal(1, 8, 300, 300)),
         ("sum", None, (UNIT(normal(1, 64)) + 0.05 / 8).bfloat16()),  # a mean 0.05 of what chance gives
         ("sum", None, UNIT(normal(1, 64)) + 0.005 / 8),
         ("mse", "zeros", (UNIT(normal(1, 64)) * 1.03).bfloat16()),
@@ -646,12 +559,8 @@ def test_a_loss_that_has_no_gradient_by_construction_is_warned_about(
         ("sum", None, normal(8, 64).sigmoid()),
         ("sum", None, torch.zeros(8, 64)),
         ("sum", None, torch.full((8, 64), math.nan)),
-        ("sum", None, torch.tensor(1.0)),
         ("mse", "zeros", normal(8, 64)),
-        ("mse", "zeros", normal(8, 64).softmax(1)),
         ("mse", None, F.normalize(normal(8, 64))),
-        ("l1", "zeros", F.normalize(normal(8, 64))),
-        ("huber", "zeros", F.normalize(normal(8, 64))),
         ("projection", None, normal(8, 64).softmax(1)),
     ],
 )
@@ -731,20 +640,14 @@ def test_a_loss_module_is_a_function_too() -> None:
     assert (found.value.item(), found.name) == (expected.item(), "CrossEntropyLoss")
 
 
-def test_a_tensor_with_one_element_counts_as_a_number() -> None:
-    assert loss_of(leaf([1.0, 2.0]), lambda x: x.sum(1, keepdim=True)).value.shape == ()
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda x: x.sum().item(), "returned float, but a loss has to be a single floating-point number"),
-        (lambda _: None, "returned NoneType, but a loss has to be"),
         (lambda x: x, "returned 1x2 of torch.float32, but a loss has to be"),
         (lambda x: x.argmax(), "returned scalar of torch.int64, but a loss has to be"),
         (lambda x: (x * 1j).sum(), "returned scalar of torch.complex64, but a loss has to be"),
         (lambda x: x.detach().sum(), "returned a tensor without a gradient: leave out .detach"),
-        (lambda _: torch.tensor(1.0), "returned a tensor without a gradient"),
     ],
 )
 def test_what_is_no_loss_is_refused(function: Callable[[Tensor], object], message: str) -> None:
@@ -794,7 +697,6 @@ def test_a_function_that_raises_is_named_with_its_place(function: Callable[[Tens
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory."),
-        MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999999 bytes."),
     ],
 )
