@@ -135,7 +135,7 @@ def _named_first(names: Sequence[str]) -> str:
 
 
 def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
-    """Return the networks that fit the first of `forms` that any fits; of those, the ones that need least changing."""
+    """Try `forms` in order; return the networks that fit the first form with a fit and need the fewest changes."""
     found: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:

@@ -185,7 +185,7 @@ def _read_past(read: ReadFile, name: str) -> tuple[str, ...]:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of an intact safetensors file, which are texts, those that are JSON as what they say."""
+    """Return the metadata of an intact safetensors file; texts that are JSON are parsed."""
 
     def said(text: object) -> object:
         try:

@@ -1,4 +1,4 @@
-"""List what a weights file holds with torch, which reads what `contents` does not without it.
+"""List the tensors of files that only torch can read; `contents` lists the others without torch.
 
 A separate process with limits on memory and time reads the file and returns the rows of the table.
 """

@@ -116,7 +116,7 @@ def _repeated(
 
 
 def _parted(rows: Sequence[Row], left_out: Collection[str] = ()) -> tuple[list[_Staying[Row]], dict[str, Row]]:
-    """Return the rows that stay, and by label those left out; of those that repeat one, the first stands for others."""
+    """Return the rows that stay, and the left-out rows by label; the first duplicate of a left-out row replaces it."""
     first: dict[str, str] = {}
     stay: list[_Staying[Row]] = []
     gone: dict[str, Row] = {}

@@ -58,11 +58,11 @@ class OffPicture:
             self._own.clear()
 
     def reason(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
-        """Return what so many tokens are, which a running module has returned; "" where they may be patches.
+        """Return why `count` tokens, the output of a running module, are not patches; "" if they may be.
 
         Args:
-            running: The modules that run, the innermost first, which is the one that returned them.
-            count: How many they are.
+            running: The modules that run, innermost first: the first one returned the tokens.
+            count: The number of tokens.
             grids: Sizes of maps that convolutions have returned.
         """
         decoder = self._decoder(running, grids)

@@ -41,10 +41,10 @@ class HeldValues:
     def __init__(
         self, tensors: Sequence[Tensor], copied: AbstractSet[int], added_to: AbstractSet[int] = frozenset()
     ) -> None:
-        """Keep what tensors hold, each given once, with copies of those of which `copied` has the identity.
+        """Copy the tensors whose ids are in `copied`; keep only the memory address of the others.
 
-        Of others their place in memory is kept, and it is noticed if they are written to in place, unless that happens
-        through `.data`. Those in `added_to` a backward pass may write to: of them only the place is kept.
+        In-place writes to the others are noticed, except writes through `.data` and writes to tensors in `added_to`,
+        which a backward pass may change. Each tensor is given once.
         """
         self.joined: list[tuple[list[int], Tensor]] = []
         self.single: list[tuple[int, Tensor]] = []

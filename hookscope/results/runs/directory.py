@@ -299,7 +299,7 @@ def _claimed(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait for the lock of `folder` and hold it; go on without where there is none. It does not nest in a process."""
+    """Hold the lock of `folder`, or go on without one if the file system has none. A process must not nest it."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems cannot lock a folder
