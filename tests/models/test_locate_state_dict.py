@@ -97,3 +97,8 @@ def test_versions_of_modules_are_kept_and_nothing_else_of_what_hangs_on_the_dict
     state._metadata["evil"] = {"version": "x", "other": 1}
     kept = weights_in(state, "model.pt").state
     assert vars(kept) == {"_metadata": {"": {"version": 2}, "evil": {}}}
+
+
+def test_tensors_without_data_or_with_more_elements_than_are_stored_are_refused() -> None:
+    assert "without data" in refusal({"w": torch.ones(1, device="meta")})
+    assert "claims 4000 bytes of a storage of 4" in refusal({"w": torch.ones(1).expand(1000)})

@@ -149,6 +149,7 @@ def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, m
         with pytest.raises(OutputError, match=r"some\\nthing.*Name another folder\.$") as raised:
             attempt(target)
         assert "\n" not in str(raised.value)
+        assert ("symbolic link" in str(raised.value)) == ("link to" in made or "dangling" in made)
     assert sorted(tmp_path.rglob("*")) == before
 
 
