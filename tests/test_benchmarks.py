@@ -3,33 +3,25 @@
 import json
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
-from torchvision.models import VisionTransformer
 
 import hookscope
-from benchmarks import __main__ as command
 from benchmarks import documentation
-from benchmarks.__main__ import file_name
 from benchmarks.activations import ACTIVATIONS, four
-from benchmarks.attention import _measured as attention_rows
-from benchmarks.comparing import UNCHECKED, Layerwise, Ready, Way, over_first
-from benchmarks.findings import Machine, Measurement, Report, Section, Spread, Work, from_json, to_json
+from benchmarks.comparing import Layerwise, Way
+from benchmarks.findings import Machine, Measurement, Report, Section, Work, from_json, to_json
 from benchmarks.gradients import GRADIENTS
 from benchmarks.networks import Row
-from benchmarks.same_work import Rows, failed, judge
+from benchmarks.same_work import Rows, judge
 from benchmarks.survey import ChannelMoments, judge_channels
-from benchmarks.timing import interleaved, spread
+from benchmarks.timing import spread
 
 ROOT = Path(__file__).parents[1]
 MACHINE = Machine("AMD EPYC", 2, 2, "cpu", "", "Linux x86_64", "3.11.7", {"hookscope": "0.1.0", "torch": "2.15.0"})
@@ -94,8 +86,8 @@ def test_a_way_that_keeps_overwritten_tensors_is_found_out(network: tuple[nn.Mod
     assert work.text == "2 of 3 rows wrong, 1 of 3 missing"
 
 
-@pytest.mark.parametrize("statistic", range(4))
-def test_one_statistic_beyond_the_tolerance_makes_a_row_wrong(statistic: int) -> None:
+def test_one_statistic_beyond_the_tolerance_makes_a_row_wrong() -> None:
+    statistic = 2
     expected = {"conv": (0.1, 1.0, -2.0, 3.0)}
     for change, verdict in ((2.9e-4, "same"), (3.1e-4, "differs"), (math.nan, "differs")):
         row = list(expected["conv"])
@@ -110,45 +102,6 @@ def test_shapes_are_compared_with_shapes(network: tuple[nn.Module, Tensor]) -> N
         "wrong": Way(lambda *_: lambda: {**shapes, "conv": (1, 4, 8, 8)}, shapes_only=True),
     }
     assert works(ACTIVATIONS, *network, ways) == [Work("shapes only", 3), Work("differs", 3, wrong=1)]
-
-
-def test_a_way_that_raises_does_not_run_and_says_why() -> None:
-    work = failed(RuntimeError("views are modified. Clone them.\nMore lines"))
-    assert work.text == "does not run: RuntimeError: views are modified"
-
-
-@pytest.mark.parametrize("name", ["torchinfo", "torchextractor", "nnsight", "torchlens"])
-def test_a_peer_is_imported_only_when_it_is_prepared(name: str) -> None:
-    assert name in ACTIVATIONS.ways  # and this file was imported without the peers
-
-
-@pytest.mark.exhaustive
-def test_ways_take_turns_and_those_of_fewer_rounds_sit_out_evenly() -> None:
-    ran: list[str] = []
-    ways = {name: lambda name=name: ran.append(name) for name in "ab"}
-    seconds = interleaved(ways, {"a": 4, "b": 2}, clock=lambda run: run() or 2.0, settle=lambda: ran.append("-"))
-    assert "".join(ran) == "ab" + "-a" + "-ab" + "-a" + "-ab"
-    assert seconds == {"a": [2.0] * 4, "b": [2.0] * 2}
-
-
-def test_what_surrounds_a_way_is_entered_for_it_alone_and_not_timed() -> None:
-    happened: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        happened.append("(")
-        yield
-        happened.append(")")
-
-    def clock(run: Callable[[], object]) -> float:
-        happened.append("[")
-        run()
-        happened.append("]")
-        return 1.0
-
-    ways = {name: lambda name=name: happened.append(name) for name in "ab"}
-    interleaved(ways, 1, clock, warm=True, around={"b": around})
-    assert "".join(happened) == "[a]([b])"
 
 
 def report() -> Report:
@@ -170,76 +123,11 @@ def test_results_come_back_from_json_as_they_were() -> None:
         from_json(text.replace('"schema_version": 2', '"schema_version": 3'))
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str, figure: float = 0.1) -> int:
-    """Run `python -m benchmarks`; every section has one measurement, and "page" cannot be measured."""
-
-    def measure(_device: str, name: str) -> Section:
-        if name == "page":
-            raise CalledProcessError(1, "page")
-        return Section(name, "A note.", (Measurement("a process", "hookscope", figure, "s"),))
-
-    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
-    monkeypatch.setattr(command, "measure_apart", measure)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
-    return command.main()
-
-
-def test_a_section_that_fails_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "results.json"
-    assert run_command(monkeypatch, "--only", "page", "--only", "start-up", "--output", str(output)) == 2
-    assert list(from_json(output.read_text()).sections) == ["start-up"]
-    assert "Not measured: page." in capsys.readouterr().out
-
-
-def test_sections_that_are_measured_again_replace_theirs_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "results.json"
-    assert run_command(monkeypatch, "--only", "check", "--only", "cost", "--output", str(output)) == 0
-    assert run_command(monkeypatch, "--only", "cost", "--only", "grads", "--output", str(output), figure=0.2) == 0
-    sections = from_json(output.read_text()).sections
-    assert {name: each.measurements[0].figure for name, each in sections.items()} == {
-        "grads": 0.2,
-        "check": 0.1,
-        "cost": 0.2,
-    }
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", each.date) for each in sections.values())
-
-    elsewhere = replace(from_json(output.read_text()), machine=MACHINE)
-    output.write_text(to_json(elsewhere))
-    with pytest.raises(SystemExit, match="2"):
-        run_command(monkeypatch, "--only", "cost", "--output", str(output))
-    assert "measured on a different machine or with other versions" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("figure", "missed"), [(1.3, False), (1.31, True), (None, True)])
 def test_a_limit_holds_up_to_its_value(figure: float | None, missed: bool) -> None:
     measurement = Measurement("resnet34", "hookscope", figure, "×", at_most=1.3)
     assert measurement.missed == missed
     assert Report(MACHINE, {"activations": Section("", "", (measurement,))}).missed == missed
-
-
-def test_limits_are_those_of_the_ways_that_have_one() -> None:
-    ways = {name: Ready(None, None, 1) for name in ("plain", "ours", "ours, slower", "a peer")}
-    seconds = {"plain": [1.0], "ours": [1.2], "ours, slower": [1.5], "a peer": [9.0]}
-    found = over_first("resnet34", ways, seconds, {"ours": 1.3, "ours, slower": 1.45})
-    assert [(each.figure, each.at_most, each.missed) for each in found] == [
-        (1.0, None, False),
-        (pytest.approx(1.2), 1.3, False),
-        (1.5, 1.45, True),
-        (9.0, None, False),
-    ]
-
-
-def test_the_spread_is_median_and_extremes() -> None:
-    assert spread([0.3, 0.1, 0.2, 0.9], "ms", 1e3) == Spread(pytest.approx(250), 100, 900, "ms", 4)
-
-
-def test_results_are_named_by_date_device_and_machine() -> None:
-    assert file_name("2026-11-21", MACHINE) == "2026-11-21-cpu-amd-epyc-2-threads"
-    assert file_name("2026-11-21", replace(MACHINE, device="cuda", accelerator="H200")) == "2026-11-21-cuda-h200"
 
 
 def test_the_results_say_what_when_and_where() -> None:
@@ -256,22 +144,6 @@ def test_the_results_say_what_when_and_where() -> None:
     ]
 
 
-def test_only_the_text_between_the_markers_is_rewritten() -> None:
-    begun = f"# Title\n{documentation.BEGIN}\nold\n{documentation.END}\n## Next\n"
-    assert (
-        documentation.rewritten(begun, [report()])
-        == f"# Title\n{documentation.BEGIN}\n{documentation.performance([report()])}\n{documentation.END}\n## Next\n"
-    )
-    for broken in (
-        "# Title\n",
-        begun + documentation.END,
-        begun.replace(documentation.END, ""),
-        f"{documentation.END}\n{documentation.BEGIN}\n",
-    ):
-        with pytest.raises(ValueError, match="performance: begin"):
-            documentation.rewritten(broken, [report()])
-
-
 def test_the_documentation_has_what_the_results_have() -> None:
     text = documentation.PAGE.read_text(encoding="utf-8")
     assert documentation.rewritten(text, documentation.measured()) == text, "run `python -m benchmarks.documentation`"
@@ -282,20 +154,6 @@ def test_every_figure_of_the_readme_is_measured() -> None:
     figures = re.findall(r"×[\d.]+\d|\d[\d.]* s\b", text)
     assert len(figures) >= 5
     assert [each for each in figures if each not in documentation.PAGE.read_text(encoding="utf-8")] == []
-
-
-@pytest.mark.parametrize("family", ["torchvision", "timm"])
-@pytest.mark.exhaustive
-def test_attention_by_hand_is_what_hookscope_sees(family: str) -> None:
-    torch.manual_seed(0)
-    if family == "timm":
-        network: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
-    else:
-        network = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16)
-    found = attention_rows(network.eval(), torch.randn(1, 3, 32, 32), family, rounds=1)
-    ways = ["plain", "hookscope", UNCHECKED, f"{UNCHECKED}, numbers=False", "unfused, by hand"]
-    assert [each.way for each in found] == ways
-    assert [each.work for each in found[1:4]] == [Work("same", 1)] * 3
 
 
 def test_channel_moments_are_numpys_over_all_batches_and_a_wrong_one_is_counted() -> None:

@@ -176,12 +176,6 @@ def test_the_action_checks_each_line_and_tells_verdict_and_files(job: dict[str, 
     assert "<!-- hookscope check: net.py:Sound text.pt --trust $(touch pwned) -->" in written
 
 
-@pytest.mark.exhaustive
-def test_the_action_passes_what_is_sound(job: dict[str, str]) -> None:
-    code, outputs, _ = run_check(job, CHECKPOINTS="net.py:Sound", ARGUMENTS="--input-shape\n2,3,32,32")
-    assert (code, outputs["exit-code"], outputs["verdict"]) == (0, "0", "passed")
-
-
 @pytest.mark.parametrize(("checkpoints", "code"), [("nothing/*.pt", 5), (" \n", 2)])
 @pytest.mark.sample("nothing/*.pt")
 def test_the_action_does_not_pass_what_checks_nothing(job: dict[str, str], checkpoints: str, code: int) -> None:
@@ -206,8 +200,3 @@ def test_a_failed_check_is_told_from_a_python_without_hookscope(job: dict[str, s
     python.chmod(0o755)
     code, outputs, _ = run_check(job, CHECKPOINTS="net.py:Sound", PATH=f"{python.parent}:{job['PATH']}")
     assert (code, outputs["verdict"]) == (1, "error")
-
-
-def test_hookscope_is_not_installed_over_one_that_is_there(job: dict[str, str]) -> None:
-    ended = subprocess.run(["bash", str(SCRIPT), "install"], env=job, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

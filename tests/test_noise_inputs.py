@@ -39,10 +39,8 @@ class Pictured(nn.Module):
 """
 
 FORMS: dict[str, Any] = {
-    "by position": ["4,9", "4,5:float64"],
     "by position, typed": ["4,9:int64", "4,5:float64"],
     "by name": {"words": "4,9:int64", "facts": "4,5:float64"},
-    "by name, as texts": ["facts=4,5:float64", "words=4,9"],
     "both": ["4,9<7", "facts=4,5:float64"],
 }
 
@@ -93,19 +91,6 @@ def test_functions_give_the_network_what_is_asked_for(form: str) -> None:
     assert [row.label for row in compared.rows] == ["words", "marks", "facts", "head"]
 
 
-@pytest.mark.exhaustive
-def test_noise_is_cut_into_batches_with_the_rows_that_belong_together() -> None:
-    model = network()
-    given = recording(model)
-    hookscope.activations(model, input_shape=["6,9", "6,5:float64"], batch_size=4, verify=False)
-    whole = network()
-    together = recording(whole)
-    hookscope.activations(whole, input_shape=["6,9", "6,5:float64"], batch_size=6, verify=False)
-    calls = [each for each in given if len(each["words"]) in (4, 2)]
-    for name in ("words", "facts"):
-        assert torch.equal(torch.cat([calls[0][name], calls[-1][name]]), together[0][name])
-
-
 def test_an_argument_of_another_length_belongs_to_all_inputs() -> None:
     class Shared(nn.Module):
         def forward(self, x: Tensor, table: Tensor) -> Tensor:
@@ -141,13 +126,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-@pytest.mark.parametrize("command", ["layers", "activations", "grads", "attribute", "diff"])
-@pytest.mark.sample("activations-unknown name")
-def test_a_wrong_shape_is_refused(command: str, mistake: str) -> None:
+def test_a_wrong_shape_is_refused(mistake: str) -> None:
     given, words = REFUSED[mistake]
-    models = [network()] * (2 if command == "diff" else 1)
     with pytest.raises(UsageError) as raised:
-        getattr(hookscope, command)(*models, input_shape=given)
+        hookscope.activations(network(), input_shape=given)
     assert words in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 

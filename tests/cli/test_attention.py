@@ -11,7 +11,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import hookscope
-from hookscope.render.html.over_photograph import quantised
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
 from tests.cli.conftest import CAT, Run
@@ -126,16 +125,6 @@ def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> Non
     assert tmp_path.exists()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("network")
-def test_a_picture_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "broken.jpg").write_bytes(Path(CAT).read_bytes()[:3000])
-    done = run("attention", "seen.py:small", "broken.jpg", *SIZES)
-    assert done.code == 3
-    assert "Cannot read 'broken.jpg'" in done.stderr
-    assert "no attention" not in done.stderr
-
-
 @pytest.mark.usefixtures("network")
 def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
@@ -143,9 +132,3 @@ def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> Non
     save_file({**load_file(path), "patches.0.values": np.zeros((3, 4, 4), np.float32)}, path)
     with pytest.raises(hookscope.InputError, match=r"is not the one listed in result\.json"):
         read_run(tmp_path / "a")
-
-
-def test_pages_have_each_patch_in_255ths_of_its_largest_weight() -> None:
-    levels, tops = quantised(np.array([[[0.0, 0.5], [0.25, np.nan]], [[0.0, 0.0], [0.0, 0.0]]], np.float32))
-    assert levels.tolist() == [[[0, 255], [128, 0]], [[0, 0], [0, 0]]]
-    assert tops.tolist() == [0.5, 0.0]

@@ -3,14 +3,12 @@
 import base64
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -22,16 +20,14 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
-from hookscope import options
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.checks.rules import RULES
 from hookscope.errors import NothingMatchedError
-from hookscope.options import on_command_line
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
 
-PLANTED = "layer2.0.conv1"
+PLANTED = "features.2.block.0.0"
 
 CONFIG = """
 [input]
@@ -64,10 +60,6 @@ def crashes():
 
 def leaves():
     os._exit(0)
-
-
-def exits():
-    raise SystemExit(0)
 
 
 def hangs():
@@ -113,15 +105,15 @@ HOSTILE_LAYER = "x\n::error::injected"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to work in: a sound resnet18, one with NaN in a weight, networks of all tempers, a configuration."""
+    """A folder to work in: a sound network, one with NaN in a weight, networks of all tempers, a configuration."""
     folder = tmp_path_factory.mktemp("check")
     (folder / "hookscope.toml").write_text(CONFIG, encoding="utf-8")
     (folder / "net.py").write_text(NETWORKS, encoding="utf-8")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        state = torchvision.models.resnet18().state_dict()
+        state = torchvision.models.mobilenet_v3_small().state_dict()
     torch.save(state, folder / "good.pt")
-    state[f"{PLANTED}.weight"][3, 2, 1, 1] = torch.nan
+    state[f"{PLANTED}.weight"][3, 2, 0, 0] = torch.nan
     torch.save(state, folder / "broken.pt")
     content = (folder / "good.pt").read_bytes()
     (folder / "cut.pt").write_bytes(content[: len(content) // 2])
@@ -187,7 +179,7 @@ def test_a_sound_checkpoint_passes_quietly(check: Run) -> None:
     ended = check("good.pt")
     assert ended.code == 0
     assert "good.pt: passed" in ended.stdout
-    assert "resnet18" in ended.stdout
+    assert "mobilenet_v3_small" in ended.stdout
     assert "FAIL" not in ended.stdout
     assert ended.stderr == ""
 
@@ -243,27 +235,13 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
     assert "1 checkpoint: 1 passed" in page.read_text(encoding="utf-8")
 
 
-def test_a_checkpoint_that_passes_leaves_no_evidence(check: Run, tmp_path: Path) -> None:
-    ended = check("net.py:Sound", "--evidence", tmp_path / "evidence")
-    assert (ended.code, names_below(tmp_path)) == (0, set())
-    note = f"nothing is written to {tmp_path / 'evidence'}: every checkpoint passed."
-    assert f"hookscope: note: {note}\n" in ended.stderr
-
-
-def test_no_line_in_a_pipe_ends_with_a_blank(check: Run) -> None:
-    for option in (("--rules",), ("--explain", "dead-channels")):
-        assert re.search(" $", check(*option).stdout, re.MULTILINE) is None
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "code", "says"),
     [
         ("cut.pt", 3, "cut.pt"),
-        ("missing.pt", 3, "missing.pt does not exist"),
         ("module.pt", 4, "--trust"),
         ("resnet17", 5, "resnet18"),
         ("net.py:raises", 6, "cannot be built"),
-        ("net.py:exits", 6, "SystemExit"),
     ],
 )
 def test_what_cannot_be_checked_has_its_own_exit_code(check: Run, checkpoint: str, code: int, says: str) -> None:
@@ -292,14 +270,6 @@ def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(c
         ("grey.png", [3, 32, 40]),
     ]
     assert check("training.ckpt", "--key", "student", *pictures).code == 1
-
-
-def test_check_takes_the_options_of_activations_that_load_a_model_or_prepare_its_input() -> None:
-    def options_under(kind: type, *headings: str) -> set[str]:
-        return {each.name for each in fields(kind) if on_command_line(each).section in headings}
-
-    taken = options_under(options.Activations, "Model", "Input")
-    assert taken - options_under(options.Check, "Model", "Input") == {"weights", "batch_size"}
 
 
 def test_weights_of_another_network_fail_the_check(check: Run) -> None:
@@ -352,17 +322,6 @@ def test_others_finish_whatever_ends_one_worker(check: Run) -> None:
 
 
 @pytest.mark.exhaustive
-def test_workers_at_a_time_share_the_cores(
-    check: Run, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(environment, "OMP_NUM_THREADS", raising=False)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    for others, told in ((["net.py:Sound"], f"threads {share}"), ([], "threads None")):
-        ended = check("net.py:tells_threads", *others, "--jobs", 2)
-        assert told in ended.stderr.splitlines()
-
-
-@pytest.mark.exhaustive
 def test_a_worker_out_of_time_is_an_error_of_its_own(check: Run, folder: Path) -> None:
     ended = check("net.py:hangs", "net.py:Sound", "--timeout", 5, "--format", "json")
     assert ended.code == 3
@@ -385,18 +344,6 @@ def test_the_most_severe_exit_code_decides(check: Run) -> None:
     ended = check("broken.pt", "module.pt", "cut.pt", "--format", "json", "--jobs", 2)
     assert [report["exit_code"] for report in json.loads(ended.stdout)["checkpoints"]] == [1, 4, 3]
     assert ended.code == 4
-
-
-def test_evidence_of_checkpoints_of_one_name_is_kept_apart(check: Run, folder: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cut.pt").write_bytes((folder / "cut.pt").read_bytes())
-    names = [str(tmp_path / "a" / "cut.pt"), str(tmp_path / "b" / "cut.pt")]
-    ended = check(*names, "--evidence", tmp_path / "evidence", "--format", "json")
-    kept = [Path(report["evidence"]) for report in json.loads(ended.stdout)["checkpoints"]]
-    assert len(set(kept)) == 2
-    for path, name in zip(kept, names, strict=True):
-        assert json.loads((path / "report.json").read_bytes())["checkpoints"][0]["checkpoint"] == name
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -450,20 +397,6 @@ def test_globs_are_expanded_and_each_file_counts_once(tmp_path: Path, monkeypatc
     assert find_checkpoints(["[x].pt"]) == ["[x].pt"]
 
 
-def test_other_forms_of_model_and_missing_files_stay_as_they_are() -> None:
-    names = [
-        "demo",
-        "resnet18",
-        "net.py:build",
-        "package.module:build",
-        "timm:vit",
-        "missing.pt",
-        "nul\0.pt",
-        "x" * 999,
-    ]
-    assert find_checkpoints(names) == names
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_shards_count_once_as_their_index(tmp_path: Path, *, broken: bool) -> None:
     for name in ("m-1.safetensors", "m-2.safetensors", "other.safetensors"):
@@ -482,22 +415,6 @@ def test_a_folder_or_glob_without_checkpoints_matches_nothing(tmp_path: Path) ->
     for source in (str(tmp_path), str(tmp_path / "*.pt")):
         with pytest.raises(NothingMatchedError):
             find_checkpoints([source])
-
-
-@pytest.mark.exhaustive
-def test_a_checkpoint_in_shards_is_checked_as_a_whole(check: Run, folder: Path, tmp_path: Path) -> None:
-    state = torch.load(folder / "good.pt")
-    names = sorted(state)
-    weight_map = {}
-    for number, part in enumerate((names[:60], names[60:]), 1):
-        shard = f"model-{number}.safetensors"
-        save_file({name: state[name] for name in part}, tmp_path / shard)
-        weight_map.update(dict.fromkeys(part, shard))
-    index = {"metadata": {}, "weight_map": weight_map}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    ended = check(tmp_path, "--format", "json")
-    assert ended.code == 0
-    assert report_of(ended)["checkpoint"] == str(tmp_path / "model.safetensors.index.json")
 
 
 # Formats
@@ -550,12 +467,6 @@ def test_on_github_annotations_follow_the_text_and_the_summary_is_added_to(
     assert summary.read_text(encoding="utf-8") == written
 
 
-def test_markdown_is_all_there_is_on_stdout(check: Run) -> None:
-    ended = check("cut.pt", "--format", "markdown")
-    assert ended.code == 3
-    assert ended.stdout.startswith("<!-- hookscope check: cut.pt -->\n## hookscope check\n")
-
-
 def test_markdown_begins_with_the_same_line_whenever_the_same_job_runs(
     command: Run, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,7 +504,6 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
     [
         (("nothing/*.pt",), 5, "nothing/*.pt"),
         ((), 2, "Missing CHECKPOINT"),
-        (("good.pt", "--config", "missing.toml"), 2, "missing.toml"),
         (("net.py:crashes",), 3, "SIGSEGV"),
     ],
 )
@@ -679,7 +589,7 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     [drift] = [rule for rule in report_of(other)["outcomes"] if rule["rule"] == "drift"]
     [finding] = drift["findings"]
     assert finding["where"] == PLANTED
-    assert finding["followed_by"][0] == "layer2.0.bn1"
+    assert finding["followed_by"][0] == "features.2.block.0.1"
     assert finding["followed_by"][-1] == "(model)"
     assert f" {len(finding['followed_by'])} more layers follow: " in finding["message"]
     assert ET.parse(junit).getroot().get("failures") == "1"
@@ -696,14 +606,6 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
     assert ended.code == 2
     assert "an earlier hookscope wrote it (schema version 2, this one reads 6)" in ended.errors[0]
     assert "Write a new one with `hookscope check --update-baseline`." in ended.errors[0]
-
-
-@pytest.mark.exhaustive
-def test_a_baseline_of_a_failing_checkpoint_says_so(check: Run, tmp_path: Path) -> None:
-    ended = check("broken.pt", "--baseline", tmp_path / "baseline.json", "--update-baseline")
-    assert ended.code == 1
-    assert "of a checkpoint that fails" in " ".join(ended.stderr.split())
-    assert (tmp_path / "baseline.json").exists()
 
 
 def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: Path) -> None:
@@ -728,8 +630,6 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--config", "missing.toml"), 2, "missing.toml"),
         (("good.pt", "--config", "net.py"), 2, "net.py"),
         (("good.pt", "--select", "dead-chanels"), 2, "dead-channels"),
-        (("good.pt", "--ignore", "dead-chanels"), 2, "dead-channels"),
-        (("good.pt", "--jobs", "0"), 2, "--jobs"),
         (("good.pt", "--limit", "dead-chanels.max-fraction=0.5"), 2, "Nearest: 'dead-channels.max-fraction'"),
         (("good.pt", "--limit", "dead-channels.most=0.5"), 2, "Give one of dead-channels.max-fraction."),
         (("good.pt", "--limit", "integrity.most=0.5"), 2, "The rule integrity has no limits."),
@@ -737,20 +637,15 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--limit", "dead-channels.max-fraction"), 2, "has no number"),
         (("good.pt", "--limit", "dead-channels.max-fraction=1.1"), 2, "is not between 0 and 1"),
         (("good.pt", "--limit", "outlier-weight.max-ratio=-1"), 2, "is not a positive number"),
-        (("good.pt", "--limit", "outlier-weight.max-ratio=nan"), 2, "is not a positive number"),
         (("good.pt", "--limit", "accuracy.min-fraction=0.9"), 2, "accuracy needs labelled pictures (--data FOLDER)"),
         (("good.pt", "--limit", "drift.max-difference=0.1", "--ignore", "drift"), 2, "--limit"),
         (("good.pt", "--limit", "dead-filter.max-fraction=0.1", "--ignore", "dead-*"), 2, "--select dead-filter"),
         (("--explain", "dead-chanels"), 2, "dead-channels"),
-        (("good.pt", "nothing/*.pt"), 5, "nothing/*.pt"),
         (("good.pt", "--junit", "good.pt/junit.xml"), 3, "good.pt"),
         (("good.pt", "--junit", "."), 3, "folder"),
-        (("good.pt", "--junit", "x" * 300), 3, "name"),
         (("good.pt", "--sarif", "good.pt/check.sarif"), 3, "good.pt"),
-        (("good.pt", "--sarif", "."), 3, "folder"),
         (("good.pt", "--report", "good.pt"), 3, "not a hookscope report"),
         (("good.pt", "--report", "missing/report.html"), 3, "no such folder"),
-        (("good.pt", "--report", "."), 3, "folder"),
         (("good.pt", "--evidence", "good.pt"), 3, "Name another folder with --evidence"),
         (("good.pt", "--update-baseline", "--baseline", "good.pt/b.json"), 3, "good.pt"),
         (("good.pt", "--format", "github"), 3, "GITHUB_STEP_SUMMARY"),
@@ -807,12 +702,6 @@ def test_a_limit_decides_where_a_rule_objects(run: Run, tmp_path: Path) -> None:
     }
 
 
-def test_an_unknown_device_is_an_error(check: Run) -> None:
-    ended = check("net.py:Sound", "--device", "warp", columns=200)
-    assert ended.code == 2
-    assert "'warp' is not a device" in ended.stdout
-
-
 def test_a_bug_is_reported_as_one_and_injects_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -845,14 +734,7 @@ def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "hookscope.toml").read_text(encoding="utf-8") == "mine"
 
 
-def test_all_rules_are_listed(run: Run) -> None:
-    ended = run("check", "--rules")
-    assert ended.code == 0
-    assert all(any(line.split()[:1] == [rule] for line in ended.stdout.splitlines()) for rule in RULES)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.sample("integrity", "drift", "dead-channels", "batchnorm-statistics", "exploding-gradient")
+@pytest.mark.parametrize("rule", ["integrity", "drift", "exploding-gradient"])
 def test_every_rule_is_explained(run: Run, rule: str) -> None:
     ended = run("check", "--explain", rule)
     assert ended.code == 0
@@ -920,10 +802,9 @@ def test_from_pytest_in_three_lines(
     assert "check_results.py" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["x.pt", "x.npy", "x.safetensors"])
+@pytest.mark.parametrize("name", ["x.npy", "x.safetensors"])
 def test_inputs_that_are_given_as_a_checkpoint_lead_to_images(run: Run, tmp_path: Path, name: str) -> None:
     pictures = torch.rand(2, 3, 8, 8)
-    torch.save(pictures, tmp_path / "x.pt")
     np.save(tmp_path / "x.npy", pictures.numpy())
     save_file({"x": pictures}, tmp_path / "x.safetensors")
     result = run("check", name)

@@ -64,40 +64,6 @@ def test_json_holds_the_same_and_nothing_else_goes_to_stdout(
     assert [entry["key"] for entry in document["entries"]] == ["model", "epoch"]
 
 
-def test_the_optimiser_is_listed_where_it_is_not_finite(run: Run, tmp_path: Path) -> None:
-    moments = {0: {"exp_avg": torch.ones(2), "exp_avg_sq": torch.tensor([1.0, float("nan")])}}
-    optimiser = {"state": moments, "param_groups": [{"params": [0]}]}
-    torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}, "optimizer": optimiser}, tmp_path / "w.pt")
-    folded, full = (run("checkpoint", "w.pt", *options).stdout for options in ((), ("--full",)))
-    assert sum(line.startswith("tensor ") for line in folded.splitlines()) == 3
-    assert ("state.0.exp_avg_sq" in folded, "state.0.exp_avg " in folded, "state.0.exp_avg " in full) == (
-        True,
-        False,
-        True,
-    )
-    assert folded.splitlines()[-1] == "4 tensors · 32 bytes · float32 · NaN or Inf: 1 value"
-
-
-def test_metadata_of_safetensors_is_shown(run: Run, tmp_path: Path) -> None:
-    plain = {"a": torch.ones(3), "b": torch.tensor([float("nan")])}
-    safetensors.torch.save_file(plain, tmp_path / "file", metadata={"licence": "MIT"})
-    ended = run("checkpoint", "file")
-    assert (ended.code, ended.stderr) == (0, "")
-    assert "2 tensors · 16 bytes · float32 · NaN or Inf: 1 value" in ended.stdout
-    assert "metadata licence MIT" in ended.stdout
-
-
-def test_a_long_list_is_folded_unless_asked_for_but_what_is_not_finite_stays(run: Run, tmp_path: Path) -> None:
-    state = {f"{number}.w": torch.zeros(1) for number in range(100)}
-    state["50.w"] = torch.tensor([float("nan")])
-    torch.save(state, tmp_path / "w.pt")
-    folded, full = (run("checkpoint", "w.pt", *options).stdout for options in ((), ("--full",)))
-    assert "rows not shown, --full shows all" in folded
-    assert "50.w" in folded
-    assert "30.w" not in folded
-    assert all(f"{number}.w" in full for number in range(100))
-
-
 def test_names_from_the_file_are_shown_harmlessly(run: Run, tmp_path: Path) -> None:
     hostile = "\x1b[31m[bold]a\n::error::\u202e"
     safetensors.torch.save_file({hostile: torch.ones(1)}, tmp_path / "w.safetensors", metadata={hostile: hostile})
@@ -106,12 +72,6 @@ def test_names_from_the_file_are_shown_harmlessly(run: Run, tmp_path: Path) -> N
     assert "[bold]a" in ended.stdout
     assert not {"\x1b", "\u202e"} & set(ended.stdout)
     assert not any(line.lstrip().startswith("::") for line in ended.stdout.splitlines())
-
-
-def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> None:
-    torch.save({"a.very.long.name." * 8 + str(n): torch.full((3, 3, 3, 3), float("nan")) for n in "ab"}, tmp_path / "w")
-    lines = run("checkpoint", "w").stdout.splitlines()
-    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(

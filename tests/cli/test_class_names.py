@@ -28,14 +28,3 @@ def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the
     assert "The output has 1,000 scores per input, but 2 class names are known, so none is shown." in shown
     wrong = run("activations", "demo", CAT, *quick, "--classes", CAT)
     assert (wrong.code, "does not name classes: it is not UTF-8" in wrong.stderr) == (3, True)
-
-
-@pytest.mark.exhaustive
-def test_a_target_is_named_by_the_classes_of_a_file(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 2)\n", "utf-8")
-    (tmp_path / "names.json").write_text('{"cat": 0, "dog": 1}', encoding="utf-8")
-    model = (f"{tmp_path / 'net.py'}:build", "--loss", "ce", "--target", "dog")
-    ended = run("grads", *model, "--classes", tmp_path / "names.json", "--out", tmp_path / "run")
-    assert ended.code == 0
-    assert "dog" in ended.stdout
-    assert run("grads", *model, "--out", tmp_path / "run").code == 2

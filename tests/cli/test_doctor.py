@@ -100,12 +100,6 @@ def test_the_greeting_finds_pictures_in_a_folder_for_each_class_and_none_of_a_ru
     assert commands_in(greeting(tmp_path))[1] == ["attribute", "demo", "photos/cat/0.jpg"]
 
 
-def test_the_commands_of_the_greeting_work(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "cat.jpg").symlink_to(CAT)
-    for command in commands_in(greeting(tmp_path))[:1]:
-        assert run(*command, "--no-grids", "--quiet").code == 0
-
-
 def test_hookscope_alone_greets_in_a_terminal_without_loading_torch(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -103,22 +103,6 @@ def test_channels_of_an_output_are_zeroed_and_the_effect_is_shown(
 
 
 @pytest.mark.usefixtures("picture")
-def test_an_edit_that_changes_nothing_says_so(run: Run) -> None:
-    ended = run("grads", "case.py:textbook", "x.npy", "--edit", "relu:grad:scale(1)")
-    assert ended.code == 0
-    assert "0 of 12 rows changed" in ended.stdout  # 4 outputs, their gradients, 4 parameters
-
-
-@pytest.mark.usefixtures("picture")
-def test_edits_are_made_in_the_order_given(run: Run, tmp_path: Path) -> None:
-    add, scale = ("--edit", "fc1:grad:add(1)"), ("--edit", "fc1:grad:scale(2)")
-    for name, edits in (("first", (*add, *scale)), ("second", (*scale, *add))):
-        assert run("grads", "case.py:textbook", "x.npy", *edits, "--out", name, "--loss", "sum", "-q").code == 0
-    means = [table(tmp_path / name / "gradients.csv")[-1]["mean"] for name in ("first", "second")]
-    assert means == ["4.0", "3.0"]  # (1 + 1)·2 and 1·2 + 1
-
-
-@pytest.mark.usefixtures("picture")
 @pytest.mark.parametrize("verb", ["grads", "activations"])
 def test_a_bad_expression_has_a_caret_at_the_place(run: Run, tmp_path: Path, verb: str) -> None:
     before = names_below(tmp_path)

@@ -113,9 +113,8 @@ def half_blocks(text: str) -> list[np.ndarray]:
     return [np.array(rows).reshape(len(rows), -1, 3) for rows in pictures if rows]
 
 
-@pytest.mark.parametrize("answers", ["nothing", ""])
-@pytest.mark.parametrize("pixels", [8, 0])
-@pytest.mark.sample("8-nothing")
+@pytest.mark.parametrize(("answers", "pixels"), [("nothing", 8), ("", 0)])
+@pytest.mark.sample("nothing-8")
 def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
     text = on_a_terminal(["-c", SHOW, str(picture)], answers=answers, pixels=pixels)
     [drawn] = half_blocks(text)
@@ -149,16 +148,17 @@ def test_a_terminal_that_cannot_draw_is_asked_nothing(
     assert text == f"{NOTHING_SHOWN}\r\n"
 
 
-def test_the_terminal_of_another_session_is_asked_nothing(picture: Path) -> None:
-    assert on_a_terminal(["-c", SHOW, str(picture)], answers="", own=False) == f"{NOTHING_SHOWN}\r\n"
-
-
-@pytest.mark.parametrize(("command", "options"), [("activations", ["--no-grids"]), ("grads", [])])
-@pytest.mark.sample("activations-options0")
-def test_the_command_shows_its_overview_after_its_tables(
-    networks: Path, tmp_path: Path, command: str, options: list[str]
-) -> None:
-    given = ["-m", "hookscope", command, f"{networks}:tiny", str(CAT), *options, "--out", str(tmp_path / "out")]
+def test_the_command_shows_its_overview_after_its_tables(networks: Path, tmp_path: Path) -> None:
+    given = [
+        "-m",
+        "hookscope",
+        "activations",
+        f"{networks}:tiny",
+        str(CAT),
+        "--no-grids",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     text = on_a_terminal([*given, "--show"], answers="nothing")
     assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)
@@ -181,19 +181,6 @@ def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: 
 
 
 @pytest.mark.exhaustive
-def test_attention_shows_its_overview_after_its_table(tmp_path: Path) -> None:
-    source = "from tests.attention_maps.small_networks import SmallTransformer as small\n"
-    (tmp_path / "seen.py").write_text(source, encoding="utf-8")
-    given = ["attention", f"{tmp_path / 'seen.py'}:small", str(CAT), "--resize", "32", "--crop", "32", "--show"]
-    text = on_a_terminal(["-m", "hookscope", *given, "--out", str(tmp_path / "out")], answers="nothing")
-    assert text.index("overview.png") < text.index("▀")
-    [drawn] = half_blocks(text)
-    with Image.open(tmp_path / "out/overview.png") as overview:
-        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
-    assert np.abs(drawn - wanted).mean() < 1
-
-
-@pytest.mark.exhaustive
 def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
     for extra in ((), ("--json",), ("--quiet",)):
         plain = run("activations", "net.py:tiny", CAT, "--out", "out", *extra)
@@ -203,18 +190,6 @@ def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
         if "--json" not in extra:  # which holds timings
             assert ended.stdout == plain.stdout
         assert "\x1b" not in ended.stdout + ended.stderr
-
-
-@pytest.mark.parametrize(("package", "option"), [("textual_image", "show"), ("tensorboard", "tensorboard")])
-def test_a_missing_package_is_one_line_before_anything_runs(
-    run: Run, monkeypatch: pytest.MonkeyPatch, package: str, option: str
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    value = ["logs"] if option == "tensorboard" else []
-    ended = run("activations", "net.py:tiny", CAT, "--out", "out", f"--{option}", *value)
-    assert ended.code == 2
-    assert ended.stderr == (f"hookscope: error: --{option} needs one more package: pip install 'hookscope[{option}]'\n")
-    assert not Path("out").exists()
 
 
 # For TensorBoard
@@ -241,10 +216,8 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
     ("folder", "reason"),
     [
         ("file", "'{here}/file' is not a folder"),
-        ("file/below", "'{here}/file' is not a folder"),
         ("link", "'{here}/file' is not a folder"),
         ("x" * 300, "no folder can have such a name"),
-        ("out", "it is inside the run directory, which may hold only its own files"),
         ("out/logs", "it is inside the run directory, which may hold only its own files"),
         ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
@@ -284,32 +257,19 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
 # On a page
 
 
-@pytest.mark.parametrize("command", ["activations", "grads"])
 @pytest.mark.exhaustive
-def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
-    ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
+def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run) -> None:
+    ended = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.stdout.splitlines()[-1].startswith("Report: page.html (")
     assert run("report", "out").code == 0
     assert Path("page.html").read_bytes() == Path("out.html").read_bytes()
 
 
-@pytest.mark.exhaustive
-def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run) -> None:
-    told = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--json")
-    assert json.loads(told.stdout)["run"] == "out"
-    assert "Report: page.html (" in told.stderr
-    silent = run("grads", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet")
-    assert (silent.code, silent.stdout, silent.stderr) == (0, "", "")
-
-
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
         ("thesis.html", "it exists and is not a hookscope report"),
-        ("no/such.html", "there is no such folder"),
-        ("elsewhere", "it is a folder"),
-        ("out", "it is inside the run directory, which may hold only its own files"),
         ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
 )
@@ -322,20 +282,3 @@ def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: 
         assert ended.stderr == f"hookscope: error: Cannot write to '{page}': {reason}. Name another file.\n"
         assert not Path("out").exists()
     assert Path("thesis.html").read_text() == "mine"
-
-
-@pytest.mark.exhaustive
-def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
-    # The page holds all grids, so it alone is larger than any file may be.
-    ended = command(
-        *("activations", f"{networks}:tiny", CAT, "--model-arg", "width=12", "--out", "out"),
-        *("--report", "page.html", "--quiet"),
-        cwd=tmp_path,
-        largest_file=LARGEST_FILE,
-    )
-    assert (ended.code, ended.stderr) == (
-        3,
-        "hookscope: error: Cannot write to 'page.html': file too large. Name another file.\n",
-    )
-    assert (tmp_path / "out" / "run.json").exists()
-    assert not (tmp_path / "page.html").exists()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table, without_arrays
+from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
 
 CASES = '''
 import torch
@@ -114,26 +114,12 @@ def constant(output):
     return output.detach().sum()
 
 
-def a_number(output):
-    return 1.0
-
-
 def raises(output):
     raise ValueError("no such luck\\nand more")
 
 
 not_a_function = 3
 """
-
-RUN_FILES = {
-    "overview.png",
-    "run.json",
-    "layers.csv",
-    "result.json",
-    "gradients.csv",
-    "arrays.safetensors",
-    "parameters.csv",
-}
 
 
 @pytest.fixture
@@ -209,34 +195,6 @@ def test_the_textbook_network_has_the_textbook_gradients(run: Run, folder: Path)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
 
 
-def test_the_run_holds_tables_and_is_said_to_be_where_it_is(run: Run, folder: Path) -> None:
-    ended = run("grads", "case.py:Textbook", "ones.npy")
-    [path] = (folder / "hookscope-runs").iterdir()
-    assert names_below(path) == RUN_FILES
-    picture, others = ended.stdout.splitlines()[-2:]
-    assert picture == f"Picture: {path.relative_to(folder)}/overview.png"
-    assert others.startswith("Same folder: layers.csv, ")
-    assert others.endswith(", run.json")
-
-
-def test_json_holds_the_same_numbers_and_nothing_else_goes_to_stdout(run: Run, folder: Path) -> None:
-    ended = run("grads", "case.py:Textbook", "ones.npy", "--loss", "sum", "--json", "--out", "out")
-    document = json.loads(ended.stdout)
-    assert document["loss"] == {"name": "sum", "target": "", "value": 89.0, "outputs": ["(model)"]}
-    assert [row["gradient"]["l2"] for row in document["gradients"]] == pytest.approx(
-        [math.sqrt(10), math.sqrt(30), 1.0], rel=1e-6
-    )
-    assert document["run"] == "out"
-    assert document["gradients"] == without_arrays(record_of(folder / "out")["gradients"])
-    assert "Gradients of the loss by layer" in ended.stderr
-
-
-def test_quiet_prints_nothing_when_there_is_nothing_to_say(run: Run, folder: Path) -> None:
-    ended = run("grads", "case.py:Textbook", "ones.npy", "--quiet", "--out", "out")
-    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
-    assert (folder / "out" / "run.json").exists()
-
-
 # --- Losses, targets, modes ------------------------------------------------------------------------------------------
 
 CE_OF_3 = ("--loss", "ce", "--target", "3")
@@ -266,17 +224,6 @@ def test_gradients_of_parameters_are_autograds(run: Run, folder: Path, options: 
         name = row["name"]
         torch.testing.assert_close(tensors[f"{name} grad"], expected[name], rtol=1e-5, atol=1e-7)
         assert_row(row, tensors[f"{name} grad"])
-
-
-def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, folder: Path) -> None:
-    options = ("--loss", "mse", "--target", "self", "--mode", "train", "--quiet")
-    values = []
-    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
-        assert (
-            run("grads", "case.py:grey_autoencoder", "picture.npy", *options, "--seed", seed, "--out", name).code == 0
-        )
-        values.append(record_of(folder / name)["loss"]["value"])
-    assert values[0] == values[1] != values[2]
 
 
 def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> None:
@@ -350,14 +297,6 @@ def test_a_picture_that_cannot_be_run_alone_is_told_and_the_run_is_kept(run: Run
 # --- Pictures, verdicts ----------------------------------------------------------------------------------------------
 
 
-def test_gradients_are_drawn_as_grids_when_asked_for(run: Run, folder: Path) -> None:
-    ended = run("grads", "case.py:classifier", "picture.npy", "--grids", "--layer", "conv", "--out", "out")
-    assert ended.code == 0
-    assert names_below(folder / "out" / "grids") == {"000-0.png"}
-    assert [grid["path"] for grid in record_of(folder / "out")["grids"]] == ["grids/000-0.png"]
-    assert "1 grid, layers.csv" in ended.stdout
-
-
 def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     np.save(folder / "one.npy", np.ones((1, 2), np.float32))
 
@@ -375,7 +314,6 @@ def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
 BLOCKED = """
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Net(nn.Module):
@@ -401,10 +339,6 @@ def without():
     return Net(forward)
 
 
-def reentrant():
-    return Net(lambda net, x: net.c(checkpoint(lambda y: net.b(net.a(y)), x, use_reentrant=True)))
-
-
 def never_called():
     return Net(lambda net, x: net.c(x))
 
@@ -424,13 +358,11 @@ def blocked(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("blocked")
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
         ("detached", "no path leads from the loss to them: it does not depend on them, or the path is cut (detach"),
         ("without", "what their layers return was computed without gradients (no_grad"),
-        ("reentrant", "what their layers return was computed without gradients (no_grad, or a reentrant checkpoint"),
         ("never_called", "their layers were never called"),
     ],
 )
@@ -457,14 +389,12 @@ def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_is_no_ta
     ("network", "options", "code"),
     [
         ("root_of_zero", ("--fail-on", "fail"), 1),
-        ("root_of_zero", ("--fail-on", "warn"), 1),
         ("root_of_zero", (), 0),
         ("detached", ("--fail-on", "fail"), 0),
         ("detached", ("--fail-on", "warn"), 1),
         ("raises", ("--fail-on", "warn"), 6),
     ],
 )
-@pytest.mark.sample("root_of_zero-options0-1", "detached-options3-0", "detached-options4-1", "raises-options5-6")
 def test_a_verdict_fails_the_command_where_that_is_asked_for(
     run: Run, folder: Path, network: str, options: tuple[str, ...], code: int
 ) -> None:
@@ -473,8 +403,8 @@ def test_a_verdict_fails_the_command_where_that_is_asked_for(
     assert (folder / "kept" / "run.json").exists() == (code < 2)
 
 
-@pytest.mark.parametrize("option", ["--loss", "--seed", "--fail-on"])
-def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path, option: str) -> None:
+def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path) -> None:
+    option = "--seed"
     ended = run("grads", "case.py:batchnorm", option, "2,4", option, "3,4")
     assert (ended.code, ended.stdout) == (2, "")
     assert f"{option} is given 2 times, and takes one value." in ended.stderr
@@ -503,22 +433,17 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*PICTURE, "--loss", "mse", "--target", "missing.npy"), 3, ["missing.npy"]),
     ((*PICTURE, "--loss", "loss.py:vector"), 2, ["loss.py:vector", "1x5", "0-d"]),
     ((*PICTURE, "--loss", "loss.py:constant"), 2, ["loss.py:constant", "gradient"]),
-    ((*PICTURE, "--loss", "loss.py:a_number"), 2, ["loss.py:a_number", "float"]),
     ((*PICTURE, "--loss", "loss.py:distance"), 2, ["loss.py:distance", "no target"]),
     ((*PICTURE, "--loss", "loss.py:not_a_function"), 2, ["not a function"]),
     ((*PICTURE, "--loss", "loss.py:nothing"), 5, ["nothing"]),
-    ((*PICTURE, "--output-key", "logits"), 2, ["'logits'"]),
     (("case.py:Two", "ones.npy", "--output-key", "logits"), 2, ["'logits'", "['aux']", "['other']"]),
     ((*ONES, "--limit", "vanish=1"), 2, ["'vanish=1'", "'vanishing'"]),
     ((*ONES, "--limit", "vanishing=x"), 2, ["no number"]),
-    ((*ONES, "--limit", "vanishing=nan"), 2, ["not a positive number"]),
     ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
-    (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
     (("case.py:Cut",), 2, ["give pictures", "--input-shape"]),
     ((*ONES, "--mode", "tain"), 2, ["'tain'"]),
-    ((*ONES, "--autocast", "float32"), 2, ["'float32'"]),
 ]
 
 
@@ -570,12 +495,10 @@ def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
     assert [row["layer"] for row in document["rows"]] == ["0"]
 
 
-@pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])
-@pytest.mark.sample("no room for tables")
-def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path, limit: int) -> None:
+def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path) -> None:
     before = names_below(folder)
     arguments = ("--input-shape", "64,3,32,32", "--save-tensors", "--out", "out")
-    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, largest_file=limit)
+    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, largest_file=60_000)
     assert ended.code == 3
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert names_below(folder) == before

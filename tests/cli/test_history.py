@@ -45,25 +45,6 @@ def test_a_glob_that_the_shell_expanded_is_the_files_of_it(run: Run, tmp_path: P
     assert "'epoch_1.pt' is one: name more, a folder, or a glob" in alone.stderr
 
 
-@pytest.mark.exhaustive
-def test_pictures_run_the_network_of_each_file(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))\n", "utf-8"
-    )
-    for at in range(3):
-        bias = torch.full((3,), -50.0)
-        bias[at] = 50
-        torch.save({"1.weight": torch.zeros(3, 192) + 1e-3, "1.bias": bias}, f"{at}.pt")
-    torch.save(torch.rand(1, 3, 8, 8), "x.pth")
-    ended = run("history", "?.pt", "x.pth", "--arch", "net.py:build", "--json", "--ignore", "*-parameter")
-    document = check("history", ended.stdout)
-    best = [file["predictions"][0]["class_indices"][0] for file in document["files"]]
-    assert best == [0, 1, 2]
-    assert "goes from class 0 to class 2; it changes 2 times, last in 2.pt." in " ".join(ended.stderr.split())
-    assert document["activations"]
-    check_run(tmp_path / document["run"])
-
-
 def test_an_error_of_every_file_is_printed_once(run: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Bilinear(3, 3, 2)\n", "utf-8")
     for at in (1, 2, 3):

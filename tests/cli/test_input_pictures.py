@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.conftest import CAT, Run, names_below, record_of
+from tests.cli.conftest import CAT, Run, record_of
 
 
 @pytest.mark.parametrize("verb", ["activations", "grads"])
@@ -18,13 +18,3 @@ def test_a_picture_is_kept_as_the_network_saw_it(run: Run, tmp_path: Path, verb:
         left, top = round((source.width - 64) / 2), round((source.height - 64) / 2)
         expected = np.asarray(source.convert("RGB").crop((left, top, left + 64, top + 64)))
         assert np.array_equal(np.asarray(kept), expected)
-
-
-@pytest.mark.exhaustive
-def test_what_was_no_picture_has_none(run: Run, tmp_path: Path) -> None:
-    np.save(tmp_path / "tensor.npy", np.zeros((3, 16, 16), np.float32))
-    assert run("activations", "net.py:tiny", tmp_path / "tensor.npy", "--out", "out").code == 0
-    assert run("grads", "net.py:tiny", "--input-shape", "1,3,16,16", "--out", "noise").code == 0
-    for name in ("out", "noise"):
-        assert record_of(tmp_path / name)["thumbnails"] == [None]
-        assert "inputs" not in names_below(tmp_path / name)

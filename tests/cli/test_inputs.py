@@ -153,20 +153,6 @@ def test_inputs_that_are_refused_alike_share_a_line_and_are_all_in_the_record(ru
     assert "batch of 6 inputs" in " ".join(ended.stderr.split())
 
 
-def test_if_the_network_refuses_all_nothing_is_written_and_the_first_is_shown(run: Run, cases: Path) -> None:
-    for number in (1, 2):
-        picture(cases / f"{number}.png", number, colour=(255, 0, 0))
-    ended = run("activations", "cases.py:Picky", "1.png", "2.png", *AS_THEY_ARE, "--json")
-    assert ended.code == 6
-    [error] = ended.errors
-    assert error.startswith("hookscope: error: 1.png, 2.png: cases.py:Picky raised in its forward pass")
-    document = json.loads(ended.stdout)
-    assert document["run"] is None
-    assert [each["name"] for each in document["inputs"]] == ["1.png"]
-    assert [row["layer"] for row in document["rows"]] == ["conv"]
-    assert not (cases / "out").exists()
-
-
 def test_in_train_mode_the_inputs_of_a_refused_batch_go_together(run: Run, cases: Path) -> None:
     for number in range(3):
         picture(cases / f"{number}.png", number, size=8 + number // 2)
@@ -179,20 +165,10 @@ def test_in_train_mode_the_inputs_of_a_refused_batch_go_together(run: Run, cases
     assert [each["name"] for each in record_of(cases / "out")["inputs"]] == ["0.png", "1.png"]
 
 
-def test_runs_with_edits_that_make_the_network_raise_are_not_compared(run: Run, cases: Path) -> None:
-    for number in range(2):
-        picture(cases / f"{number}.png", number, colour=(200 + 55 * number - 55, 0, 0))
-    ended = run("activations", "cases.py:Picky", "0.png", "1.png", *AS_THEY_ARE, "--edit", "name:/^$/:input:scale(1.4)")
-    assert ended.code == 6
-    assert "There is no comparison" in " ".join(ended.stderr.split())
-    assert not (cases / "out" / "changes.csv").exists()
-
-
 # --- Folders, formats, limits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["activations", "grads"])
-def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path, command: str) -> None:
+def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path) -> None:
     (cases / "in").mkdir()
     with Image.open(CAT) as cat:
         small = cat.resize((12, 8))
@@ -200,7 +176,7 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path, command:
         small.save(cases / "in" / name, {"c": "PNG"}.get(name))
     for name in ("readme.md", "labels.csv", "more.csv"):
         (cases / "in" / name).touch()
-    ended = run(command, "cases.py:Normed", "in", *AS_THEY_ARE)
+    ended = run("activations", "cases.py:Normed", "in", *AS_THEY_ARE)
     assert (ended.code, ended.stderr) == (0, "")
     note = "in: 3 files skipped: 2 .csv, 1 .md."
     assert f"note: {note}" in ended.stdout.splitlines()[:4]  # below the verdict
@@ -209,8 +185,8 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path, command:
     assert [each["name"] for each in record["inputs"]] == ["in/a.avif", "in/b.jp2", "in/c"]
 
 
-@pytest.mark.parametrize("command", ["activations", "grads"])
-def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path, command: str) -> None:
+def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path) -> None:
+    command = "grads"
     picture(cases / "a.png", 0, size=10)
     picture(cases / "b.png", 0, size=11)
     ended = run(command, "cases.py:Normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
@@ -223,10 +199,9 @@ def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path, command: str) -
 # --- Several inputs in a file, by name, in pairs ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [3, 8])
-def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path, batch_size: int) -> None:
+def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path) -> None:
     values = save(cases / "batch.npy", np.random.default_rng(0).uniform(0, 0.9, (8, 3, 6, 6)).astype(np.float32))
-    ended = run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-size", batch_size)
+    ended = run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-size", 3)
     assert ended.code == 0
     record = record_of(cases / "out")
     assert [each["name"] for each in record["inputs"]] == [f"batch.npy[{index}]" for index in range(8)]
@@ -236,14 +211,6 @@ def test_a_batch_in_one_tensor_file_is_that_many_inputs(run: Run, cases: Path, b
     assert row["activation"]["mean"] == pytest.approx(expected.mean().item(), rel=1e-5)
     assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "none").code == 6
     assert run("activations", "cases.py:Picky", "batch.npy", *AS_THEY_ARE, "--batch-axis", "one").code == 2
-
-
-def test_the_batch_axis_of_other_tensors_is_named(run: Run, cases: Path) -> None:
-    (cases / "net.py").write_text("from torch import nn\nbuild = lambda: nn.Sequential(nn.BatchNorm1d(4, eps=1))\n")
-    save(cases / "rows.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
-    ended = run("activations", "net.py:build", "rows.npy", "--batch-axis", 1, "--no-grids", "--out", "out")
-    assert ended.code == 0
-    assert [each["shape"] for each in record_of(cases / "out")["inputs"]] == [[4]] * 3
 
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
@@ -291,40 +258,17 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("command", ["activations", "grads"])
 def test_an_input_by_name_that_cannot_be_is_one_line(
-    run: Run, cases: Path, command: str, arguments: tuple[str, ...], code: int, words: list[str]
+    run: Run, cases: Path, arguments: tuple[str, ...], code: int, words: list[str]
 ) -> None:
     picture(cases / "a.png", 0)
     (cases / "word.npy").write_bytes(b"\x93NUMPY and no more")
     before = names_below(cases)
-    ended = run(command, "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments)
+    ended = run("activations", "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments)
     assert ended.code == code
     assert len(ended.errors) == 1
     assert all(word in ended.errors[0] for word in words)
     assert names_below(cases) == before
-
-
-@pytest.mark.exhaustive
-def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Path) -> None:
-    for number in range(3):
-        picture(cases / f"{number}.png", number, size=128)
-    picture(cases / "wide.png", 9, size=136)
-    options = ("--weights", "none", "--resize", "none", "--layer", "feature_encoder.convnormrelu.0", "--no-grids")
-    ended = run("activations", "raft_small", "0.png", "1.png", "2.png", "wide.png", *options, "--out", "out")
-    assert ended.code == 3
-    assert "Cannot pair '2.png' with 'wide.png': frames of 3x128x128 float32 and 3x136x136 float32" in ended.errors[0]
-    assert [each["name"] for each in record_of(cases / "out")["inputs"]] == ["0.png with 1.png", "1.png with 2.png"]
-    named = run(
-        "activations", "raft_small", "0.png", "--input", "image2=1.png", "--input", "num_flow_updates=2",
-        *options, "--out", "named",
-    )  # fmt: skip
-    pair = run(
-        "activations", "raft_small", "0.png", "1.png", "--input", "num_flow_updates=2", *options, "--out", "pair"
-    )
-    assert (named.code, pair.code) == (0, 0)
-    first, second = (rows_of(cases / name) for name in ("named", "pair"))
-    assert [row["activation"]["l2"] for row in first] == [row["activation"]["l2"] for row in second]
 
 
 HELPLESS = """

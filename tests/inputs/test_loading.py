@@ -4,8 +4,6 @@ import io
 import os
 import random
 import struct
-import subprocess
-import sys
 import warnings
 import zlib
 from dataclasses import replace
@@ -19,10 +17,9 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
 from hookscope.inputs.batches import load_batches
-from hookscope.inputs.find_files import MAX_FILE_BYTES
 from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import MAX_PIXELS, Preprocessing
-from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
+from tests.inputs.written import PLAIN, PLAIN_GREY, failure, random_pixels, save, tiff
 from tests.models.test_hostile import without_worker
 
 
@@ -30,17 +27,12 @@ from tests.models.test_hostile import without_worker
     ("content", "phrase"),
     [
         (b"", "it is empty"),
-        (b"<!DOCTYPE html><html><body>404</body></html>", "it is a web page"),
         (b"\n  <html lang='en'>", "it is a web page"),
-        (b"<?xml version='1.0'?><!DOCTYPE html PUBLIC 'x'><html>", "it is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS pointer"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG drawing"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg/>", "SVG drawing"),
         (b"just some text", "it is not a JPEG"),
-        (b"\x00" * 5000, "it is not a JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "it is not a JPEG"),
-        (b"P6 2 2 255\n" + bytes(12), "it is not a JPEG"),
-        (b"%PDF-1.4", "it is not a JPEG"),
         (b"\x89PNG\r\n\x1a\n", "start is damaged"),
     ],
 )
@@ -72,23 +64,6 @@ def test_pipes_and_devices_do_not_hang(tmp_path):
     assert "pipe, socket or device" in failure(Path("/dev/zero"))
 
 
-def test_no_permission_is_said(tmp_path, monkeypatch):
-    path = save(tmp_path / "a.png", random_pixels(2, 2))
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("hookscope.inputs.loading.open_regular", refuse)
-    assert failure(path) == f"Cannot read {str(path)!r}: Permission denied."
-
-
-def test_control_characters_in_names_are_escaped(tmp_path):
-    name = "a\n::error::\x1b[31m.jpg"
-    assert repr(name)[1:-1] in failure(tmp_path / name)
-    surrogate = os.fsdecode(b"\xff.jpg")
-    assert "\\udcff" in failure(tmp_path / surrogate)
-
-
 def bomb(kind: str, side: int) -> bytes:
     """Return a small file that claims side x side pixels."""
     picture = Image.new("1", (64, 64))
@@ -103,34 +78,15 @@ def bomb(kind: str, side: int) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP"])
-@pytest.mark.parametrize("side", [9460, 12_000, 40_000])
-@pytest.mark.parametrize("pillows_limit", [None, Image.MAX_IMAGE_PIXELS])
+@pytest.mark.parametrize(
+    ("kind", "side", "pillows_limit"),
+    [("PNG", 9460, None), ("BMP", 40_000, None), ("PNG", 40_000, Image.MAX_IMAGE_PIXELS)],
+)
 def test_decompression_bombs_are_refused_before_decoding(tmp_path, monkeypatch, kind, side, pillows_limit):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows_limit)
     assert side * side > MAX_PIXELS
     (tmp_path / "a.png").write_bytes(bomb(kind, side))
     assert f"limit of {MAX_PIXELS} pixels" in failure(tmp_path / "a.png")
-
-
-def test_a_lower_limit_set_in_pillow_holds(tmp_path, monkeypatch):
-    path = save(tmp_path / "a.png", random_pixels(12, 12))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with warnings.catch_warnings(action="default"):
-        assert "limit of 100 pixels" in failure(path)
-
-
-def test_control_characters_in_a_decoders_message_are_not_passed_on(tmp_path, monkeypatch):
-    def fail(_: object) -> None:
-        raise OSError("odd\n::error::\x1b[31m\u202e" + "x" * 500)
-
-    path = save(tmp_path / "a.png", random_pixels(2, 2))
-    monkeypatch.setattr(PngImageFile, "load", fail)
-    assert r"(odd \x3a:error::\x1b[31m\u202exxx" in failure(path)
-
-
-def test_the_limit_is_where_pillow_starts_to_warn():
-    assert MAX_PIXELS == Image.MAX_IMAGE_PIXELS
 
 
 def test_a_picture_just_below_the_limit_is_not_refused_for_its_size(tmp_path):
@@ -167,17 +123,7 @@ def test_a_wrong_checksum_in_a_png_is_found_wherever_it_is(tmp_path):
     assert "the checksum of its IDAT chunk is wrong" in failure(tmp_path / "a.png")
 
 
-def test_damage_behind_the_first_frame_of_an_animated_png_leaves_it_readable(tmp_path):
-    colours = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    colours[0].save(tmp_path / "a.png", save_all=True, append_images=colours[1:])
-    content = bytearray((tmp_path / "a.png").read_bytes())
-    content[content.rfind(b"fdAT") + 10] ^= 1
-    (tmp_path / "a.png").write_bytes(content)
-    tensor, _ = load_input(tmp_path / "a.png", PLAIN)
-    assert tensor[:, 0, 0].tolist() == [1, 0, 0]
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "jp2", "avif"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "avif"])
 def test_what_is_cut_off_is_an_error_also_where_pillow_is_lenient(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as training code likes to do
     path = save(tmp_path / f"a.{suffix}", random_pixels(64, 64))
@@ -193,20 +139,6 @@ def test_what_is_cut_off_is_an_error_also_where_pillow_is_lenient(tmp_path, monk
 def test_extreme_proportions_do_not_explode_when_resized(tmp_path):
     path = save(tmp_path / "a.png", np.zeros((1, 3000, 3), dtype=np.uint8))
     assert "over the limit" in failure(path, Preprocessing(resize=224, crop=(224, 224)))
-
-
-def test_huge_files_are_not_read(tmp_path):
-    with (tmp_path / "a.npy").open("wb") as file:
-        file.write(b"\x93NUMPY")
-        file.truncate(MAX_FILE_BYTES + 1)
-    assert "over the limit" in failure(tmp_path / "a.npy")
-
-
-def test_text_bombs_are_refused(tmp_path):
-    text = PngInfo()
-    text.add_text("comment", "x" * 20_000_000, zip=True)
-    save(tmp_path / "a.png", random_pixels(2, 2), pnginfo=text)
-    assert "truncated or corrupt" in failure(tmp_path / "a.png")
 
 
 def test_damage_behind_the_first_frame_leaves_it_readable(tmp_path):
@@ -241,17 +173,12 @@ def encoded_samples() -> dict[str, bytes]:
     samples = {}
     for name, source, kind, options in (
         ("jpeg", picture, "JPEG", {"exif": exif}),
-        ("progressive", picture, "JPEG", {"progressive": True}),
         ("png", picture, "PNG", {"exif": exif}),
-        ("palette", picture.quantize(16), "PNG", {"transparency": b"\x00\x01"}),
         ("webp", picture, "WEBP", {}),
         ("avif", picture, "AVIF", {}),
         ("jpeg 2000", picture, "JPEG2000", {}),
-        ("bmp", picture, "BMP", {}),
         ("gif", picture.quantize(8), "GIF", {"save_all": True, "append_images": [picture.quantize(7)]}),
-        ("tiff", picture, "TIFF", {}),
         ("lzw", picture, "TIFF", {"compression": "tiff_lzw"}),
-        ("deep", Image.fromarray(pixels[..., 0].astype(np.uint16) * 200), "PNG", {}),
     ):
         buffer = io.BytesIO()
         source.save(buffer, kind, **options)
@@ -287,7 +214,7 @@ def test_truncated_files_are_read_or_refused(tmp_path, name):
     assert outcome(path) == "read"
     outcomes = []
     with without_worker():
-        for length in range(0, len(content), max(1, len(content) // 60)):
+        for length in range(0, len(content), max(1, len(content) // 30)):
             path.write_bytes(content[:length])
             outcomes.append(outcome(path))
     assert outcomes[: len(outcomes) // 2] == ["refused"] * (len(outcomes) // 2)
@@ -298,7 +225,7 @@ def test_flipped_bits_give_a_tensor_or_an_image_error(tmp_path, name):
     generator = random.Random(name)
     path = tmp_path / "a"
     outcomes = set()
-    for _ in range(60):
+    for _ in range(25):
         content = bytearray(ENCODED[name])
         for _ in range(generator.randint(1, 4)):
             content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
@@ -316,34 +243,3 @@ def test_a_damaged_tiff_leaves_nothing_on_stderr(tmp_path, capfd):
         outcome(path)
     os.write(2, b"still here\n")
     assert capfd.readouterr() == ("", "still here\n")
-
-
-def test_a_process_without_stderr_can_read_tiff(tmp_path, monkeypatch):
-    def closed(_: int) -> int:
-        raise OSError(9, "Bad file descriptor")
-
-    pixels = random_pixels(2, 2)
-    path = save(tmp_path / "a.tif", pixels)
-    monkeypatch.setattr(os, "dup", closed)
-    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
-
-
-@pytest.mark.exhaustive
-def test_a_fresh_process_reads_pictures_and_loads_a_users_network_without_torchvision_or_stray_output(tmp_path):
-    # 277 is the TIFF tag for samples per pixel; Pillow logs a value that makes no sense.
-    damaged = tiff(np.zeros((2, 2), dtype=np.uint8), 8).replace(
-        struct.pack("<HHII", 277, 4, 1, 1), struct.pack("<HHII", 277, 4, 1, 2048)
-    )
-    (tmp_path / "a.tif").write_bytes(damaged)
-    script = (
-        "import sys; from pathlib import Path; from hookscope.inputs.batches import load_batches; "
-        "from hookscope.results.inputs import Preprocessing; errors = []; "
-        f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
-        "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "
-        "from hookscope.models import load_model; load_model('torch.nn:Linear', model_arguments=['in_features=1', "
-        "'out_features=1']); "
-        "print(len(errors), batch.records[0].shape, 'torchvision' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "1 (3, 224, 224) False\n"
-    assert done.stderr == ""

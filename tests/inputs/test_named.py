@@ -19,10 +19,8 @@ from tests.inputs.written import PLAIN, random_pixels, save, write_tensor
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("sr=16000", 16000),
         ("x = -2.5e-3", -2.5e-3),
         ("on=true", True),
-        ("off=False", False),
         ("mask=none", None),
         ("size=(2, 3)", (2, 3)),
         ("mode='fast'", "fast"),
@@ -52,12 +50,10 @@ def test_tensor_files_stay_as_they_are_and_pictures_get_a_batch_axis(tmp_path):
     ("texts", "phrase"),
     [
         (["sr"], "--input 'sr' is not of the form NAME=VALUE"),
-        (["sr="], "not of the form"),
         (["=3"], "not of the form"),
         (["2x=3"], "not of the form"),
         (["a=1", "a=2"], "--input a is given twice"),
         (["mode=fast"], "mode=fast is neither a number nor a file. A text goes in quotes"),
-        (["mode=" + "x" * 300], "is neither a number nor a file"),
         (["mode=a\0b"], "is neither a number nor a file"),
     ],
 )
@@ -66,14 +62,6 @@ def test_what_cannot_be_is_a_usage_error(texts, phrase):
         read_named(texts, PLAIN)
     assert phrase in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_an_error_of_that_file(tmp_path):
-    with pytest.raises(ImageError, match=r"missing\.npy'.*no such file"):
-        read_named([f"b={tmp_path}/missing.npy"], PLAIN)
-    (tmp_path / "words").write_text("no picture")
-    with pytest.raises(ImageError, match="is not a JPEG"):
-        read_named([f"b={tmp_path}/words"], PLAIN)
 
 
 def given(count: int, *indices: int) -> Batch:
@@ -111,13 +99,6 @@ def test_names_alone_make_a_batch_of_as_many_inputs_as_the_first_tensor_has(tmp_
     assert batch.records[0].steps[-1] == "by name: sr = 2"
     (record,) = named_batch(read_named(["sr=2"], PLAIN)).records
     assert (record.name, record.steps) == ("by name", ("by name: sr = 2",))
-
-
-def test_a_picture_by_name_keeps_its_file_name_so_that_maps_can_be_drawn_on_it(tmp_path):
-    picture = save(tmp_path / "a.png", random_pixels(4, 5))
-    (record,) = named_batch(read_named([f"image={picture}", "meta=1,2,3"], PLAIN)).records
-    assert record.name == str(picture)
-    assert record.steps[-1].startswith("by name: meta = 1,2,3")
 
 
 VIEWS = [torch.arange(6.0).reshape(3, 2), torch.arange(12.0).reshape(3, 4)]
@@ -160,13 +141,12 @@ def shared():
     [
         (endless(), "it nests deeper than 20"),
         (shared(), "holds more than 10,000 values"),
-        ([], "it holds no tensor"),
         ({"a": 1}, "it holds no tensor"),
         ([torch.ones(2), {1, 2}], "it holds a set beside tensors"),
         ([torch.ones(2), torch.eye(2).to_sparse()], "sparse"),
         ([torch.ones(2), torch.nn.Linear(1, 1)], "it holds a torch.nn.modules.linear.Linear beside"),
     ],
-    ids=["endless", "shared", "empty", "numbers", "set", "sparse", "module"],
+    ids=["endless", "shared", "numbers", "set", "sparse", "module"],
 )
 def test_what_is_no_argument_is_refused(tmp_path, content, phrase):
     torch.save(content, tmp_path / "a.pt")
@@ -212,38 +192,12 @@ def test_paths_in_containers_stand_for_files(tmp_path):
     assert named.record.sha256 == hashlib.sha256((tmp_path / "0.pt").read_bytes()).hexdigest()
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged, "coo", "csr"], ids=str)
-@pytest.mark.sample("torch.strided", "csr")
-def test_tensors_of_other_layouts_are_cut_like_others(layout):
-    rows = [torch.arange(2.0 * length).reshape(length, 2) for length in (1, 3, 2)]
-    dense = torch.stack([torch.nn.functional.pad(row, (0, 0, 0, 3 - len(row))).flatten() for row in rows])
-    if isinstance(layout, str):
-        tensor = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
-    else:
-        tensor = torch.nested.nested_tensor(rows, layout=layout)
-    batch = named_batch(named_inputs({"x": tensor}, PLAIN))
-    assert len(batch.indices) == 3
-    for part, expected in zip(in_batches(batch, 2), (range(2), range(2, 3)), strict=True):
-        for index, seen in enumerate(expected):
-            found = part_of(part, index).kwargs["x"]
-            assert found.layout == tensor.layout
-            wanted = dense[seen : seen + 1] if isinstance(layout, str) else rows[seen]
-            assert torch.equal(found.to_dense() if isinstance(layout, str) else found.unbind()[0], wanted)
-
-
 @pytest.mark.parametrize(
     ("text", "row"),
-    [("1,2,3", [1, 2, 3]), ("-1.5, 2e3", [-1.5, 2000]), (".5,+1.,", [0.5, 1]), ("1e-3,0", [0.001, 0])],
+    [("-1.5, 2e3", [-1.5, 2000]), (".5,+1.,", [0.5, 1])],
 )
 def test_numbers_with_commas_are_a_row_of_a_tensor(text: str, row: list[float]) -> None:
     (named,) = read_named([f"meta={text}"], Preprocessing())
     assert torch.equal(named.value, torch.tensor([row], dtype=torch.float32))
     batch = with_named(Batch((torch.ones(4, 2),), (0, 1, 2, 3), ()), [named], 4)
     assert torch.equal(batch.kwargs["meta"], torch.tensor([row] * 4, dtype=torch.float32))
-
-
-@pytest.mark.parametrize(("text", "value"), [("(1,2)", (1, 2)), ("[1, 2]", [1, 2]), ("1", 1), ("1,'a'", (1, "a"))])
-def test_other_literals_stay_what_they_are(text: str, value: object) -> None:
-    (named,) = read_named([f"size={text}"], Preprocessing())
-    assert named.value == value

@@ -17,7 +17,7 @@ from tests.inputs.written import random_pixels, save
 CROPPED = Preprocessing(resize=20, crop=(20, 20))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 7])
 def test_a_file_is_read_upright(tmp_path: Path, orientation: int):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -27,13 +27,6 @@ def test_a_file_is_read_upright(tmp_path: Path, orientation: int):
     with Image.open(path) as picture:
         assert np.array_equal(shown.pixels, np.asarray(ImageOps.exif_transpose(picture)))
     assert (shown.region, shown.remark) == (record.region, "")
-
-
-def test_greyscale_of_16_bits_is_shown_in_8(tmp_path: Path):
-    path = save(tmp_path / "a.png", np.array([[0, 65535], [32768, 257]], np.uint16))
-    grey = Preprocessing(channels=1, resize=None, crop=None, mean=(), std=())
-    shown = Photographs(grey)([load_input(path, grey)[1]], 0)
-    assert shown.pixels[..., 0].tolist() == [[0, 255], [128, 1]]
 
 
 def test_a_file_that_has_changed_is_not_shown(tmp_path: Path):
@@ -73,11 +66,3 @@ def test_of_tensors_it_is_what_the_network_saw():
     shown = Photographs(plain, batch=Batch((values,), (0, 1), (record, record)))([record, record], 1)
     assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
     assert shown.remark == ""
-
-
-def test_a_tensor_that_is_no_picture_has_an_even_ground():
-    record = InputRecord("a.npy", "ab", None, (12, 8, 9), ())
-    batch = Batch((torch.rand(1, 12, 8, 9),), (0,), (record,))
-    shown = Photographs(CROPPED, batch=batch)([record], 0)
-    assert shown.pixels.shape == (8, 9, 3)
-    assert (shown.pixels == shown.pixels[0, 0]).all()

@@ -25,9 +25,7 @@ from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_step
         ("webp", {"lossless": True}),
         ("tif", {}),
         ("tif", {"compression": "tiff_lzw"}),
-        ("tif", {"compression": "tiff_adobe_deflate"}),
         ("jp2", {}),
-        ("j2k", {}),
     ],
 )
 def test_reads_lossless_formats_exactly(tmp_path, suffix, options):
@@ -36,21 +34,6 @@ def test_reads_lossless_formats_exactly(tmp_path, suffix, options):
     assert tensor.dtype == torch.float32
     assert torch.equal(tensor, as_input(pixels))
     assert (record.size, record.shape, record.steps) == ((5, 7), (3, 7, 5), ())
-
-
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    [
-        ("jpg", {"quality": 95, "subsampling": 0}),
-        ("webp", {"quality": 95}),
-        ("avif", {"quality": 95, "subsampling": "4:4:4"}),
-    ],
-)
-def test_reads_lossy_formats_closely(tmp_path, suffix, options):
-    rows, columns = np.mgrid[0:32, 0:48]
-    pixels = np.stack([rows * 7, columns * 5, 255 - rows * 4], axis=2).astype(np.uint8)
-    tensor, _ = load_input(save(tmp_path / f"a.{suffix}", pixels, **options), PLAIN)
-    assert (tensor - as_input(pixels)).abs().mean() < 4 / 255
 
 
 def test_goes_by_content_not_by_suffix(tmp_path):
@@ -112,31 +95,11 @@ def test_drops_alpha_and_keeps_the_colour_under_it(tmp_path):
     assert record.steps == ("alpha channel dropped",)
 
 
-def test_reads_greyscale_with_alpha(tmp_path):
-    pixels = random_pixels(6, 4, channels=2)
-    tensor, record = load_input(save(tmp_path / "a.png", pixels), PLAIN)
-    assert torch.equal(tensor, as_input(pixels[..., :1]).repeat(3, 1, 1))
-    assert record.steps == ("alpha channel dropped", "greyscale converted to RGB")
-
-
-def test_drops_a_transparent_colour(tmp_path):
-    pixels = random_pixels(2, 2)
-    path = save(tmp_path / "a.png", pixels, transparency=tuple(int(value) for value in pixels[0, 0]))
-    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
-
-
 def test_reads_cmyk_as_rgb(tmp_path):
     path = tmp_path / "a.tif"
     Image.new("CMYK", (4, 4), (255, 0, 0, 0)).save(path)  # pure cyan
     assert torch.equal(load_input(path, PLAIN)[0][:, 0, 0], torch.tensor([0.0, 1.0, 1.0]))
     assert load_steps(path) == "CMYK converted to RGB"
-
-
-def test_reads_cmyk_jpeg_as_rgb(tmp_path):
-    path = tmp_path / "a.jpg"
-    Image.new("CMYK", (8, 8), (0, 255, 0, 0)).save(path, quality=100)
-    magenta = load_input(path, PLAIN)[0].mean(dim=(1, 2))
-    assert torch.allclose(magenta, torch.tensor([1.0, 0.0, 1.0]), atol=0.02)
 
 
 def test_reads_one_bit_pictures(tmp_path):
@@ -153,26 +116,6 @@ def test_converts_colour_to_luma_for_a_one_channel_network(tmp_path):
     assert tensor.shape == (1, 5, 6)
     assert np.abs(tensor.numpy()[0].astype(np.float64) * 255 - luma).max() < 0.51  # rounded to a whole number
     assert record.steps == ("RGB converted to greyscale (luma of ITU-R BT.601)",)
-
-
-def test_divides_greyscale_by_alpha_where_it_was_multiplied(tmp_path):
-    stored = np.array([[[50, 255], [50, 102], [0, 0]]], dtype=np.uint8)
-    (tmp_path / "a.tif").write_bytes(tiff(stored, 8))
-    tensor, record = load_input(tmp_path / "a.tif", PLAIN_GREY)
-    assert torch.equal(tensor, as_input(np.array([[[50], [125], [0]]], dtype=np.uint8)))  # 50 / (102 / 255) = 125
-    assert record.steps == ("alpha channel dropped",)
-
-
-def test_reads_ycbcr_as_rgb(tmp_path):
-    Image.new("YCbCr", (2, 2), (128, 128, 128)).save(tmp_path / "a.tif")
-    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], torch.full((3, 2, 2), 128 / 255))
-    assert load_steps(tmp_path / "a.tif") == "YCbCr converted to RGB"
-
-
-def test_drops_alpha_beside_a_palette(tmp_path):
-    indexed().convert("PA").save(tmp_path / "a.tif")
-    assert torch.equal(load_input(tmp_path / "a.tif", PLAIN)[0], as_input(INDEXED))
-    assert load_steps(tmp_path / "a.tif") == "alpha channel dropped; palette converted to RGB"
 
 
 def test_lab_colour_is_refused(tmp_path):
@@ -252,18 +195,6 @@ def test_deep_greyscale_is_resized_without_8_bit_steps(tmp_path, kind):
     assert np.abs(found[inside, inside] - expected[inside, inside]).max() < 1e-6
 
 
-def test_bicubic_resizing_of_deep_greyscale_stays_within_black_and_white(tmp_path):
-    edge = np.zeros((16, 16), dtype=np.uint16)
-    edge[:, 8:] = 65535
-    path = save(tmp_path / "a.png", edge)
-    for kind in ("image", "video"):
-        tensor, _ = load_input(
-            path, Preprocessing(kind=kind, resize=40, crop=None, interpolation="bicubic", mean=(), std=())
-        )
-        assert tensor.min() == 0
-        assert tensor.max() == 1
-
-
 def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -276,25 +207,6 @@ def test_16_bit_colour_is_read_by_its_high_byte_and_says_so(tmp_path):
     tensor, record = load_input(tmp_path / "a.png", PLAIN)
     assert torch.equal(tensor, as_input(np.array([[[0x12, 0x80, 0xFF]]], dtype=np.uint8)))
     assert record.steps == ("16-bit colour read by its high byte",)
-
-
-# [[0, 1, 2048], [100, 4094, 4095]] in 12 bits, as OpenJPEG 2.5 writes it without loss.
-GREY_12_BIT_J2K = bytes.fromhex(
-    "ff4fff5100290000000000030000000200000000000000000000000300000002000000000000000000010b0101ff52000c0000000100000404"
-    "0001ff5c00044060ff640025000143726561746564206279204f70656e4a5045472076657273696f6e20322e352e34ff90000a00000000001b"
-    "0001ff93dfe02807a148c45a242434d53effd9"
-)
-
-
-def test_deep_greyscale_jpeg_2000_is_white_where_its_bits_end(tmp_path):
-    (tmp_path / "a.j2k").write_bytes(GREY_12_BIT_J2K)
-    tensor, record = load_input(tmp_path / "a.j2k", PLAIN_GREY)
-    values = np.array([[0, 1, 2048], [100, 4094, 4095]], dtype=np.float32)
-    assert torch.equal(tensor[0], torch.from_numpy(values / np.float32(4095)))
-    assert record.steps == ("12-bit greyscale scaled to 0-1",)
-    deep = np.array([[0, 257], [40000, 65535]], dtype=np.uint16)
-    tensor, _ = load_input(save(tmp_path / "b.jp2", deep), PLAIN_GREY)
-    assert torch.equal(tensor[0], torch.from_numpy(deep.astype(np.float32) / np.float32(65535)))
 
 
 def test_deep_colour_jpeg_2000_is_refused_for_pillow_turns_its_white_black(tmp_path):
@@ -370,8 +282,10 @@ UPRIGHT = {
 }
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["png", "webp", "tif", "avif"])
+@pytest.mark.parametrize(
+    ("suffix", "orientation"),
+    [*(("png", orientation) for orientation in range(1, 9)), ("webp", 6), ("tif", 6), ("avif", 6)],
+)
 def test_turns_pictures_upright_by_exif_orientation(tmp_path, suffix, orientation):
     stored = random_pixels(4, 7)
     exif = Image.Exif()
@@ -400,32 +314,14 @@ def test_turns_jpeg_and_deep_greyscale_upright(tmp_path):
         assert torch.equal(tensor[0], torch.from_numpy(np.rot90(deep, -1).astype(np.float32) / np.float32(65535)))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\x7f"])
 def test_broken_exif_data_does_not_make_a_picture_unreadable(tmp_path, exif):
     pixels = random_pixels(8, 8)
     path = save(tmp_path / "a.webp", pixels, exif=exif, lossless=True)
     assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "value"),
-    [(3, 1, struct.pack("<HH", 77, 0)), (2, 4, b"abc\0"), (5, 1, struct.pack("<I", 0)), (12, 1, struct.pack("<I", 0))],
-    ids=["number", "text", "fraction", "floating point"],
-)
-@pytest.mark.parametrize("suffix", ["png", "webp"])
-def test_unknown_orientation_is_ignored(tmp_path, kind, count, value, suffix):
-    # An EXIF block with one tag, written from the TIFF 6.0 specification.
-    entry = struct.pack("<HHI", 0x0112, kind, count) + value
-    exif = b"Exif\0\0II" + struct.pack("<HIH", 42, 8, 1) + entry + bytes(4)
-    pixels = random_pixels(3, 5)
-    path = save(tmp_path / f"a.{suffix}", pixels, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
-    assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
-
-
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    [("gif", {}), ("png", {}), ("tif", {}), ("webp", {"lossless": True}), ("avif", {"quality": 100})],
-)
+@pytest.mark.parametrize(("suffix", "options"), [("gif", {}), ("tif", {}), ("avif", {"quality": 100})])
 def test_takes_the_first_of_several_frames(tmp_path, suffix, options):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     first, *others = [Image.new("RGB", (5, 4), colour) for colour in colours]
@@ -434,12 +330,3 @@ def test_takes_the_first_of_several_frames(tmp_path, suffix, options):
     red = torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(3, 4, 5)
     assert torch.allclose(tensor, red, rtol=0, atol=0.02 if suffix == "avif" else 0)
     assert record.steps[0] == "first of 3 frames"
-
-
-def test_reads_the_first_picture_of_a_multi_picture_jpeg(tmp_path):
-    white, black = Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
-    white.save(tmp_path / "a.mpo", save_all=True, append_images=[black])
-    (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")
-    tensor, record = load_input(tmp_path / "a.jpg", PLAIN)
-    assert tensor.min() > 0.98
-    assert record.steps == ("first of 2 frames",)

@@ -14,7 +14,7 @@ from hookscope.inputs.batches import load_batches
 from hookscope.inputs.find_files import find_inputs
 from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import Preprocessing
-from tests.inputs.written import PLAIN, SAMPLES, as_input, failure, random_pixels, save
+from tests.inputs.written import SAMPLES, as_input, failure, random_pixels, save
 
 
 def every_preset() -> dict[str, object]:
@@ -52,13 +52,13 @@ def as_preprocessing(transform: object) -> Preprocessing:
 @pytest.mark.parametrize(
     "transform", PRESETS.values(), ids=[f"{type(p).__name__}{i}" for i, p in enumerate(PRESETS.values())]
 )
-@pytest.mark.parametrize("size", [(300, 451), (451, 304), (64, 72), (1, 1)], ids=str)
+@pytest.mark.parametrize("size", [(300, 451), (1, 1)], ids=str)
 @pytest.mark.sample(
     "(300, 451)-ImageClassification0",
-    "(451, 304)-ImageClassification5",
+    "(300, 451)-ImageClassification5",
     "(300, 451)-SemanticSegmentation4",
     "(300, 451)-ObjectDetection17",
-    "(451, 304)-VideoClassification20",
+    "(300, 451)-VideoClassification20",
     "(300, 451)-OpticalFlow22",
 )
 def test_equals_torchvisions_preset_bit_for_bit(tmp_path, transform, size):
@@ -111,15 +111,6 @@ def test_padding_is_black_and_recorded(tmp_path):
     tensor, record = load_input(path, Preprocessing(resize=None, crop=(4, 4), mean=(), std=()))
     assert tensor.sum() == 3 * 2 * 3
     assert record.steps == ("centre crop 4x4 (height x width), padded with black from 2x3",)
-
-
-def test_clip_repeats_the_picture(tmp_path):
-    path = save(tmp_path / "a.png", random_pixels(8, 8))
-    picture, _ = load_input(path, PLAIN)
-    clip, record = load_input(path, Preprocessing(kind="video", resize=None, crop=None, mean=(), std=(), frames=5))
-    assert torch.equal(clip, picture[:, None].expand(3, 5, 8, 8))
-    assert record.shape == (3, 5, 8, 8)
-    assert record.steps == ("repeated in 5 frames",)
 
 
 def test_crops_to_a_multiple(tmp_path):

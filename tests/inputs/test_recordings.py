@@ -1,6 +1,5 @@
 """Recordings as inputs: decoded, brought to the network's channels and sampling rate, given as plain PyTorch would."""
 
-import io
 import math
 import sys
 import wave
@@ -136,24 +135,11 @@ def test_without_the_packages_one_line_names_the_extra(
 
 
 @pytest.mark.exhaustive
-def test_flac_and_recordings_by_name(tmp_path: Path) -> None:
-    soundfile = pytest.importorskip("soundfile")
-    held = io.BytesIO()
-    soundfile.write(held, tone(8000), 8000, format="FLAC")
-    (tmp_path / "a.flac").write_bytes(held.getvalue())
-    model = Speech().eval()
-    by_name = hookscope.activations(model, input={"x": tmp_path / "a.flac"}, layer="*")
-    by_position = hookscope.activations(model, tmp_path / "a.flac", layer="*")
-    assert by_name["(model)"].l2 == by_position["(model)"].l2
-    assert by_position["conv"].shape == (1, 4, 998)
-
-
-@pytest.mark.exhaustive
 def test_cut_off_and_mutated_recordings_raise_only_our_errors(tmp_path: Path) -> None:
     write_wave(tmp_path / "whole.wav", 8000, tone(8000, 0.02))
     whole, random = (tmp_path / "whole.wav").read_bytes(), np.random.default_rng(0)
     path = tmp_path / "mutated.wav"
-    for _ in range(300):
+    for _ in range(150):
         content = bytearray(whole[: random.integers(1, len(whole) + 1)])
         for place in random.integers(0, min(len(content), 60), 3):
             content[place] = random.integers(256)

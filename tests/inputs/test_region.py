@@ -9,18 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import v2
 
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import prepare_picture
 from hookscope.results.inputs import Preprocessing, Region
 from tests.inputs.written import PLAIN, random_pixels, save, write_tensor
 
-RESIZES = (None, 30, 64, (40, 25), (17, 90))
-CROPS = (None, (24, 24), (31, 20), (70, 95))
+RESIZES = (None, 30, (17, 90))
+CROPS = (None, (31, 20), (70, 95))
 
 
 def coordinates(height: int, width: int, axis: int) -> np.ndarray:
@@ -47,7 +44,7 @@ def assert_on_centres(pixels_off: np.ndarray) -> None:
 @pytest.mark.parametrize("resize", RESIZES, ids=str)
 @pytest.mark.parametrize("crop", CROPS, ids=str)
 @pytest.mark.parametrize("multiple", [1, 8])
-@pytest.mark.parametrize("size", [(51, 83), (90, 33), (64, 64)], ids=str)
+@pytest.mark.parametrize("size", [(51, 83), (90, 33)], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_centres_of_the_inputs_pixels_are_where_the_region_says(resize, crop, multiple, size, axis):
     preprocessing = Preprocessing(channels=1, resize=resize, crop=crop, mean=(), std=(), multiple=multiple)
@@ -59,29 +56,6 @@ def test_the_centres_of_the_inputs_pixels_are_where_the_region_says(resize, crop
     inside = (expected > 0.13) & (expected < 0.87)
     middle = seen[:, seen.shape[1] // 2]
     assert_on_centres((middle - expected)[inside] * size[axis])
-
-
-@given(
-    size=st.tuples(st.integers(20, 90), st.integers(20, 90)),
-    shorter=st.integers(20, 60),
-    crop=st.tuples(st.integers(15, 90), st.integers(15, 90)),
-)
-def test_torchvision_shows_the_same_part(size, shorter, crop):
-    picture = torch.from_numpy(np.stack([coordinates(*size, 0), coordinates(*size, 1)]))
-    reference = v2.CenterCrop(crop)(v2.Resize(shorter, antialias=True)(picture)).numpy()
-    preprocessing = Preprocessing(channels=1, resize=shorter, crop=crop, mean=(), std=())
-    _, region = prepare_picture(Image.fromarray(coordinates(*size, 0)), 1.0, preprocessing, "a", [])
-    for axis in (0, 1):
-        expected = centres(region, axis, crop[axis])
-        seen = reference[axis].max(axis=1 - axis)
-        inside = (expected > 0.2) & (expected < 0.8)
-        if inside.any():
-            assert_on_centres((seen - expected)[inside] * size[axis])
-
-
-def test_without_resize_and_crop_it_is_the_whole_picture(tmp_path: Path):
-    path = save(tmp_path / "a.png", random_pixels(7, 12))
-    assert load_input(path, PLAIN)[1].region == Region(0, 0, 7, 12, 7, 12)
 
 
 def test_padding_lies_outside_the_picture(tmp_path: Path):

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import struct
-import warnings
 
 import numpy as np
 import pytest
@@ -21,9 +20,10 @@ from tests.models.hostile import Call
 TENSOR_NAMES = ["a.npy", "a.safetensors", "a.pt", "a.pth"]  # .pth stands for torch's format before 1.6 here
 
 
-@pytest.mark.parametrize("name", TENSOR_NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.sample("dtype0-a.npy", "dtype1-a.npy", "dtype2-a.npy")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in TENSOR_NAMES), ("a.npy", torch.float64), ("a.pt", torch.float16)],
+)
 def test_tensor_files_pass_unprocessed_as_float32(tmp_path, name, dtype):
     values = torch.linspace(-3, 3, 24).reshape(3, 2, 4).to(dtype)
     path = write_tensor(tmp_path / name, values)
@@ -37,9 +37,9 @@ def test_tensor_files_pass_unprocessed_as_float32(tmp_path, name, dtype):
     assert record.steps == (expected if dtype == torch.float32 else (*expected, converted))
 
 
-@pytest.mark.parametrize("name", TENSOR_NAMES)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
-@pytest.mark.sample("dtype0-a.npy", "dtype1-a.npy", "dtype2-a.npy", "dtype3-a.npy")
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("a.npy", torch.int64), ("a.safetensors", torch.bool), ("a.pt", torch.complex64)]
+)
 def test_tensor_files_of_other_dtypes_keep_them(tmp_path, name, dtype):
     values = torch.arange(6).reshape(1, 2, 3).to(dtype)
     tensor, _ = load_input(write_tensor(tmp_path / name, values), Preprocessing())
@@ -53,27 +53,12 @@ def test_a_tensor_file_of_a_big_endian_machine_has_its_values(tmp_path):
     assert torch.equal(tensor, values)
 
 
-@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f2", np.longdouble, ">i2", "<u2"])
+@pytest.mark.parametrize("dtype", [">f4", "<f2", np.longdouble, ">i2"])
 def test_numpy_arrays_of_any_byte_order_and_width(tmp_path, dtype):
     values = np.arange(12).reshape(3, 2, 2).astype(dtype)
     np.save(tmp_path / "a.npy", np.asfortranarray(values))
     tensor, _ = load_input(tmp_path / "a.npy", Preprocessing())
     assert tensor.tolist() == np.arange(12).reshape(3, 2, 2).tolist()
-
-
-def test_a_parameter_is_a_tensor_and_asks_for_no_gradient(tmp_path):
-    torch.save(torch.nn.Parameter(torch.ones(3, 2, 2)), tmp_path / "a.pt")
-    tensor, _ = load_input(tmp_path / "a.pt", Preprocessing())
-    assert not tensor.requires_grad
-    assert type(tensor) is torch.Tensor
-
-
-def test_attributes_from_a_file_cannot_stand_in_for_methods(tmp_path):
-    values = torch.ones(3, 2, 2)
-    values.is_floating_point = set
-    torch.save(values, tmp_path / "a.pt")
-    tensor, _ = load_input(tmp_path / "a.pt", Preprocessing())
-    assert tensor.is_floating_point()
 
 
 def test_code_in_a_numpy_file_does_not_run(tmp_path):
@@ -112,8 +97,7 @@ def test_tensors_that_are_no_input_are_refused(tmp_path, tensor, phrase):
     assert phrase in failure(tmp_path / "a.pt")
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "uint16", "uint64"])
-@pytest.mark.sample("float8_e4m3fn", "bits8")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float4_e2m1fn_x2", "bits8", "uint16"])
 def test_tensors_of_rare_dtypes_are_inputs_or_refused(tmp_path, name):
     stored = torch.zeros(3, 2, 2, dtype=torch.uint8)
     dtype = getattr(torch, name)
@@ -125,12 +109,6 @@ def test_tensors_of_rare_dtypes_are_inputs_or_refused(tmp_path, name):
     else:
         assert tensor.shape == (3, 2, 2)
         list(load_batches([tmp_path / "a.pt"] * 2, Preprocessing(), on_error=lambda _error: None))
-
-
-def test_quantised_tensors_are_refused(tmp_path):
-    with warnings.catch_warnings(action="ignore"):  # torch is about to retire them
-        torch.save(torch.quantize_per_tensor(torch.ones(3, 2, 2), 0.1, 0, torch.qint8), tmp_path / "a.pt")
-    assert "quantised" in failure(tmp_path / "a.pt")
 
 
 def test_a_flipped_bit_in_a_torch_file_is_found(tmp_path):

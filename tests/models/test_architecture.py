@@ -1,6 +1,5 @@
 import functools
 import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +8,11 @@ import torch
 import torchvision.models
 from torch import nn
 
-from hookscope.errors import ModelNotFoundError
 from hookscope.models import architecture
 from hookscope.models.architecture import Candidate, adapt, nearest_network, recognise
 from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.network_table import Library, NetworkTable, network_table
-from hookscope.models.timm_zoo import names_in, published
 from hookscope.models.weight_sets import state_shapes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -30,12 +27,11 @@ def default_classes(name: str) -> int | None:
     return len(categories) if categories else None
 
 
-def builder_module(name: str) -> str:
-    return torchvision.models.get_model_builder(name).__module__
-
-
-# One of each family.
-FIRST = [*{builder_module(name): name for name in reversed(FLOAT)}.values()]
+# One of each way to name the layers that take the picture and give the classes.
+FIRST = [
+    *("alexnet", "convnext_base", "densenet121", "fcn_resnet101", "googlenet", "keypointrcnn_resnet50_fpn"),
+    *("mobilenet_v2", "mvit_v1_b", "raft_large", "resnet101", "squeezenet1_0", "swin_b", "vit_b_16"),
+]
 
 
 @functools.cache
@@ -92,7 +88,7 @@ def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
 
 
 @pytest.mark.parametrize("name", FIRST)
-@pytest.mark.sample("resnet101", "mobilenet_v2", "squeezenet1_0", "swin_b")
+@pytest.mark.sample("resnet101", "squeezenet1_0", "swin_b")
 def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[str, Shapes]) -> None:
     own = adapt(name, all_shapes[name])
     assert own == Candidate(name, {}, None, ())
@@ -103,10 +99,7 @@ def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[
         assert (adapted.model, adapted.arguments, adapted.input_channels) == (name, options, channels)
 
 
-@pytest.mark.parametrize(
-    ("name", "classes"),
-    [("quantized_mobilenet_v2", 10), ("quantized_shufflenet_v2_x1_0", 1000), ("quantized_resnet18", 10)],
-)
+@pytest.mark.parametrize(("name", "classes"), [("quantized_mobilenet_v2", 10), ("quantized_shufflenet_v2_x0_5", 1000)])
 @pytest.mark.sample("quantized_mobilenet_v2-10")
 def test_int8_network_is_recognised_by_what_its_layers_pack(name: str, classes: int) -> None:
     (candidate,) = recognise(shapes_of(name, num_classes=classes))
@@ -156,7 +149,6 @@ def test_the_nearest_network_is_named_with_what_differs(all_shapes: dict[str, Sh
         ("inception_v3", {"aux_logits": False, "num_classes": 4}, {"aux_logits": False, "num_classes": 4}),
         ("fcn_resnet50", {"aux_loss": True}, {"aux_loss": True}),
         ("deeplabv3_mobilenet_v3_large", {"aux_loss": True, "num_classes": 2}, {"aux_loss": True, "num_classes": 2}),
-        ("vit_b_16", {"image_size": 384}, {"image_size": 384}),
         ("vit_b_32", {"image_size": 64, "num_classes": 3}, {"image_size": 64, "num_classes": 3}),
         ("vit_h_14", {"image_size": 518}, {"image_size": 518}),  # its published weights
     ],
@@ -173,28 +165,11 @@ def test_other_heads_and_picture_sizes_are_told(name: str, options: dict[str, An
         assert any(remark in given for given in candidate.remarks) == (argument in arguments)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model.", "net."])
-def test_prefix_of_a_wrapper_is_removed_and_its_own_tensors_are_left_out(
-    prefix: str, all_shapes: dict[str, Shapes]
-) -> None:
-    wrapped = {f"{prefix}{key}": shape for key, shape in all_shapes["resnet18"].items()} | {"n_averaged": ()}
-    (candidate,) = recognise(wrapped)
-    assert candidate.model == "resnet18"
-    assert "1 other tensors in the file" in candidate.remarks
-
-
 def test_files_without_batch_counters_fit_and_say_so(all_shapes: dict[str, Shapes]) -> None:
     old = {key: shape for key, shape in all_shapes["resnet18"].items() if not key.endswith("num_batches_tracked")}
     (candidate,) = recognise(old)
     assert candidate.model == "resnet18"
     assert any("20 num_batches_tracked are missing" in remark for remark in candidate.remarks)  # one per BatchNorm
-
-
-def test_remarks_say_how_sure_it_is(all_shapes: dict[str, Shapes]) -> None:
-    (sure,) = recognise(all_shapes["resnet34"])
-    assert sure.remarks == ("all 218 names and shapes fit; no other torchvision network's do",)
-    (changed,) = recognise(shapes_of("resnet34", 1, num_classes=10))
-    assert changed.remarks[1:] == ("10 classes instead of 1000", "1 input channel instead of 3")
 
 
 def bert() -> Shapes:
@@ -240,11 +215,6 @@ def test_changed_network_is_recognised_as_nothing(change: str) -> None:
     assert adapt("resnet34", changed_resnet(change)) is None
 
 
-def test_other_networks_and_factories_are_not_adapted(all_shapes: dict[str, Shapes]) -> None:
-    assert adapt("resnet50", all_shapes["resnet34"]) is None
-    assert adapt("net.py:build", all_shapes["resnet34"]) is None
-
-
 @pytest.mark.parametrize(
     ("name", "options", "arguments", "channels"),
     [
@@ -285,30 +255,10 @@ def test_timm_network_is_recognised_where_torchvision_has_none(
     assert adapt(f"timm:{name}", shapes) == Candidate(f"timm:{name}", arguments, channels, candidates[0].remarks[1:])
 
 
-@pytest.mark.exhaustive
-def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
-    for name in timm.list_models("test_*"):  # one of each of timm's building blocks
-        known = timm_shapes(name)
-        assert all(f"{first}.weight" in known for first in names_in(published(name).first_conv)), name
-
-
-def test_timm_is_not_asked_about_a_torchvision_checkpoint(
-    all_shapes: dict[str, Shapes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(architecture, "_timm_patterns", None)
-    assert models(recognise(all_shapes["resnet50"])) == ["resnet50"]  # timm has one of equal names and shapes
-
-
 def test_without_timm_an_unknown_checkpoint_is_recognised_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = architecture.find_spec
     monkeypatch.setattr(architecture, "find_spec", lambda name: None if name == "timm" else find_spec(name))
     assert recognise(timm_shapes("test_vit")) == ()
-
-
-def test_shapes_of_a_state_dict_include_packed_ones() -> None:
-    packed = (torch.zeros(10, 4), torch.zeros(10))
-    state = {"w": torch.zeros(2, 3), "fc._packed_params._packed_params": packed, "dtype": torch.qint8, "none": None}
-    assert state_shapes(state) == {"w": (2, 3), "fc._packed_params._packed_params": (10, 4)}
 
 
 def without(library: Library, *names: str) -> NetworkTable:
@@ -332,40 +282,8 @@ def test_a_network_that_the_table_does_not_hold_is_built() -> None:
     assert adapted.input_channels == 1
 
 
-@pytest.mark.usefixtures("older")
-def test_so_is_one_of_timm() -> None:
-    (candidate,) = recognise(timm_shapes("test_vit", num_classes=3))
-    assert (candidate.model, candidate.arguments) == ("timm:test_vit", {"num_classes": 3})
-    assert models(recognise(timm_shapes("test_convnext"))) == ["timm:test_convnext"]
-
-
-@pytest.mark.usefixtures("older")
-def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architecture, "TIMM_SECONDS", 0.0)
-    with pytest.raises(ModelNotFoundError, match=r"1 of timm's networks were not compared, as 0 s had passed"):
-        recognise(timm_shapes("test_vit"))
-    named = timm_shapes("test_vit", num_classes=3)
-    clock = iter([0.0, 0.0, 99.0])  # enough for one
-    monkeypatch.setattr(architecture, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(architecture, "TIMM_SECONDS", 20.0)
-    assert models(recognise(named)) == ["timm:test_vit"]
-
-
 def test_a_network_that_the_installed_version_has_not_is_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture, "installed_version", lambda _name: "0.0.1")
     monkeypatch.setattr(architecture, "torchvision_names", lambda: ["alexnet", "vgg11"])
     assert models(recognise(shapes_of("alexnet"))) == ["alexnet"]
     assert adapt("resnet18", shapes_of("resnet18")) is None
-
-
-@pytest.mark.exhaustive
-def test_the_tag_of_weights_may_change_the_classes() -> None:
-    name = "vit_tiny_patch16_224.augreg_in21k"
-    shapes = timm_shapes(name)
-    adapted = adapt(f"timm:{name}", shapes)
-    assert adapted is not None
-    assert (adapted.model, adapted.arguments) == (f"timm:{name}", {})
-    plain = adapt("timm:vit_tiny_patch16_224", shapes)
-    assert plain is not None
-    assert plain.arguments == {"num_classes": 21843}
-    assert timm.get_pretrained_cfg(name).num_classes == 21843

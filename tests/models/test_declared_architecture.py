@@ -1,7 +1,5 @@
 """A file that names its network is taken for that, if it fits; else what tells the candidates apart is said."""
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import timm
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.spec import load_model
 
@@ -33,14 +30,6 @@ from hookscope.models.spec import load_model
 )
 def test_names_of_networks_are_found_where_scripts_write_them(content: object, names: tuple[str, ...]) -> None:
     assert told_architectures(content) == names
-
-
-@pytest.mark.exhaustive
-def test_a_namespace_and_a_configuration_beside_name_the_network(tmp_path: Path) -> None:
-    torch.save({"state_dict": {"w": torch.ones(1)}, "args": argparse.Namespace(arch="resnet18")}, tmp_path / "model.pt")
-    assert read_checkpoint(tmp_path / "model.pt").architectures == ("resnet18",)
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetblur18"}), encoding="utf-8")
-    assert read_checkpoint(tmp_path / "model.pt").architectures == ("resnetblur18", "resnet18")
 
 
 def _torch(path: Path, state: dict[str, Any], name: str) -> Path:

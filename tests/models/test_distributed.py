@@ -78,8 +78,6 @@ def test_a_folder_reads_as_torch_converts_it(tmp_path: Path) -> None:
 
 
 CHUNKS = {
-    "rows": [((0, 0), (3, 4)), ((3, 0), (2, 4))],
-    "columns": [((0, 0), (5, 1)), ((0, 1), (5, 3))],
     "blocks": [((0, 0), (2, 4)), ((2, 0), (3, 2)), ((2, 2), (3, 2))],
     "an empty rank": [((0, 0), (5, 4)), ((5, 0), (0, 4))],
 }
@@ -183,12 +181,9 @@ def _repeated(folder: Folder) -> None:
 
 LIES: dict[str, tuple[Callable[[Folder], None], str]] = {
     "a file outside": (_place(relative_path="../__0_0.distcp"), "not a file beside it; refused"),
-    "an absolute path": (_place(relative_path="/etc/passwd"), "not a file beside it; refused"),
     "a file that is not there": (_place(relative_path="__7_0.distcp"), "which is not there"),
-    "a file of another kind": (_place(relative_path=".metadata", offset=0), "is not what|damaged"),
     "bytes beyond the end": (_place(length=10**9), "names bytes that '__0_0.distcp' does not have"),
     "a negative offset": (_place(offset=-1), "is not what torch writes"),
-    "half of the bytes": (_place(length=300), "damaged"),
     "other bytes": (_place(offset=3), "damaged|is not what"),
     "slices that were transformed": (
         _place(transform_descriptors=["stream.zstd"]),
@@ -205,7 +200,6 @@ LIES: dict[str, tuple[Callable[[Folder], None], str]] = {
     "a shape of the wrong length": (_shape(4, 10**6), "smaller than the values in it"),
     "a negative size": (_shape(-4), "is not what torch writes"),
     "a tensor of another dtype": (_value(GOOD["0.bias"].double()), "does not match its .metadata"),
-    "a tensor of another shape": (_value(torch.ones(5)), "does not match its .metadata"),
     "a tensor that repeats one element": (_value(torch.ones(1).expand(4)), "claims 16 bytes of a storage of 4"),
     "no tensor": (_value({"a": 1}), "does not match its .metadata"),
     "bytes that torch did not write": (_value(b"PK\x03\x04" + bytes(400)), "damaged"),
@@ -213,7 +207,6 @@ LIES: dict[str, tuple[Callable[[Folder], None], str]] = {
     "a value twice": (_keys(a=("epoch",)), "is there twice"),
     "a list with gaps": (_keys(a=("list", 0), b=("list", 2)), "a list with gaps"),
     "a list without end": (_keys(a=("list", 10**9)), "is not what torch writes"),
-    "keys that are none": (_keys(a=((),)), "is not what torch writes"),
     "keys without end": (_keys(a=("x",) * 101), "is not what torch writes"),
 }
 
@@ -257,20 +250,11 @@ def test_a_folder_without_its_metadata_says_what_is_missing(tmp_path: Path) -> N
         read_checkpoint(path)
 
 
-@pytest.mark.exhaustive
-def test_a_fifo_among_the_files_blocks_nobody(tmp_path: Path) -> None:
-    path = good().write(tmp_path / "x")
-    (path / "__0_0.distcp").unlink()
-    os.mkfifo(path / "__0_0.distcp")
-    with pytest.raises(CheckpointError, match="a named pipe"):
-        read_checkpoint(path)
-
-
 @pytest.mark.parametrize(
     ("payload", "place"),
     [
-        *(("os.system", place) for place in ("metadata", "planner", "slice of a tensor", "slice of an object")),
-        *(("builtins.eval", "metadata"), ("functools.partial", "slice of a tensor")),
+        *(("os.system", place) for place in ("metadata", "planner", "slice of an object")),
+        ("functools.partial", "slice of a tensor"),
     ],
 )
 @pytest.mark.sample("os.system-metadata", "os.system-slice of an object")
@@ -303,16 +287,6 @@ def test_a_class_of_other_makers_in_the_metadata_is_refused_however_plain(tmp_pa
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("state", [b"N", b"}", b")", b"]", b"\x8c\x01x"])
-def test_states_that_torch_does_not_write_are_refused(tmp_path: Path, state: bytes) -> None:
-    path = good().write(tmp_path / "x")
-    content = (path / ".metadata").read_bytes()
-    (path / ".metadata").write_bytes(content[:-1].replace(content[2:11], b"", 1) + state + b"b.")
-    with pytest.raises(CheckpointError, match="damaged"):
-        read_checkpoint(path)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
@@ -323,7 +297,7 @@ def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     call = pickle.dumps(Call(os.system, f"touch {canary}"), 4)[11:-1]
     ways = set[str]()
-    for _ in range(150):
+    for _ in range(60):
         changed = path / str(generator.choice(["__0_0.distcp", ".metadata"], p=[0.2, 0.8]))
         content = bytearray(contents[changed])
         for _ in range(int(generator.integers(1, 4))):
@@ -370,7 +344,7 @@ def save_sharded(folder: str) -> None:
 
 @pytest.mark.exhaustive
 def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path, fork_server: ForkServer) -> None:
-    count = 3  # of which neither 5 nor 7 rows are a multiple
+    count = 2  # of which neither 5 nor 7 rows are a multiple
     folder = tmp_path / "fsdp"
     program = f"from tests.models.test_distributed import save_sharded; save_sharded({str(folder)!r})"
     (tmp_path / "save.py").write_text(program, "utf-8")

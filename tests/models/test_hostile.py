@@ -40,11 +40,10 @@ def load_carelessly(path: Path) -> None:
         torch.load(path, weights_only=False)
 
 
-@pytest.mark.parametrize("write", [hostile.torch_bytes, hostile.legacy_bytes])
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_a_payload_runs_when_it_is_unpickled(tmp_path: Path, name: str, write: Callable[[object], bytes]) -> None:
+def test_a_payload_runs_when_it_is_unpickled(tmp_path: Path, name: str) -> None:
     canary = tmp_path / "canary"
-    (tmp_path / "model.pt").write_bytes(write({"w": PAYLOADS[name](canary)}))
+    (tmp_path / "model.pt").write_bytes(hostile.torch_bytes({"w": PAYLOADS[name](canary)}))
     load_carelessly(tmp_path / "model.pt")
     assert appears(canary)
 
@@ -101,12 +100,8 @@ def test_python_and_torch_can_be_shown_different_weights(hide: Callable[..., byt
     assert torch.equal(read["0.bias"], other["0.bias"])
 
 
-METHODS = ("items", "keys", "values", "get", "__iter__", "copy", "update", "pop", "setdefault", "__len__")
-TENSOR_METHODS = (
-    *("detach", "isfinite", "isnan", "is_floating_point", "numel", "element_size", "untyped_storage", "size", "dim"),
-    *("stride", "clone", "to", "copy_", "is_complex", "cpu", "contiguous"),
-    *("__torch_function__", "__len__", "__class_getitem__"),
-)
+METHODS = ("items", "get", "__iter__", "update", "__len__")
+TENSOR_METHODS = (*("detach", "isfinite", "numel", "untyped_storage", "dim", "copy_", "__torch_function__", "__len__"),)
 
 
 def with_nan() -> "OrderedDict[str, torch.Tensor]":
@@ -127,7 +122,6 @@ def assert_nan_is_seen(state: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample("items", "get", "update", "__len__")
 def test_a_dict_cannot_hide_tensors(tmp_path: Path, method: str) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(hostile.with_shadows({method: "Counter"}, with_nan()))
@@ -135,17 +129,9 @@ def test_a_dict_cannot_hide_tensors(tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", TENSOR_METHODS)
-@pytest.mark.sample("detach", "numel", "dim", "copy_", "__torch_function__")
 def test_a_tensor_cannot_hide_its_values(tmp_path: Path, method: str) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(hostile.with_shadows({method: "set"}, with_nan(), on="0.bias"))
-    assert_nan_is_seen(read_checkpoint(path).state)
-
-
-def test_all_shadows_at_once_inside_a_training_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    outer: Any = OrderedDict(state_dict=with_nan(), epoch=3)
-    path.write_bytes(hostile.with_shadows(dict.fromkeys(METHODS, "Counter"), outer))
     assert_nan_is_seen(read_checkpoint(path).state)
 
 
@@ -199,26 +185,24 @@ def unforked() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unforked")
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_cut_at_any_byte_is_called_broken(tmp_path: Path, name: str) -> None:
+def test_a_file_cut_at_any_third_byte_is_called_broken(tmp_path: Path, name: str) -> None:
     whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
     path.write_bytes(whole)
     assert same(outcome(path))
-    for length in range(len(whole)):
+    for length in range(0, len(whole), 3):
         path.write_bytes(whole[:length])
         assert outcome(path) == "CheckpointError 3", length
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sample("torch")
-def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Path, name: str) -> None:
-    whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
+def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Path) -> None:
+    whole, path = hostile.torch_bytes(SMALL), tmp_path / "model.pt"
     for length in np.linspace(0, len(whole) - 1, 8, dtype=int):
         path.write_bytes(whole[:length])
         assert outcome(path) == "CheckpointError 3", length
 
 
 @pytest.mark.usefixtures("unforked")
-@pytest.mark.parametrize(("name", "count"), [("torch", 600), ("legacy", 600), ("safetensors", 300)])
+@pytest.mark.parametrize(("name", "count"), [("torch", 200), ("legacy", 200), ("safetensors", 100)])
 @pytest.mark.exhaustive
 def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     tmp_path: Path, name: str, count: int
@@ -250,26 +234,13 @@ STARTS: Sequence[bytes] = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(start=st.sampled_from(STARTS), rest=st.binary(max_size=300))
 def test_bytes_behind_a_good_start_are_refused(
     tmp_path_factory: pytest.TempPathFactory, start: bytes, rest: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "noise.pt"
     path.write_bytes(start + rest)
-    with without_worker(), pytest.raises((CheckpointError, UntrustedFileError)) as caught:
-        read_checkpoint(path)
-    assert str(caught.value).isprintable()
-
-
-@settings(max_examples=300)
-@given(body=st.lists(st.sampled_from([bytes([each]) for each in range(256)]) | st.binary(max_size=8), max_size=60))
-@pytest.mark.exhaustive
-def test_instructions_that_make_no_sense_are_refused(
-    tmp_path_factory: pytest.TempPathFactory, body: list[bytes]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "instructions.pt"
-    path.write_bytes(hostile.raw_torch(b"".join(body)))
     with without_worker(), pytest.raises((CheckpointError, UntrustedFileError)) as caught:
         read_checkpoint(path)
     assert str(caught.value).isprintable()

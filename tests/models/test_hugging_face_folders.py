@@ -38,23 +38,16 @@ NETWORKS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "ResNet": lambda: transformers.ResNetForImageClassification(
         transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
     ),
-    "Swin": lambda: transformers.SwinForImageClassification(
-        transformers.SwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 2], image_size=32, window_size=4)
-    ),
     "DINOv2": lambda: transformers.Dinov2Model(
         transformers.Dinov2Config(**{key: SMALL[key] for key in [*SMALL][:3]}, image_size=28, patch_size=14)
     ),
     "backbone": lambda: transformers.ResNetBackbone(
         transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage1"])
     ),
-    "CLIP's vision": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VIT)),
     "segmentation": lambda: transformers.SegformerForSemanticSegmentation(
         transformers.SegformerConfig(
             hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16
         )
-    ),
-    "detection": lambda: transformers.YolosForObjectDetection(
-        transformers.YolosConfig(**SMALL, image_size=[64, 64], num_detection_tokens=5)
     ),
 }
 
@@ -96,7 +89,7 @@ def test_the_network_is_the_one_that_transformers_loads(tmp_path: Path, name: st
     found = loaded.module.state_dict()
     assert list(found) == list(expected.state_dict())
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.state_dict().items())
-    pictures = torch.rand(1, 3, 64, 64) if name in ("segmentation", "detection") else torch.rand(1, 3, 32, 32)
+    pictures = torch.rand(1, 3, 64, 64) if name == "segmentation" else torch.rand(1, 3, 32, 32)
     pictures = torch.rand(1, 3, 28, 28) if name == "DINOv2" else pictures
     with torch.no_grad():
         for one, other in zip(loaded.module(pictures).to_tuple(), expected(pictures).to_tuple(), strict=True):
@@ -108,25 +101,12 @@ def test_labels_are_the_classes(vit: Path) -> None:
     assert load_model(str(vit)).info.categories == ("cat", "dog", "owl")
 
 
-@pytest.mark.exhaustive
-def test_of_a_network_for_text_and_pictures_the_part_for_pictures_is_built(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    text = {**SMALL, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
-    whole = transformers.CLIPModel(transformers.CLIPConfig(vision_config=VIT, text_config=text)).eval()
-    whole.save_pretrained(tmp_path / "clip")
-    loaded = load_model(str(tmp_path / "clip"))
-    pictures = torch.rand(1, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.equal(loaded.module(pictures).pooler_output, whole.vision_model(pictures).pooler_output)
-
-
 PROCESSORS: dict[str, Callable[[], Any]] = {
     "exact size": lambda: transformers.ViTImageProcessor(size={"height": 24, "width": 40}),
     "shorter side and crop": lambda: transformers.CLIPImageProcessor(
         size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
     ),
     "scaled more and cropped": lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 56}),
-    "not cropped when large": lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 384}),
     "not normalised": lambda: transformers.ViTImageProcessor(size={"height": 32, "width": 32}, do_normalize=False),
     "not resized": lambda: transformers.ViTImageProcessor(do_resize=False),
 }
@@ -158,25 +138,6 @@ def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path)
 
 
 @pytest.mark.exhaustive
-def test_without_an_image_processor_the_configuration_says_the_size(vit: Path) -> None:
-    assert load_model(str(vit)).preprocessing.crop == (32, 32)
-
-
-@pytest.mark.exhaustive
-def test_weights_can_be_left_out_and_given(vit: Path, tmp_path: Path) -> None:
-    assert load_model(str(vit), weights="none").info.random
-    other = {name: tensor + 1 for name, tensor in safetensors.torch.load_file(vit / "model.safetensors").items()}
-    safetensors.torch.save_file(other, tmp_path / "other.safetensors")
-    own, loaded = load_model(str(vit)), load_model(str(vit), weights=str(tmp_path / "other.safetensors"))
-    bias = "classifier.bias"
-    assert torch.equal(loaded.module.state_dict()[bias], own.module.state_dict()[bias] + 1)
-    (vit / "model.safetensors").unlink()
-    without = load_model(str(vit))
-    assert without.info.random
-    assert "RANDOM" in without.warnings[0]
-
-
-@pytest.mark.exhaustive
 def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
     state = safetensors.torch.load_file(vit / "model.safetensors")
     del state["classifier.bias"]
@@ -192,12 +153,6 @@ def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
         assert phrase in str(raised.value)
     loaded = load_model(str(vit), options=FileOptions(allow_missing=("classifier.*",), allow_unexpected=("*",)))
     assert "classifier.bias, classifier.weight" in " ".join(loaded.warnings)
-
-
-@pytest.mark.exhaustive
-def test_with_arch_the_folder_is_its_weights(vit: Path) -> None:
-    with pytest.raises(MisfitError, match=r"model\.safetensors does not fit resnet18"):
-        load_model(str(vit), arch="resnet18")
 
 
 def test_a_folder_of_checkpoints_of_a_trainer_counts_each_once(vit: Path, tmp_path: Path) -> None:
@@ -225,18 +180,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
         UntrustedFileError,
         "asks for code that comes with the weights (auto_map), which is never run",
     ),
-    "code for a part": (
-        lambda folder: change(folder, vision_config={"auto_map": {"AutoConfig": "x.Y"}}),
-        UntrustedFileError,
-        "auto_map",
-    ),
     "code for pictures": (
         lambda folder: change(folder, "preprocessor_config.json", auto_map={"AutoImageProcessor": "modeling.P"}),
         UntrustedFileError,
         "asks for code that comes with it (auto_map)",
     ),
     "a module of the folder": (lambda folder: change(folder, architectures=["modeling.Net"]), ModelNotFoundError, ""),
-    "a name that is none": (lambda folder: change(folder, architectures=["__class__"]), ModelNotFoundError, ""),
     "a class that is no network": (lambda folder: change(folder, architectures=["ViTConfig"]), ModelNotFoundError, ""),
     "an unknown network": (lambda folder: change(folder, model_type="evilnet"), ModelNotFoundError, "'evilnet'"),
     "settings that cannot be": (lambda folder: change(folder, hidden_size="x"), HookscopeError, ""),
@@ -298,28 +247,12 @@ def test_what_a_folder_names_beside_its_network_is_not_looked_for(vit: Path, tmp
 
 
 @pytest.mark.exhaustive
-def test_a_backbone_is_not_downloaded(tmp_path: Path) -> None:
-    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
-    config = transformers.DetrConfig(
-        backbone_config=backbone, use_timm_backbone=False, d_model=16, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=4,
-    )  # fmt: skip
-    transformers.DetrForObjectDetection(config).save_pretrained(tmp_path / "detr")
-    change(tmp_path / "detr", use_pretrained_backbone=True)
-    loaded = load_model(str(tmp_path / "detr"))  # the tests' conftest cuts the network off
-    assert type(loaded.module).__name__ == "DetrForObjectDetection"
-    change(tmp_path / "detr", use_timm_backbone=True, backbone="hf-hub:someone/evil", backbone_config=None)
-    with pytest.raises(HookscopeError):
-        load_model(str(tmp_path / "detr"))
-
-
-@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_a_mutated_configuration_builds_or_ends_in_one_sentence(vit: Path, tmp_path: Path) -> None:
     armed(vit, tmp_path / "canary")
     original = (vit / "config.json").read_bytes()
     generator = np.random.default_rng(0)
-    for _ in range(50):
+    for _ in range(20):
         content = bytearray(original)
         for _ in range(int(generator.integers(1, 3))):
             content[int(generator.integers(len(content)))] ^= 1 << int(generator.integers(5))

@@ -16,11 +16,6 @@ def test_the_names_are_demo_and_all_that_torchvision_lists() -> None:
     assert names.model_names() == ["demo", *torchvision.models.list_models()]
 
 
-def test_where_its_source_is_not_there_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "rglob", lambda *_: iter(()))
-    assert names.model_names() == ["demo", *torchvision.models.list_models()]
-
-
 def test_listing_names_imports_neither_torch_nor_torchvision() -> None:
     script = (
         "import sys; from hookscope.cli.app import app\n"

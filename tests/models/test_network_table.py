@@ -1,19 +1,13 @@
 """The tables of names and shapes, against what torch builds."""
 
 import functools
-from importlib.resources import files
 
 import pytest
 import timm
-import torch
 import torchvision
-from efficientnet_lite_pytorch import EfficientNet
-from torch import nn
-from torch.nn.modules import module as torch_module
 
 from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network
-from hookscope.models.network_table import Free, Library, network_table, pattern, table_name, unpacked
-from hookscope.models.weight_sets import state_shapes
+from hookscope.models.network_table import Free, Library, network_table, pattern, unpacked
 from tests.models.network_tables import packed
 from tests.models.test_architecture import FLOAT, NAMES, shapes_of, timm_shapes
 
@@ -34,16 +28,11 @@ def test_the_tables_hold_every_network_of_the_version_they_name() -> None:
 
 
 @pytest.mark.parametrize("name", FLOAT)
-@pytest.mark.sample("resnet18", "mobilenet_v2", "swin_t", "googlenet", "r3d_18")
+@pytest.mark.sample("resnet18", "swin_t", "googlenet")
 def test_a_torchvision_network_has_the_names_and_shapes_in_the_table(name: str) -> None:
     if name not in network_table("torchvision").networks:
         pytest.skip("the table is of another version")
     assert network_table("torchvision").networks[name].published_shapes() == shapes_of(name)
-
-
-def test_the_demo_network_has_the_names_and_shapes_in_the_table() -> None:
-    built = state_shapes(EfficientNet.from_name("efficientnet-lite0").state_dict())
-    assert network_table("torchvision").networks[DEMO].published_shapes() == built
 
 
 @pytest.mark.parametrize("name", timm.list_models("test_*"))  # one of each of timm's building blocks
@@ -67,9 +56,8 @@ def comparable(found: object) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "model",
     [
-        *("googlenet", "fcn_resnet50", "vit_b_32", "ssd300_vgg16", "raft_small", "quantized_resnet18"),
-        *("timm:test_vit", "timm:test_efficientnet", "timm:tresnet_m", "timm:vit_small_patch14_dinov2"),
-        *("timm:inception_v3", "timm:deit_tiny_distilled_patch16_224"),
+        *("googlenet", "fcn_resnet50", "vit_b_32", "ssd300_vgg16", "quantized_resnet18"),
+        *("timm:test_vit", "timm:tresnet_m", "timm:deit_tiny_distilled_patch16_224"),
     ],
 )
 @pytest.mark.sample("googlenet")
@@ -113,17 +101,3 @@ def test_a_table_is_read_as_it_was_written() -> None:
         "b.a.num_batches_tracked": (),
         "b.head": (63, 4, 5),
     }
-
-
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_the_tables_are_small(library: Library) -> None:
-    assert len(files("hookscope.models").joinpath(table_name(library)).read_bytes()) < 250_000
-
-
-def test_describing_a_network_leaves_random_numbers_hooks_and_initialisation_alone() -> None:
-    before = torch.get_rng_state(), nn.init.trunc_normal_, torch.backends.quantized.engine
-    assert pattern_of(torchvision_network("swin_t")) is not None
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert nn.init.trunc_normal_ is before[1]
-    assert torch.backends.quantized.engine == before[2]
-    assert not torch_module._global_parameter_registration_hooks

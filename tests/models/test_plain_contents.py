@@ -16,7 +16,7 @@ import torchvision
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
 
-from hookscope.errors import HookscopeError, NothingMatchedError
+from hookscope.errors import HookscopeError
 from hookscope.models import contents
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents
@@ -38,10 +38,8 @@ def with_planted(state: State) -> State:
 
 CHANGES: dict[str, Callable[[State], State]] = {
     "as published": lambda state: state,
-    "without counters": lambda s: {name: each for name, each in s.items() if not name.endswith("num_batches_tracked")},
     "half precision": lambda state: {name: each.half() for name, each in state.items()},
     "bfloat16": lambda state: {name: each.bfloat16() for name, each in state.items()},
-    "float64": lambda state: {name: each.double() for name, each in state.items()},
     "int8": lambda state: {name: (100 * each).to(torch.int8) for name, each in state.items()},
     "values that are rare": with_planted,
     "large float64": lambda state: {name: each.double() * 1e200 for name, each in state.items()},
@@ -76,8 +74,13 @@ def with_torch(path: Path, key: str | None = None) -> CheckpointContents:
         return list_contents(path, key)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(("net.pt", change) for change in ("as published", "half precision", "int8", "values that are rare")),
+        *(("net.safetensors", change) for change in ("bfloat16", "large float64")),
+    ],
+)
 @pytest.mark.sample("net.pt-int8", "net.safetensors-bfloat16")
 def test_weights_are_listed_as_with_torch(tmp_path: Path, change: str, name: str) -> None:
     path = save(CHANGES[change](small_state()), tmp_path / name)
@@ -130,16 +133,13 @@ def trained(_state: State) -> State:
 
 
 NESTED: dict[str, Callable[[State], object]] = {
-    "parameters": lambda state: {name: nn.Parameter(v, v.is_floating_point()) for name, v in state.items()},
     "tied tensors": tied,
     "a training checkpoint": trained,
     "weights far inside": lambda state: {"a": {"b": {"net": state}}},
-    "wrapped names": lambda state: {f"module.{name}": v for name, v in state.items()} | {"n_averaged": torch.tensor(3)},
     "numbers for names": lambda state: dict(enumerate(state.values())),
     "one tensor": lambda state: state["conv1.0.weight"],
     "a list": lambda state: [*[*state.values()][:3], (torch.zeros(0), {"x": torch.ones(())})],
     "an optimiser": lambda state: trained(state)["optimizer"],
-    "the same dict twice": lambda state: {"model": state, "module": state},
     "unknown names": lambda state: {f"some.{name}": each for name, each in [*state.items()][:9]},
 }
 
@@ -153,16 +153,7 @@ def test_what_is_around_weights_is_listed_as_with_torch(tmp_path: Path, kind: st
     assert found.to_json() == with_torch(tmp_path / "net.pt").to_json()
 
 
-def test_tensors_that_share_elements_are_told_without_torch(tmp_path: Path) -> None:
-    whole = torch.arange(10.0)
-    torch.save({"a": whole, "b": whole[:4], "c": whole[4:], "d": whole, "e": torch.ones(2)}, tmp_path / "net.pt")
-    found = without_torch(tmp_path / "net.pt")
-    assert found is not None
-    assert [each.tied_to for each in found.tensors] == ["", "a", "a", "a", ""]
-    assert [each.mean for each in found.tensors] == [4.5, 1.5, 6.5, 4.5, 1.0]
-
-
-@pytest.mark.parametrize("key", ["ema", "ema.module", "ema.module.features.0", "optimizer", "state_dict", "args"])
+@pytest.mark.parametrize("key", ["ema.module", "optimizer", "args"])
 @pytest.mark.sample("ema.module", "optimizer")
 def test_what_is_at_a_key_is_listed_as_with_torch(tmp_path: Path, key: str) -> None:
     path = tmp_path / "training.ckpt"
@@ -173,16 +164,6 @@ def test_what_is_at_a_key_is_listed_as_with_torch(tmp_path: Path, key: str) -> N
     found = without_torch(path, key)
     assert found is not None
     assert found == with_torch(path, key)
-
-
-def test_a_key_that_names_nothing_is_refused_in_the_same_words(tmp_path: Path) -> None:
-    torch.save(trained({}), tmp_path / "training.ckpt")
-    messages = []
-    for listed in (without_torch, with_torch):
-        with pytest.raises(NothingMatchedError) as raised:
-            listed(tmp_path / "training.ckpt", "nowhere")
-        messages.append(str(raised.value))
-    assert messages[0] == messages[1]
 
 
 def test_shards_are_listed_as_with_torch(tmp_path: Path) -> None:
@@ -220,15 +201,6 @@ def test_other_files_are_left_to_torch(tmp_path: Path, kind: str) -> None:
     assert without_torch(tmp_path / "net.pt") is None
 
 
-def test_one_shard_that_needs_torch_has_torch_read_all_of_them(tmp_path: Path) -> None:
-    save({"a": torch.ones(2)}, tmp_path / "a.safetensors")
-    save({"b": torch.ones(2, dtype=torch.complex64)}, tmp_path / "b.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
-    assert without_torch(index) is None
-    assert [each.dtype for each in list_contents(index).tensors] == ["float32", "complex64"]
-
-
 def listed_alike(path: Path) -> bool:
     """Say whether a file is listed without torch; then what is listed is what torch lists."""
     found = without_torch(path)
@@ -255,7 +227,7 @@ def test_a_file_with_one_byte_changed_is_listed_as_with_torch_or_left_to_it(tmp_
     assert listed_alike(good)
     content = good.read_bytes()
     changed = tmp_path / f"changed{suffix}"
-    for at in range(0, len(content), max(1, len(content) // 60)):
+    for at in range(0, len(content), max(1, len(content) // 25)):
         changed.write_bytes(hostile.flipped(content, at, at % 8))
         try:
             found = without_torch(changed)

@@ -11,7 +11,6 @@ from torch import nn
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError
 from hookscope.models import LoadedModel, build_on_meta, load_model
 from hookscope.models.python_source import parse_arguments
-from tests.models.saved import random_numbers_untouched
 
 NET = """
 import torch
@@ -99,12 +98,6 @@ def test_weights_are_those_of_the_users_own_seeded_script(tmp_path: Path) -> Non
     assert not torch.equal(load(source, seed=6).module.conv.weight, expected)
 
 
-def test_random_numbers_outside_go_on_as_if_nothing_was_built(tmp_path: Path) -> None:
-    source = write(tmp_path, NET + "import random, numpy\nrandom.random(); numpy.random.rand()\n")
-    with random_numbers_untouched():
-        load(source)
-
-
 def test_file_imports_its_siblings_and_leaves_no_trace_in_the_path(tmp_path: Path) -> None:
     write(
         tmp_path / "a", "import blocks\ndef build():\n    import late_block\n    return blocks.make(late_block.WIDTH)\n"
@@ -116,48 +109,6 @@ def test_file_imports_its_siblings_and_leaves_no_trace_in_the_path(tmp_path: Pat
     assert sys.path == path
     assert sys.dont_write_bytecode == bytecode
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["blocks.py", "late_block.py", "net.py"]
-
-
-def test_siblings_of_two_files_are_kept_apart(tmp_path: Path) -> None:
-    for folder, width in (("a", 3), ("b", 4)):
-        write(
-            tmp_path / folder, "import block_width, torch\ndef build(): return torch.nn.Linear(1, block_width.WIDTH)\n"
-        )
-        write(tmp_path / folder, f"WIDTH = {width}\n", "block_width.py")
-    for folder, width in (("a", 3), ("a", 3), ("b", 4), ("a", 3)):
-        assert load(str(tmp_path / folder / "net.py")).module.out_features == width
-
-
-def test_installed_packages_below_the_folder_stay_imported(tmp_path: Path) -> None:
-    packages = tmp_path / "venv" / "site-packages"
-    write(packages, "", "installed_here.py")
-    source = f"import sys, torch\nsys.path.append({str(packages)!r})\nimport installed_here\nready = torch.nn.ReLU()\n"
-    load(write(tmp_path, source), "ready")
-    first = sys.modules["installed_here"]
-    load(write(tmp_path, source), "ready")
-    assert sys.modules.pop("installed_here") is first
-
-
-def test_edited_file_is_read_anew(tmp_path: Path) -> None:
-    source = write(tmp_path, NET)
-    load(source)
-    write(tmp_path, NET.replace("width=4", "width=7"))
-    assert load(source).module.conv.out_channels == 7
-
-
-def test_dataclass_network_finds_its_module(tmp_path: Path) -> None:
-    source = """
-    from __future__ import annotations
-    import dataclasses, torch
-
-    @dataclasses.dataclass(eq=False)
-    class Net(torch.nn.Module):
-        width: int = 2
-        def __post_init__(self):
-            super().__init__()
-            self.fc = torch.nn.Linear(1, self.width)
-    """
-    assert load(write(tmp_path, source), "Net").module.fc.out_features == 2
 
 
 def test_module_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +135,6 @@ def test_state_dict_file_goes_into_the_network(tmp_path: Path) -> None:
     assert loaded.info.name == "trained.pt (net.py:build)"
 
 
-def test_weights_that_are_no_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no weights 'IMAGENET1K_V1'"):
-        load(write(tmp_path, NET), weights="IMAGENET1K_V1")
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -206,20 +152,6 @@ def test_error_in_the_users_code_is_named_with_its_place(tmp_path: Path, text: s
         load(write(tmp_path, text))
     assert place in str(caught.value)
     assert str(caught.value).isprintable()
-
-
-def test_error_in_a_sibling_names_the_sibling(tmp_path: Path) -> None:
-    write(tmp_path, "value = undefined\n", "broken_sibling.py")
-    with pytest.raises(ModelError, match=r"broken_sibling\.py:1: NameError"):
-        load(write(tmp_path, "import broken_sibling\n"))
-
-
-def test_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
-    modules, path = set(sys.modules), list(sys.path)
-    with pytest.raises(ModelError):
-        load(write(tmp_path, "x = 1 / 0\n"))
-    assert set(sys.modules) == modules
-    assert sys.path == path
 
 
 def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
@@ -248,13 +180,6 @@ def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
 def test_missing_module_is_not_found(source: str) -> None:
     with pytest.raises(ModelNotFoundError, match=r"No module 'no_such_package_anywhere|No module 'torch\.no_such"):
         load(source)
-
-
-def test_package_that_lacks_a_dependency_raises_as_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "import no_such_package_anywhere\n", "half_installed.py")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="no_such_package_anywhere"):
-        load("half_installed")
 
 
 @pytest.mark.parametrize("arguments", [[], ["depth=1", "other=2"], ["width=1"]])
@@ -287,13 +212,6 @@ def test_network_is_made_on_the_meta_device(tmp_path: Path) -> None:
     assert loaded.module(torch.zeros(1, 3, 5, 5, device="meta")).shape == (1, 2, 3, 3)
 
 
-def test_module_that_others_hold_keeps_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, NET, "shared_here.py")
-    monkeypatch.chdir(tmp_path)
-    assert build_on_meta("shared_here:ready").module.conv.weight.is_meta
-    assert not load("shared_here", "ready").module.conv.weight.is_meta
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -305,37 +223,6 @@ def test_factory_that_fails_on_the_meta_device_is_run_again_and_moved_there(tmp_
     module = build_on_meta(f"{write(tmp_path, NET + f'def other():{chr(10)}    {body}{chr(10)}')}:other").module
     assert module.conv.weight.is_meta
     assert module.conv.out_channels == 4
-
-
-def test_factory_that_fails_everywhere_is_a_model_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"net\.py:2: ValueError: no"):
-        build_on_meta(f"{write(tmp_path, 'def build():{}    raise ValueError({!r})'.format(chr(10), 'no'))}:build")
-
-
-TIED = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.ones(1).item()  # impossible without values: the network is built on the CPU
-        self.words, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
-        self.head.weight = self.words.weight
-
-ready = Net()
-"""
-
-
-@pytest.mark.parametrize("factory", ["Net", "ready"])
-def test_tied_weights_fit_also_where_no_values_are_loaded(tmp_path: Path, factory: str) -> None:
-    torch.save({"words.weight": torch.ones(5, 3)}, tmp_path / "tied.pt")
-    source = f"{write(tmp_path, TIED)}:{factory}"
-    built = build_on_meta(str(tmp_path / "tied.pt"), arch=source)
-    assert built.module.head.weight.is_meta
-    assert built.warnings == ()
-    loaded = load_model(str(tmp_path / "tied.pt"), arch=source)
-    assert torch.equal(loaded.module.head.weight, torch.ones(5, 3))
 
 
 DROPS = """

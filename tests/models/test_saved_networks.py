@@ -32,11 +32,10 @@ class Case:
         return self.form != "scripted"
 
 
-# Two networks in every form, each other one in the form that meets it in a way of its own.
+# One network in every form, each other one in the form that meets it in a way of its own.
 CASES = [
-    *(f"{form} {name}" for name in ("resnet", "vit") for form in TOLERANCES),
-    *("traced densenet", "scripted mobilenet_v3", "exported efficientnet", "exported convnext"),
-    *("scripted swin", "exported swin"),
+    *(f"{form} vit" for form in TOLERANCES),
+    *("scripted resnet", "scripted mobilenet_v3", "exported convnext", "exported swin"),
 ]
 
 
@@ -104,31 +103,6 @@ def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
         for name in ("shape", "dtype", "element_count", "channel_axis", "channel_count"):
             assert getattr(row.activation, name) == getattr(wanted.activation, name), (label, name)
         assert row.activation.l2 == pytest.approx(wanted.activation.l2, rel=1e-6)
-
-
-@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
-def test_what_the_file_lacks_is_named(case: Case) -> None:
-    seen, _ = witness(case.loaded.module, case.args)
-    warnings = [each for each in case.loaded.warnings if "batches" not in each]
-    if case.form == "exported":
-        calls = {layer for layer, _, _ in seen.activations}
-        modules = dict(case.loaded.module.named_modules())
-        absent = [
-            name
-            for name, module in modules.items()
-            if not any(f"{name}.{below}".strip(".") in calls for below, _ in module.named_modules())
-        ]
-        outermost = [name for name in absent if not any(name.startswith(f"{other}.") for other in absent)]
-        shown = ", ".join(outermost[:3]) + (", …" if len(outermost) > 3 else "")
-        layers = f"{len(outermost)} layer{'' if len(outermost) == 1 else 's'}"
-        said = f"model.pt: absent from the exported graph: {layers} ({shown})."
-        assert warnings == ([said] if outermost else [])
-        return
-    lost = {layer for layer, _, _ in witness(case.eager, case.args)[0].passed_through - seen.passed_through}
-    assert len(warnings) == bool(lost)
-    for warning in warnings:
-        assert warning.startswith(f"model.pt: tracing kept nothing of {len(lost)} layer")
-        assert all(layer in lost for layer in warning.partition("(")[2].partition(")")[0].split(", ") if layer != "…")
 
 
 @pytest.mark.sample("scripted resnet", "traced vit", "exported vit")

@@ -3,16 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import torchvision
 from torch import nn
 
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
-from hookscope.models.architecture import Candidate
 from hookscope.models.construction import seeded
-from hookscope.models.names import model_names
 from hookscope.models.spec import ModelSpec
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
@@ -44,12 +41,6 @@ def test_a_picture_where_the_network_belongs_is_said_to_be_one(text: str) -> Non
 )
 def test_model_argument_is_read_by_its_form(text: str, spec: ModelSpec) -> None:
     assert parse_model(text) == spec
-
-
-@pytest.mark.exhaustive
-def test_every_listed_name_is_a_model() -> None:
-    for name in model_names():
-        assert parse_model(name).source == name
 
 
 def test_existing_file_without_a_known_suffix_holds_weights(tmp_path: Path) -> None:
@@ -140,11 +131,6 @@ def test_network_of_a_weights_file_follows_the_file(file: str, small: nn.Module,
     assert "'model.' was removed" in said
 
 
-def test_arguments_given_win_over_those_of_the_file(file: str) -> None:
-    with pytest.raises(CheckpointError, match="of another shape"):
-        load_model(file, arch=SMALL, model_arguments=["num_classes=8"])
-
-
 def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
     on_meta = build_on_meta(file)
     assert all(parameter.is_meta for parameter in on_meta.module.parameters())
@@ -155,31 +141,6 @@ def test_file_on_meta_is_read_and_has_to_fit(file: str, tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "linear.pt")
     loaded = build_on_meta(str(tmp_path / "linear.pt"), arch=f"{tmp_path}/net.py:build")
     assert loaded.module.weight.is_meta
-
-
-def test_networks_of_equal_names_and_shapes_are_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
-    twins = tuple(Candidate(name, {}, None, ()) for name in ("resnet18", "resnet34"))
-    monkeypatch.setattr("hookscope.models.architecture.recognise", lambda _: twins)
-    with pytest.raises(UsageError, match=r"equal names and shapes: resnet18, resnet34; .*--arch resnet18"):
-        load_model(str(tmp_path / "model.pt"))
-
-
-def test_weights_of_another_framework_are_named_as_that(tmp_path: Path) -> None:
-    safetensors.torch.save_file({"params/Conv_0/kernel": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="Keras, TensorFlow or JAX"):
-        load_model(str(tmp_path / "model.safetensors"))
-
-
-def test_options_reach_a_file_given_as_weights(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("from torch import nn\nbuild = lambda: nn.Linear(2, 2)\n")
-    state = {"weight": torch.ones(2, 2), "head": torch.ones(1)}
-    torch.save({"model": {}, "ema": state}, tmp_path / "model.pt")
-    options = FileOptions(key="ema", allow_missing=("bias",), allow_unexpected=("head",))
-    loaded = load_model(f"{tmp_path}/net.py:build", weights=str(tmp_path / "model.pt"), options=options)
-    assert torch.equal(loaded.module.weight, torch.ones(2, 2))
-    assert len(loaded.warnings) == 2
-    assert loaded.notes == (f"{tmp_path}/model.pt: weights taken from its key 'ema'; ignored: model.",)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +173,6 @@ def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn
         for arch in (None, SMALL):
             with pytest.raises(CheckpointError, match="not intact"):
                 load_model(str(path), arch=arch, options=FileOptions(trust=True))
-
-
-@pytest.mark.exhaustive
-def test_network_in_a_file_takes_no_arguments(code: dict[str, str]) -> None:
-    for path in code.values():
-        with pytest.raises(UsageError, match="takes no --model-arg"):
-            load_model(path, model_arguments=["num_classes=3"], options=FileOptions(trust=True))
 
 
 def test_a_name_of_timms_is_answered_with_its_form() -> None:

@@ -1,5 +1,4 @@
 import hashlib
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,15 +65,7 @@ def test_unknown_network_is_an_error_and_nothing_is_looked_up(name: str) -> None
         load_model("timm:resnet_18")
 
 
-def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
-        load_model("timm:resnet18")
-    with pytest.raises(UsageError, match=r"pip install 'hookscope\[timm\]'"):
-        model_names("timm:")
-
-
-@pytest.mark.parametrize("name", [SMALL, "test_vit", "mobilevit_xxs"])
+@pytest.mark.parametrize("name", [SMALL, "test_vit"])
 def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
     torch.manual_seed(3)
     expected = timm.create_model(name)
@@ -111,12 +102,11 @@ def test_arguments_that_timm_does_not_take_are_usage_errors(argument: str) -> No
         load_model(f"timm:{SMALL}", weights="none", model_arguments=[argument])
 
 
-@pytest.mark.parametrize("weights", ["auto", "r160_in1k"])
-def test_cached_weights_are_loaded(face_cache: Path, weights: str) -> None:
+def test_cached_weights_are_loaded(face_cache: Path) -> None:
     original = network(9)
     path = cached(face_cache, "model.safetensors")
     safetensors.torch.save_file(original.state_dict(), path)
-    loaded = load_model(f"timm:{SMALL}", weights=weights)
+    loaded = load_model(f"timm:{SMALL}", weights="auto")
     assert_same(loaded.module, original)
     assert loaded.info.weights == f"timm {SMALL}.r160_in1k"
     assert loaded.info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -137,16 +127,6 @@ def test_cached_pickle_is_read_safely(face_cache: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-def test_damaged_or_foreign_cached_weights_are_an_error(face_cache: Path) -> None:
-    path = cached(face_cache, "model.safetensors")
-    safetensors.torch.save_file(timm.create_model("test_vit").state_dict(), path)
-    with pytest.raises(CheckpointError, match="do not fit"):
-        load_model(f"timm:{SMALL}")
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="Delete this file"):
-        load_model(f"timm:{SMALL}")
-
-
 def test_weights_of_an_address_are_downloaded_and_cached(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     path = cached_file(f"{server.url}/weights.pth")
     path.parent.mkdir(parents=True)
@@ -158,14 +138,6 @@ def test_weights_of_an_address_are_downloaded_and_cached(server: Server, monkeyp
     assert_same(load_model(f"timm:{SMALL}").module, network(9))
     assert_same(load_model(f"timm:{SMALL}").module, network(9))
     assert server.requests == ["/weights.pth"]
-
-
-def test_weights_that_hookscope_does_not_read_leave_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(timm.get_pretrained_cfg(SMALL), hf_hub_id=None, url="https://example.org/jax.npz")
-    monkeypatch.setattr(timm_zoo, "published", lambda _name: config)
-    loaded = load_model(f"timm:{SMALL}")
-    assert loaded.info.random
-    assert "publishes no weights" in loaded.warnings[0]
 
 
 def test_weights_asked_for_by_name_are_had_or_an_error(face_cache: Path) -> None:
@@ -193,24 +165,15 @@ def test_file_with_other_counts_is_recognised_and_loaded(tmp_path: Path) -> None
         assert torch.equal(loaded.module.eval()(picture), original.eval()(picture))
 
 
-def test_network_on_meta_has_its_shapes_and_nothing_is_downloaded() -> None:
-    on_meta = build_on_meta(f"timm:{SMALL}", model_arguments=["num_classes=7"])
-    assert on_meta.module.eval()(torch.zeros(1, 3, 64, 64, device="meta")).shape == (1, 7)
-    assert on_meta.info.weights == "not loaded"
-    assert on_meta.warnings == ()
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "test_resnet",  # 160 pixels, scaled to more
-        "convnext_tiny",
+        "test_vit",
         "vit_base_patch16_siglip_224",  # squashed
-        "mobilenetv4_conv_small",
-        "mixer_b16_224",
     ],
 )
-@pytest.mark.sample("test_resnet", "mobilenetv4_conv_small", "mixer_b16_224")
+@pytest.mark.sample("test_resnet", "test_vit")
 def test_preprocessing_is_timms_own(name: str, pytestconfig: pytest.Config) -> None:
     loaded = build_on_meta(f"timm:{name}", weights="none")
     picture = pytestconfig.rootpath / "sample_images" / "cat.jpg"
@@ -223,12 +186,6 @@ def test_preprocessing_is_timms_own(name: str, pytestconfig: pytest.Config) -> N
     assert (ours - theirs).abs().max() <= 1 / 255 / 0.22 + 1e-6
     assert (ours - theirs).abs().mean() < 1e-3
     assert name in loaded.preprocessing.source
-
-
-def test_preprocessing_follows_the_size_a_transformer_is_built_for() -> None:
-    loaded = build_on_meta("timm:vit_tiny_patch16_224", weights="none", model_arguments=["img_size=64"])
-    assert loaded.preprocessing.crop == (64, 64)
-    assert loaded.preprocessing.resize == 71  # 64 / 0.9, down
 
 
 def test_border_padding_that_hookscope_does_not_do_is_said() -> None:

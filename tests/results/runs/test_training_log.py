@@ -88,20 +88,6 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_come_back_wherever_they_stand(tmp_path: Path, number: float) -> None:
-    step = TrainingStep(1, number, number, number, (("a", number),), (number,), skipped=True)
-    parameter = WatchedParameter("a", "gradient", number, number, number, number, 1, number)
-    layer = WatchedLayer("a", "b", *[number] * 7, 2)
-    verdict = TrainingVerdict(1, "rule", "fail", "", number, number, "began", "text")
-    write(tmp_path, START, step, WatchedStep(1, "every", (parameter,), (layer,)), verdict)
-    read = read_training(tmp_path)
-    assert repr(read) == repr(
-        TrainingLog((START,), (step,), (WatchedStep(1, "every", (parameter,), (layer,)),), (verdict,), ())
-    )
-
-
-@pytest.mark.exhaustive
 def test_every_prefix_of_a_file_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path, START, STEP, WATCHED, VERDICT, END)
     content = (tmp_path / FILE).read_bytes()
@@ -200,7 +186,6 @@ def test_a_full_disk_is_one_warning_and_leaves_whole_lines(
 
 BROKEN = {
     "no JSON": "nonsense",
-    "a list": "[1]",
     "deep": "[" * 100_000,
     "a name that is not there": '{"type":"step","step":1,"largest":[[7,1.0]],"loss":1.0}',
     "a name before the first": '{"type":"step","step":1,"largest":[[-1,1.0]],"loss":1.0}',
@@ -215,7 +200,6 @@ BROKEN = {
     "a step beyond all": '{"type":"end","step":9007199254740993,"reason":"closed"}',
     "uneven columns": '{"type":"watched","step":1,"reason":"every","parameters":{"weight_norm":[1],"update_norm":[]}}',
     "rows": '{"type":"watched","step":1,"reason":"every","parameters":[{"name":"a"}]}',
-    "no names": '{"type":"names","names":[1]}',
     "another version": '{"type":"start","tool":"hookscope","schema_version":99}',
     "an unknown state": json.dumps(
         {"type": "verdict", "step": 1, "rule": "a", "level": "warn", "where": "", "value": None, "limit": None}
@@ -241,15 +225,3 @@ def test_lines_of_a_type_that_a_later_version_adds_are_left_out(tmp_path: Path) 
     with (tmp_path / FILE).open("a") as file:
         file.write('{"type":"weather","sun":true}\n')
     assert read_training(tmp_path) == TrainingLog((START,), (), (), (), ())
-
-
-@pytest.mark.exhaustive
-def test_a_hundred_watched_steps_of_resnet18_are_about_a_megabyte(tmp_path: Path) -> None:
-    number = 0.12345678901
-    parameters = tuple(
-        WatchedParameter(f"layer{n}.0.conv.weight", "gradient", *[number] * 4, 0, number) for n in range(62)
-    )
-    layers = tuple(WatchedLayer(f"layer{n}.0.conv", "Conv2d", *[number] * 7, 0) for n in range(68))
-    write(tmp_path, START, *(WatchedStep(step, "every", parameters, layers) for step in range(100)))
-    assert (tmp_path / FILE).stat().st_size < 1.3 * 2**20
-    assert len(read_training(tmp_path).watched) == 100
