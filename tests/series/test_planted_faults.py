@@ -9,6 +9,7 @@ import torch
 import hookscope
 from tests.series.runs import FILES, NETWORKS, Fault, State, write_run
 
+
 def _dead(name: str) -> tuple[Fault, str, str]:
     def fault(state: State) -> None:
         state[name][[1, 4, 9]] = 0
@@ -45,6 +46,13 @@ def _replaced(name: str) -> tuple[Fault, str, str]:
         state[name] += change[name]
 
     return fault, "weight-jump", name
+
+
+def _dead_scale(norm: str) -> tuple[Fault, str, str]:
+    def fault(state: State) -> None:
+        state[f"{norm}.weight"][[1, 4, 9]] = 0
+
+    return fault, "dead-filters-appear", f"{norm}.weight"
 
 
 def _exploded_vector(name: str) -> tuple[Fault, str, str]:
@@ -86,6 +94,7 @@ FAULTS: dict[str, Callable[[str, tuple[str, str], str], tuple[Fault, str, str]]]
     "swapped weights": lambda _weight, pair, _norm: _swapped(*pair),
     "replaced weights": lambda weight, _pair, _norm: _replaced(weight),
     "statistics reset": lambda _weight, _pair, norm: _reset(norm),
+    "dead channels of a scale": lambda _weight, _pair, norm: _dead_scale(norm),
     "biases far below zero": lambda _weight, _pair, norm: _exploded_vector(f"{norm}.bias"),
     "replaced scale": lambda _weight, _pair, norm: _replaced_scale(norm),
 }
@@ -93,7 +102,8 @@ FAULTS: dict[str, Callable[[str, tuple[str, str], str], tuple[Fault, str, str]]]
 PLANTED = [
     *(("dead filters", "residual", 7), ("exploded norm", "tokens", 7), ("NaN", "perceptron", 7)),
     *(("swapped weights", "residual", 7), ("replaced weights", "convolutions", 7), ("statistics reset", "tokens", 7)),
-    *(("biases far below zero", "convolutions", 7), ("replaced scale", "perceptron", 7)),
+    *(("dead channels of a scale", "residual", 7), ("biases far below zero", "convolutions", 7)),
+    ("replaced scale", "perceptron", 7),
     *(("swapped weights", "residual", 2), ("replaced weights", "residual", 12)),
 ]
 RULES = ("dead filters", "swapped weights", "replaced weights")
