@@ -193,6 +193,7 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
     assert of(steps={math.nan: 1, 3.0: 2}) == [
         ("fail", "'optimizer' in the file counts nan steps (limit 0) for 1 parameter.")
     ]
+    assert of(steps={-1.0: 3}) == [("fail", "'optimizer' in the file counts -1 steps (limit 0) for 3 parameters.")]
     assert of(steps={9.0: 5, 3.0: 60}) == [
         ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
     ]
