@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookscope.checks.baseline import (
@@ -40,7 +37,6 @@ from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from tests.checks.measurements import inspected
-from tests.networks import Written
 
 SAME = nn.Sequential(OrderedDict([("same", nn.Identity())]))
 
@@ -119,12 +115,6 @@ class PaddedFirst(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.pad(x))
-
-
-def test_a_module_that_never_calls_its_children_is_kept() -> None:
-    mix = nn.MultiheadAttention(4, 1, batch_first=True)
-    baseline = baseline_of(inspected(Written(lambda net, x: net.mix(x, x, x)[0], mix=mix), torch.randn(1, 3, 4)))
-    assert any(row.label.startswith("mix[0]") for row in baseline.rows)  # its out_proj is used as a weight
 
 
 def test_rows_are_of_each_call_sorted_with_numbers_in_counting_order() -> None:
@@ -299,18 +289,11 @@ def test_how_far_kept_values_are_apart_is_the_root_mean_square_of_their_differen
     assert values_apart(text(1, 2), text(1)) is values_text(None) is None
 
 
-@pytest.mark.parametrize("channels", [8, 64, 1000])
-def test_channels_are_no_more_than_the_root_of_two_times_as_far_apart_as_values(channels: int) -> None:
-    rng = np.random.default_rng(channels)
-    for change in (lambda x: x + 0.1, lambda x: 1.1 * x, lambda x: x[:, ::-1], rng.permutation, lambda x: -x):
-        before = rng.standard_normal((channels, 50)) + rng.standard_normal((channels, 1))
-        now = change(before)
-        texts = [channels_text(np.stack([each.mean(1), each.std(1)])) or "" for each in (before, now)]
-        exact = float(np.sqrt(np.mean(np.square(now - before))))
-        assert channels_apart(*texts) <= exact * 2**0.5 * (1 if channels <= 64 else 1.3)
+@pytest.mark.parametrize("channels", [8, 1000])
+def test_one_channel_of_many_that_moved_by_one_is_a_root_of_their_number_apart(channels: int) -> None:
     one = np.ones((2, channels))
     moved = one.copy()
-    moved[0, 3] += 1  # one channel of all, by 1
+    moved[0, 3] += 1
     apart = channels_apart(channels_text(one) or "", channels_text(moved) or "")
     assert apart == pytest.approx(1 / math.sqrt(channels), rel=1e-5)
 
@@ -323,23 +306,6 @@ def test_the_same_run_twice_gives_the_same_bytes() -> None:
     assert len(texts) == 1
 
 
-def test_the_order_of_the_rows_of_a_run_does_not_matter() -> None:
-    measured = inspected(nn.Sequential(*[nn.Identity() for _ in range(12)]), torch.ones(1, 2))
-    forward = measured.forward
-    shuffled = list(forward.rows)
-    random.Random(0).shuffle(shuffled)
-    again = replace(measured, forward=replace(forward, rows=tuple(shuffled)))
-    assert shuffled != list(forward.rows)
-    assert baseline_text(baseline_of(again)) == baseline_text(baseline_of(measured))
-
-
-def test_a_changed_layer_changes_its_own_line_and_no_other() -> None:
-    changed = replace(BASELINE, rows=(replace(BASELINE.rows[0], mean=0.75), *BASELINE.rows[1:]))
-    before, after = (baseline_text(each).splitlines() for each in (BASELINE, changed))
-    different = [line for line, other in zip(before, after, strict=True) if line != other]
-    assert [json.loads(line.rstrip(","))["layer"] for line in different] == ["conv"]
-
-
 @pytest.mark.parametrize("name", ["a\nb", "::error::x", "a\x1b[31m", "\ud800", "ünïcode", '"quoted"', "a\\b"])
 def test_a_layer_of_any_name_is_read_back_as_it_is_compared(name: str, tmp_path: Path) -> None:
     network = nn.Sequential(OrderedDict([(name, nn.ReLU())]))
@@ -347,37 +313,6 @@ def test_a_layer_of_any_name_is_read_back_as_it_is_compared(name: str, tmp_path:
     path = tmp_path / "baseline.json"
     path.write_text(baseline_text(baseline), encoding="ascii")
     assert len(baseline.rows) == 2
-    assert read_baseline(path) == baseline
-
-
-_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-_TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
-_SHAPES = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
-_COUNTS = st.integers(0, 10**12)
-_MAYBE = st.none() | _NUMBERS
-_VALUES = st.binary(min_size=4, max_size=4).map(lambda each: base64.b64encode(each * 64).decode())
-_ROWS = st.builds(
-    BaselineRow,
-    *(_TEXTS, _TEXTS, _SHAPES, _TEXTS, _COUNTS, _COUNTS, _MAYBE, _MAYBE, _MAYBE, _MAYBE),
-    st.none() | st.tuples(*[_NUMBERS] * 7),
-    st.none() | _VALUES,
-)
-_STEPS = st.lists(_TEXTS, max_size=3).map(tuple)
-_INPUTS = st.builds(BaselineInput, _TEXTS, _COUNTS, st.none() | _TEXTS, _SHAPES, _STEPS)
-_BASELINES = st.builds(
-    Baseline,
-    *(_TEXTS, _TEXTS, _TEXTS, st.none() | _TEXTS, _COUNTS, _TEXTS, _TEXTS),
-    st.none() | st.builds(BaselineGradients, _TEXTS, _TEXTS, _TEXTS),
-    st.none() | _VALUES,
-    st.lists(_INPUTS, max_size=3).map(tuple),
-    st.lists(_ROWS, max_size=5, unique_by=lambda row: row.label).map(tuple),
-)
-
-
-@given(baseline=_BASELINES)
-def test_any_baseline_is_read_back_as_it_was(baseline: Baseline, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "any-baseline.json"
-    path.write_text(baseline_text(baseline), encoding="ascii")
     assert read_baseline(path) == baseline
 
 
@@ -406,14 +341,10 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
     [
         (b"", "is not JSON: line 1"),
         (b"\x80\x04\x95pickle", "is not UTF-8 at byte 0"),
-        (WRITTEN.encode("utf-16"), "is not UTF-8 at byte 0"),
-        (b"{\n<<<<<<< HEAD\n", "is not JSON: line 2"),
         (WRITTEN.encode()[:-20], "is not JSON: line "),
         (WRITTEN.replace('0.5, "std"', 'NaN, "std"').encode(), "NaN is not JSON"),
-        (WRITTEN.replace("1e-07", "-Infinity").encode(), "-Infinity is not JSON"),
         (WRITTEN.replace("1e-07", "1e999").encode(), "'std' of layer 'conv' is Infinity, not a number or null"),
         (WRITTEN.replace("1e-07", "1" + "0" * 400).encode(), "too large"),
-        (WRITTEN.replace("1e-07", "1" * 5000).encode(), "integer"),
         (b"[" * 200_000, "recursion"),
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
@@ -429,20 +360,17 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (WRITTEN.replace("-3.0, ", "").encode(), "'quantiles' of layer 'conv' is [-2.0, -1.0"),
         (WRITTEN.replace("[1, 2, 4]", "[1, -2]").encode(), "'shape' of layer 'conv' is [1, -2], not a list of sizes"),
         (WRITTEN.replace('"mean": 0.5', '"mean": "0.5"').encode(), "'mean' of layer 'conv' is \"0.5\", not a number"),
-        (WRITTEN.replace('"mean": 0.5', '"mean": true').encode(), "'mean' of layer 'conv' is true, not a number"),
         (WRITTEN.replace('"nan": 3, ', "").encode(), "layer 'conv#1' has no 'nan'"),
         (
             WRITTEN.replace('"finite": true', '"finite": "yes"').encode(),
             "'finite' of layer 'conv' is \"yes\", not true",
         ),
         (WRITTEN.replace(VALUES, "AAAA").encode(), "'values' of layer 'conv' is damaged: not whole numbers of four"),
-        (WRITTEN.replace(VALUES, "?").encode(), "'values' of layer 'conv' is damaged"),
         (
             WRITTEN.replace(CHANNELS, "AAAA").encode(),
             "'channels' of layer 'conv' is damaged: not as many finite numbers",
         ),
         (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "'channels' of layer 'conv' is 2, not text or null"),
-        (WRITTEN.replace(f'"{VALUES}"', "1.5").encode(), "'values' of layer 'conv' is 1.5, not text or null"),
         (
             WRITTEN.replace('"given": null', '"given": "AAAA"').encode(),
             "'given' is damaged: not whole numbers of four bytes",

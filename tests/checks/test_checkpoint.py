@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,16 +13,13 @@ from PIL import Image
 from torch import nn
 
 from hookscope.api import check
-from hookscope.checks.checkpoint import check_checkpoint, failing_rows
-from hookscope.checks.judging import wanted_rules
+from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import UsageError
 from hookscope.models import load_model
-from hookscope.results.activations import Activations
-from hookscope.results.check import CheckMeasurements, CheckReport, Finding, RuleOutcome
+from hookscope.results.check import CheckReport, Finding, RuleOutcome
 
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
-SETTINGS = CheckSettings(shape=(2, 3, 16, 16))
 
 
 class Block(nn.Module):
@@ -144,14 +140,6 @@ def test_rules_are_selected_and_ignored(network: Network) -> None:
     assert "non-finite-activation" not in failing(report)
 
 
-def test_a_wrong_configuration_raises(network: Network) -> None:
-    Path("hookscope.toml").write_text("[inputs]\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="inputs"):
-        check(network)
-    with pytest.raises(UsageError, match=r"missing\.toml"):
-        check(network, config="missing.toml")
-
-
 def test_a_network_out_of_memory_is_an_error_and_no_failed_check() -> None:
     report = check(Network(raises=RuntimeError))
     assert (report.exit_code, report.error_code) == (3, 3)
@@ -170,29 +158,6 @@ def test_a_network_that_cannot_be_built_for_want_of_memory_is_an_error_too() -> 
     assert report.error == (
         "net.py:build could not be checked: it needs more memory than allowed. Give it more, or smaller inputs."
     )
-
-
-def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
-    other = type("Other", (Exception,), {"__str__": lambda _: "something else"})
-    assert failing(check(Network(raises=other))).keys() == {"forward"}
-
-
-class Scaled(nn.Module):
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-@pytest.mark.parametrize("factor", [1e-36, 1e-39, 1e-41, 1e-43])
-def test_outputs_below_the_least_normal_number_are_the_same_in_a_batch(factor: float) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 3000), Scaled(factor))
-    settings = CheckSettings(shape=(5, 300))
-    assert check_checkpoint(network, settings, {"batch-consistency", "repeatability"}).findings == ()
 
 
 MASKS: dict[str, Callable[[Any, torch.Tensor], object]] = {
@@ -233,15 +198,6 @@ class Masking(nn.Module):
         return self.returns(self, self.conv(x))
 
 
-def test_what_was_measured_is_handed_out_even_when_a_rule_fails(network: Network) -> None:
-    seen: list[CheckMeasurements] = []
-    wanted = wanted_rules(SETTINGS, ["batchnorm-variance"])
-    report = check_checkpoint(broken(network), SETTINGS, wanted, on_measured=seen.append)
-    assert not report.passed
-    [measured] = seen
-    assert measured.forward is not None  # which the rule alone does not need
-
-
 def test_evidence_holds_what_failed_and_nothing_else(network: Network) -> None:
     report = check(broken(network), select=["batchnorm-variance"], evidence="kept")
     assert report.evidence == "kept"
@@ -280,40 +236,6 @@ def test_evidence_that_cannot_be_written_is_an_error_beside_the_findings(network
     assert "kept" in report.error
     assert "batchnorm-variance" in failing(report)
     assert [path.name for path in Path("kept").iterdir()] == ["mine.txt"]
-
-
-@pytest.mark.parametrize(
-    ("places", "labels"),
-    [
-        (["first.conv"], ["first.conv"]),
-        (["first.conv.weight", "head.bias"], ["first.conv", "head"]),
-        (["first"], ["first"]),
-        (["scale"], ["(model)"]),
-        (["(model)"], ["(model)"]),
-        ([""], []),
-        (["cat.jpg"], []),
-    ],
-)
-def test_failing_rows_are_of_the_layer_or_of_its_parameters(
-    network: Network, places: list[str], labels: list[str]
-) -> None:
-    findings = tuple(Finding("dead-filter", "fail", place, "it is dead") for place in places)
-    report = CheckReport("model.pt", (RuleOutcome("dead-filter", "fail", findings),))
-    assert [row.label for row in failing_rows(report, forward_of(network))] == labels
-
-
-def test_warnings_have_no_failing_rows(network: Network) -> None:
-    finding = Finding("dead-filter", "warn", "first.conv", "it is dead")
-    report = CheckReport("model.pt", (RuleOutcome("dead-filter", "warn", (finding,)),))
-    assert failing_rows(report, forward_of(network)) == ()
-    failed = replace(report, outcomes=(RuleOutcome("dead-filter", "fail", (replace(finding, level="fail"),)),))
-    assert failing_rows(failed, None) == ()
-
-
-def forward_of(network: Network) -> Activations:
-    seen: list[CheckMeasurements] = []
-    check_checkpoint(network, SETTINGS, frozenset({"forward"}), on_measured=seen.append)
-    return seen[0].forward
 
 
 STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}

@@ -143,27 +143,27 @@ SHOWN = {
 _PATH = re.compile(r"'?(?:[\w*.-]+/)*[\w*-]+(\.[a-z]+)'?|(?:[\w-]+/)+")
 
 
-def parts(line: str) -> tuple[list[str], frozenset[str]]:
-    """Return what a line names before its options, with the kinds of its files, and the words of its options."""
-    words = [(path[1] or "/") if (path := _PATH.fullmatch(word)) else word for word in line.split()]
+def traits(line: str) -> set[tuple[str, ...]]:
+    """Return what a line shows of its command: the kinds of what it is given, and each of its options."""
+    _, verb, *words = line.partition(" -- ")[0].split()
     first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-    return words[:first], frozenset(words[first:])
+    kinds = [
+        (path[1] or "/") if (path := _PATH.fullmatch(word)) else re.sub(r"\w+", "", word) for word in words[:first]
+    ]
+    return {(verb, *kinds), *((verb, word) for word in words[first:] if word.startswith("--"))}
 
 
-def is_part_of_another(line: str) -> bool:
-    """Whether another line does the same with other files, or does more with all its options."""
-    names, options = parts(line)
-    others = [(other, parts(other)) for other in (NAMED - NOT_RUN.keys()) | SHOWN if other != line]
-    return any(
-        names == other_names
-        and (options < other_options or (options == other_options and (other in SHOWN or other < line)))
-        for other, (other_names, other_options) in others
-    )
+def chosen() -> Iterator[str]:
+    """Yield the lines that are named, unless others, shown or chosen, are given the same and have their options."""
+    known = {trait for line in SHOWN if line.startswith("hookscope ") for trait in traits(line)}
+    lines = [line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")]
+    for line in sorted(lines, key=lambda line: (-len(traits(line)), line)):
+        if not traits(line) <= known:
+            known |= traits(line)
+            yield line
 
 
-TO_RUN = sorted(
-    line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ") and not is_part_of_another(line)
-)
+TO_RUN = sorted(chosen())
 
 # What stands for the user's own: small networks that take pictures of any size.
 NETWORKS = """

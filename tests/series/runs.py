@@ -79,38 +79,12 @@ class Tokens(nn.Module):
         return self.head(x.mean(1))
 
 
-class Depthwise(nn.Module):
-    """Inverted bottlenecks: pointwise, depthwise, pointwise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.first, self.second = (
-            nn.Sequential(
-                nn.Conv2d(16, 48, 1),
-                nn.SiLU(),
-                nn.Conv2d(48, 48, 3, padding=1, groups=48),
-                nn.BatchNorm2d(48),
-                nn.SiLU(),
-                nn.Conv2d(48, 16, 1),
-            )
-            for _ in range(2)
-        )
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.first(x)
-        return self.head((x + self.second(x)).mean((2, 3)))
-
-
 # Of each network: a weight whose filters die, two weights of one shape, and a BatchNorm.
 NETWORKS: dict[str, tuple[type[nn.Module], str, tuple[str, str], str]] = {
     "convolutions": (Convolutions, "second.weight", ("first.weight", "second.weight"), "norm"),
     "residual": (Residual, "first.0.weight", ("first.0.weight", "second.0.weight"), "second.1"),
     "perceptron": (Perceptron, "third.weight", ("second.weight", "third.weight"), "norm"),
     "tokens": (Tokens, "layers.0.linear1.weight", ("layers.0.linear1.weight", "layers.1.linear1.weight"), "norm"),
-    "depthwise": (Depthwise, "second.5.weight", ("first.0.weight", "second.0.weight"), "first.3"),
 }
 
 

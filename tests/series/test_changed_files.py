@@ -84,8 +84,9 @@ CLEARED = {
 }
 
 
-@pytest.mark.parametrize("fault", CLEARED)
-@pytest.mark.parametrize(("optimiser", "count"), [("SGD", 4), ("AdamW", 8)])
+@pytest.mark.parametrize(
+    ("optimiser", "count", "fault"), [("SGD", 4, "emptied"), ("AdamW", 8, "zeroed"), ("SGD", 4, "left out")]
+)
 def test_the_file_in_which_an_optimisers_state_was_cleared_is_named(
     tmp_path: Path, optimiser: str, count: int, fault: str
 ) -> None:
@@ -97,9 +98,8 @@ def test_the_file_in_which_an_optimisers_state_was_cleared_is_named(
     assert headline(history) == message
 
 
-@pytest.mark.parametrize("optimiser", ["SGD", "AdamW"])
-def test_a_training_that_went_on_with_a_new_optimiser_is_named_once(tmp_path: Path, optimiser: str) -> None:
-    history = followed(tmp_path, training(optimiser, restarts=True), _nothing)
+def test_a_training_that_went_on_with_a_new_optimiser_is_named_once(tmp_path: Path) -> None:
+    history = followed(tmp_path, training("AdamW", restarts=True), _nothing)
     assert found(history) == [("optimizer-reset", "warn", "epoch_4.pt", ("optimizer",))]
     assert "epoch_5.pt to" not in " ".join(str(history).split())
 
@@ -175,7 +175,7 @@ def test_tensors_that_differ_in_one_file_are_a_finding_on_that_file(tmp_path: Pa
     assert not history.warnings
 
 
-@pytest.mark.parametrize("fault", CHANGED)
+@pytest.mark.parametrize("fault", ["missing", "float16"])
 def test_tensors_that_differ_from_a_file_on_are_a_warning(tmp_path: Path, fault: str) -> None:
     change, rule, _, places, message = CHANGED[fault]
     history = followed(tmp_path, training("SGD without momentum"), change, on=True)

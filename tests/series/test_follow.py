@@ -343,7 +343,7 @@ def test_a_parameter_without_axes_is_followed(tmp_path: Path) -> None:
     assert [row.norm for row in rows] == [2, 3, 4]
 
 
-@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("at", [2, 4])
 def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_back(at: int, tmp_path: Path) -> None:
     """It moves by 1 % a file, and by 1.99 of its norm to the flipped one: from w to -0.99 w."""
     states = {f"epoch-{each}.pt": a_state() for each in range(6)}

@@ -88,13 +88,6 @@ CAUSES: dict[str, tuple[Make, str]] = {
         lambda network: torch.optim.Adam(network.parameters(), 0.01),
         "its .grad is probably 0, not None, so the optimizer still moves it, by momentum" + REMEDY,
     ),
-    "moments, and names": (
-        lambda network: torch.optim.Adam(
-            [{"params": [*network.named_parameters()][::-1]}],
-            0.01,
-        ),
-        "its .grad is probably 0, not None, so the optimizer still moves it, by momentum" + REMEDY,
-    ),
     "groups that differ": (
         lambda network: torch.optim.SGD(
             [
@@ -179,7 +172,6 @@ def average(network: nn.Module, _: torch.optim.Optimizer) -> Any:
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "frozen with .grad None": {"set_to_none": True},
-    "frozen with .grad None, pickled": {"set_to_none": True, "saved": the_module},
     "no flags": {"saved": without_flags},
     "all frozen": {"saved": average},
     "not frozen": {"freeze": nothing},

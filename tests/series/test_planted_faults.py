@@ -9,8 +9,6 @@ import torch
 import hookscope
 from tests.series.runs import FILES, NETWORKS, Fault, State, write_run
 
-AT = 7
-
 
 def _dead(name: str) -> tuple[Fault, str, str]:
     def fault(state: State) -> None:
@@ -98,19 +96,17 @@ FAULTS: dict[str, Callable[[str, tuple[str, str], str], tuple[Fault, str, str]]]
     "statistics reset": lambda _weight, _pair, norm: _reset(norm),
     "dead channels of a scale": lambda _weight, _pair, norm: _dead_scale(norm),
     "biases far below zero": lambda _weight, _pair, norm: _exploded_vector(f"{norm}.bias"),
-    "exploded statistics": lambda _weight, _pair, norm: _exploded_vector(f"{norm}.running_mean"),
     "replaced scale": lambda _weight, _pair, norm: _replaced_scale(norm),
 }
-# Each fault once in the middle, and one of each rule where little is before it or nothing is after it.
+# Each fault once in the middle, and one where little is before it, one where nothing is after it.
 PLANTED = [
-    *(("dead filters", "depthwise", 7), ("exploded norm", "tokens", 7), ("NaN", "perceptron", 7)),
+    *(("dead filters", "residual", 7), ("exploded norm", "tokens", 7), ("NaN", "perceptron", 7)),
     *(("swapped weights", "residual", 7), ("replaced weights", "convolutions", 7), ("statistics reset", "tokens", 7)),
     *(("dead channels of a scale", "residual", 7), ("biases far below zero", "convolutions", 7)),
-    *(("exploded statistics", "depthwise", 7), ("replaced scale", "perceptron", 7)),
-    *((fault, "residual", 2) for fault in ("dead filters", "exploded norm", "swapped weights", "statistics reset")),
-    *((fault, "residual", 12) for fault in ("exploded norm", "NaN", "replaced weights")),
+    ("replaced scale", "perceptron", 7),
+    *(("swapped weights", "residual", 2), ("replaced weights", "residual", 12)),
 ]
-RULES = ("dead filters", "exploded norm", "NaN", "swapped weights", "replaced weights", "statistics reset")
+RULES = ("dead filters", "swapped weights", "replaced weights")
 
 
 @pytest.mark.exhaustive
@@ -138,8 +134,8 @@ def test_a_fault_in_a_single_file_begins_and_ends_there(fault: str, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("network", ["convolutions", "tokens"])
-def test_the_file_since_which_a_weight_no_longer_moves_is_named(network: str, tmp_path: Path) -> None:
+def test_the_file_since_which_a_weight_no_longer_moves_is_named(tmp_path: Path) -> None:
+    network = "tokens"
     plant, rule, place = _stopped(NETWORKS[network][1])
     history = hookscope.history(write_run(tmp_path, network, fault=plant, at=range(6, FILES + 1)))
     (found,) = history.verdicts
@@ -151,7 +147,7 @@ def test_the_file_since_which_a_weight_no_longer_moves_is_named(network: str, tm
     ("network", "optimiser"),
     [
         *(("convolutions", "fast sgd"), ("residual", "sgd"), ("perceptron", "adamw, decaying")),
-        *(("tokens", "adam"), ("tokens", "sgd"), ("depthwise", "adam")),
+        ("tokens", "adam"),
     ],
 )
 def test_files_of_a_healthy_run_are_not_objected_to(network: str, optimiser: str, tmp_path: Path) -> None:

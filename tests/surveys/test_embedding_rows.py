@@ -45,7 +45,6 @@ class Codebook(nn.Module):
 LOOK_UPS: dict[str, Callable[[], nn.Module]] = {
     "indexed": lambda: Codebook(lambda index, entries: entries[index]),
     "indexed with a slice": lambda: Codebook(lambda index, entries: entries[index, :]),
-    "F.embedding": lambda: Codebook(functional.embedding),
     "F.embedding by name": lambda: Codebook(lambda index, entries: functional.embedding(weight=entries, input=index)),
     "index_select": lambda: Codebook(
         lambda index, entries: entries.index_select(0, index.flatten()).view(*index.shape, -1)

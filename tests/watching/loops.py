@@ -1,4 +1,4 @@
-"""Trainings to be watched: ten healthy ones, each of another kind, small enough for 300 steps."""
+"""Trainings to be watched: ten healthy ones, each of another kind, small enough for many steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

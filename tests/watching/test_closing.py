@@ -22,16 +22,6 @@ def verdict(number: int, rule: str, state: str = "began") -> TrainingVerdict:
 LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)
 
 
-def test_a_quiet_training_says_in_how_many_steps_and_where_they_are() -> None:
-    watched = Watched()
-    for number in range(1, 1201):
-        watched.add_step(step(number))
-    watched.add_watched(WatchedStep(1000, "every", (), (LAYER,)))
-    assert closing_line(watched, folder="runs/a", started=0) == (
-        "No rule objected in 1,200 steps; 1 was measured in full. As a page: hookscope report runs/a"
-    )
-
-
 def test_objections_are_counted_and_the_first_is_named() -> None:
     watched = Watched()
     for number in range(1, 101):

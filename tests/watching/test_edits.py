@@ -129,10 +129,10 @@ def trained(optimizer: str, by_hand: ByHand, edits: list[str] | None, *, turns_p
     return [*network.state_dict().values()]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("case", CASES)
-def test_an_edited_training_is_that_with_hooks_by_hand(case: str, optimizer: str) -> None:
+def test_an_edited_training_is_that_with_hooks_by_hand(case: str) -> None:
     edit, by_hand = CASES[case]
+    optimizer = "adamw" if case in ("frozen", "gradients-zero") else "sgd"
     expected = trained(optimizer, by_hand, None)
     assert all(map(torch.equal, trained(optimizer, ByHand(), [edit]), expected))
     assert not all(map(torch.equal, trained(optimizer, ByHand(), None), expected))

@@ -15,6 +15,8 @@ from tests.watching.loops import HEALTHY, Training
 
 pytestmark = pytest.mark.exhaustive
 
+STEPS = 150  # of healthy trainings
+
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
@@ -64,12 +66,12 @@ def test_healthy_trainings_are_silent(training: Training) -> None:
         return watches[0].step
 
     torch.manual_seed(5)
-    training(300, watching)
+    training(STEPS, watching)
     (watch,) = watches
     watch.close()
     assert watch.verdicts == ()
-    assert watch.log.steps[-1].step == 300
-    assert watch.log.watched[-1].step == 300
+    assert watch.log.steps[-1].step == STEPS
+    assert watch.log.watched[-1].step == STEPS
     assert watch.log.watched[-1].layers
 
 
@@ -175,18 +177,6 @@ def test_the_layer_that_makes_nan_is_named_where_the_step_is_watched() -> None:
     verdict = began(watch, "non-finite-activation")
     assert (verdict.step, verdict.where) == (5, "1")
     assert {each.rule for each in watch.verdicts if each.step < 5} == set()
-
-
-def test_a_gradient_that_breaks_behind_a_finite_loss_names_where_it_began() -> None:
-    class Root(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return (given * (given > 0)).sqrt()  # its slope at 0 is infinite, times 0
-
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 8), Root(), nn.Linear(8, 4))
-    watch = train(network, 1)
-    assert watch.verdicts[0].rule == "non-finite-gradient"
-    assert watch.verdicts[0].where in ("1.weight", "1.bias")
 
 
 def test_a_layer_frozen_and_unfrozen_again_is_named_at_both_steps() -> None:

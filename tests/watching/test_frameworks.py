@@ -56,13 +56,6 @@ def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], 
     assert log.watched[-1].layers
 
 
-def test_a_fault_in_a_framework_is_named_at_its_step(name: str, tmp_path: Path, forked: Forked) -> None:
-    (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
-    forked("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", 7)
-    first = read_training(tmp_path / "run").verdicts[0]
-    assert (first.step, first.rule) == (7, "non-finite-loss")
-
-
 def test_the_callback_on_the_page_watches(name: str, plain: list[Tensor], tmp_path: Path, forked: Forked) -> None:
     page = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
     (callback,) = [each.text for each in page if each.title == f"{name}_callback.py"]

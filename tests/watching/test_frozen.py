@@ -108,21 +108,3 @@ def test_a_gradient_of_zero_of_a_parameter_that_is_trained_is_dead() -> None:
 
     watch, _ = trained(network, optimizer, lambda: optimizer.zero_grad(set_to_none=False), die)
     assert {each.rule for each in watch.verdicts} == {"dead-gradient"}
-
-
-def test_frozen_and_trained_again() -> None:
-    network = built()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    steps = 0
-
-    def reset() -> None:
-        nonlocal steps
-        steps += 1
-        network[0].requires_grad_(steps not in (AT, AT + 1))
-        optimizer.zero_grad(set_to_none=False)
-
-    watch, _ = trained(network, optimizer, reset, lambda: None)
-    assert [(each.rule, each.step, each.state) for each in watch.verdicts] == [
-        ("frozen-parameter", AT + 1, "began"),
-        ("frozen-parameter", AT + 22, "ended"),
-    ]

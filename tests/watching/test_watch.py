@@ -6,7 +6,6 @@ import math
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import hookscope
 from hookscope.results.runs import training_log
@@ -24,8 +22,7 @@ from hookscope.results.runs.training_log import read_training
 from hookscope.results.training import TrainingStep
 from hookscope.watching import ring
 from hookscope.watching.ring import Ring
-
-ROOT = Path(__file__).parents[2]
+from tests.watching.conftest import Forked
 
 
 def small() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -93,39 +90,6 @@ SCRIPT = """
         watch.step(loss)
     ENDING
 """
-
-
-def run_script(ending: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    source = textwrap.dedent(SCRIPT).replace("ENDING", ending)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", source, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-
-
-@pytest.mark.exhaustive
-def test_a_killed_training_leaves_a_file_that_is_read_and_resumed(tmp_path: Path) -> None:
-    ended = run_script("os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
-    assert ended.returncode == -signal.SIGKILL
-    log = read_training(tmp_path)
-    assert [each.step for each in log.steps] == [1, 2, 3, 4, 5, 6]
-    assert len(log.watched) == 3
-    assert log.ends == ()
-    network, optimizer = small()
-    with hookscope.watch(network, optimizer, out=tmp_path, resume=True) as watch:
-        turns(network, optimizer, watch, 1)
-    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("ending", "code", "reason"),
-    [("", 0, "the process ended"), ("sys.exit(3)", 3, "the process ended"), ("1 / 0", 1, "the process ended")],
-)
-def test_a_script_that_does_not_close_its_watch_has_an_end(tmp_path: Path, ending: str, code: int, reason: str) -> None:
-    ended = run_script(ending, tmp_path)
-    assert ended.returncode == code
-    assert "hookscope" not in ended.stderr
-    assert [each.reason for each in read_training(tmp_path).ends] == [reason]
 
 
 @pytest.mark.exhaustive
@@ -221,20 +185,6 @@ def test_an_error_of_our_own_is_one_line_and_not_the_trainings(monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-def test_an_error_in_a_forward_hook_is_not_the_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, optimizer = small()
-    lines: list[str] = []
-    watch = hookscope.watch(network, optimizer, every=1, on_line=lines.append)
-
-    def broken(*_: object, **__: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("hookscope.statistics.channel_axis.AxisReader.channel_axis", broken)
-    turns(network, optimizer, watch, 3)
-    assert lines == ["Watching ends, because hookscope failed: ValueError: a bug. The training goes on."]
-
-
-@pytest.mark.exhaustive
 def test_a_loss_that_is_no_number_is_one_line() -> None:
     network, optimizer = small()
     lines: list[str] = []
@@ -280,20 +230,6 @@ def test_networks_and_optimisers_are_copied_and_pickled_without_the_watch() -> N
 
 
 @pytest.mark.exhaustive
-def test_a_compiled_network_is_watched_but_for_its_activations() -> None:
-    network, _ = small()
-    compiled = torch.compile(network, backend="aot_eager")
-    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
-    lines: list[str] = []
-    with hookscope.watch(compiled, optimizer, every=1, on_line=lines.append) as watch:
-        turns(compiled, optimizer, watch, 3)
-    assert len(lines) == 1
-    assert "activations are not watched" in lines[0]
-    assert [each.name for each in watch.log.watched[-1].parameters] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert watch.log.watched[-1].layers == ()
-
-
-@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's, with or without a watch
 def test_a_compiled_step_is_read_at_every_step() -> None:
     network, _ = small()
@@ -318,6 +254,30 @@ def test_a_compiled_step_is_read_at_every_step() -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_killed_training_leaves_a_file_that_is_read_and_resumed(tmp_path: Path, forked: Forked) -> None:
+    killed = textwrap.dedent(SCRIPT).replace("ENDING", "os.kill(os.getpid(), signal.SIGKILL)")
+    assert forked("-c", killed, tmp_path).returncode == -signal.SIGKILL
+    log = read_training(tmp_path)
+    assert [each.step for each in log.steps] == [1, 2, 3, 4, 5, 6]
+    assert len(log.watched) == 3
+    assert log.ends == ()
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, out=tmp_path, resume=True) as watch:
+        turns(network, optimizer, watch, 1)
+    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("1 / 0", 1)])
+def test_a_script_that_does_not_close_its_watch_has_an_end(
+    tmp_path: Path, forked: Forked, ending: str, code: int
+) -> None:
+    ended = forked("-c", textwrap.dedent(SCRIPT).replace("ENDING", ending), tmp_path)
+    assert ended.returncode == code
+    assert "hookscope" not in ended.stderr
+    assert [each.reason for each in read_training(tmp_path).ends] == ["the process ended"]
+
+
 def losses_of(scales: list[float]) -> tuple[hookscope.Watch, list[str]]:
     """Watch a training with these gradients of its one weight, which are its losses too."""
     weight = nn.Linear(1, 1, bias=False)
@@ -389,55 +349,3 @@ def test_robust_deviations_are_those_of_the_definition() -> None:
     for number in range(ring.LENGTH):
         history.add(TrainingStep(number, 1.0, None, None, (), ()))
     assert len(history) == ring.LENGTH
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("place", ["batch", "layer"])
-def test_the_debugger_of_transformers_agrees_on_the_layer_that_makes_nan(
-    place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from transformers.debug_utils import DebugUnderflowOverflow
-
-    class Root(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return given.sqrt() if place == "layer" else given + 10
-
-    def train(begin: Callable[[nn.Module, Any], Callable[[], None]]) -> int | None:
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Root(), nn.Linear(8, 2))
-        optimizer = torch.optim.SGD(network.parameters(), lr=1e-4)
-        step = begin(network, optimizer)
-        for number in range(1, 6):
-            given = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
-            if number == 5:
-                given = given * torch.nan if place == "batch" else given
-                network[2].forward = (lambda given: (given - 100).sqrt()) if place == "layer" else network[2].forward
-            try:
-                F.mse_loss(network(given), torch.zeros(8, 2)).backward()
-            except ValueError:  # how it reports
-                return number
-            optimizer.step()
-            optimizer.zero_grad()
-            step()
-        return None
-
-    def debugged(network: nn.Module, _optimizer: Any) -> Callable[[], None]:
-        DebugUnderflowOverflow(network)
-        return lambda: None
-
-    step = train(debugged)
-    report = capsys.readouterr().out
-    watches: list[hookscope.Watch] = []
-
-    def watched(network: nn.Module, optimizer: Any) -> Callable[[], None]:
-        watches.append(hookscope.watch(network, optimizer, every=1, on_line=lambda _: None))
-        return watches[0].step
-
-    assert train(watched) is None
-    watches[0].close()
-    verdict = next(each for each in watches[0].verdicts if each.rule == "non-finite-activation")
-    assert verdict.step == step == 5
-    label = {"batch": "0", "layer": "2"}[place]
-    assert verdict.where == label
-    last = report.rstrip().splitlines()
-    assert any(f" {label} {kind}" in line for line in last for kind in ("Linear", "Root"))

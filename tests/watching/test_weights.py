@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import resnet18
 
 import hookscope
 from tests.watching.loops import Recurrent, Transformer
@@ -35,7 +34,6 @@ def _cnn() -> nn.Module:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "resnet18": (lambda: resnet18(num_classes=4), lambda: torch.randn(2, 3, 32, 32)),
     "cnn": (_cnn, lambda: torch.randn(8, 3, 12, 12)),
     "transformer": (Transformer, lambda: torch.randint(0, 32, (4, 16))),
     "lstm": (Recurrent, lambda: torch.randn(4, 12, 4)),
@@ -76,31 +74,27 @@ def trained(network_name: str, optimizer_name: str, steps: int, *, every: int | 
 @pytest.mark.parametrize(
     ("network", "optimizer"),
     [
-        *(("resnet18", "sgd"), ("cnn", "adamw-fused"), ("transformer", "adamw-foreach")),
+        *(("cnn", "adamw-fused"), ("transformer", "adamw-foreach")),
         *(("lstm", "adamw-fused"), ("checkpointed", "sgd")),
     ],
 )
-@pytest.mark.exhaustive
-def test_fifty_watched_steps_change_no_bit(network: str, optimizer: str) -> None:
-    without = trained(network, optimizer, 50, every=None)
-    watched = trained(network, optimizer, 50, every=5)
+@pytest.mark.sample("cnn")
+def test_watched_steps_change_no_bit(network: str, optimizer: str) -> None:
+    without = trained(network, optimizer, 12, every=None)
+    watched = trained(network, optimizer, 12, every=4)
     assert all(map(torch.equal, without, watched))
-
-
-def test_a_few_watched_steps_change_no_bit() -> None:
-    assert all(map(torch.equal, trained("cnn", "sgd", 6, every=None), trained("cnn", "sgd", 6, every=2)))
 
 
 @pytest.mark.exhaustive
 def test_no_hook_is_left_behind() -> None:
-    network = resnet18(num_classes=4)
+    network = _cnn()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     clip, step = nn.utils.clip_grad_norm_.__closure__, torch.amp.GradScaler.step
     assert clip is not None
     held = clip[0].cell_contents
     watch = hookscope.watch(network, optimizer, every=1, on_line=lambda _: None)
     for _ in range(2):
-        F.mse_loss(network(torch.randn(2, 3, 32, 32)), torch.zeros(2, 4)).backward()
+        F.mse_loss(network(torch.randn(2, 3, 12, 12)), torch.zeros(2, 4)).backward()
         optimizer.step()
         watch.step()
     watch.close()

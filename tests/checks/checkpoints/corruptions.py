@@ -46,10 +46,6 @@ def zero(name: str, begin: int, end: int) -> Corruption:
     return lambda state: in_memory(state[name])[begin:end].zero_()
 
 
-def copy_filters(name: str) -> Corruption:
-    return lambda state: state[name][10:13].copy_(state[name][20:23])
-
-
 def fill(name: str, value: float) -> Corruption:
     return lambda state: state[name].fill_(value)
 
@@ -68,15 +64,6 @@ def transpose(name: str) -> Corruption:
 
     def change(state: State) -> None:
         state[name].copy_(state[name].mT.clone())
-
-    return change
-
-
-def exchange_channels(name: str) -> Corruption:
-    """Exchange input and output channels of a square kernel, as a conversion between layouts does by mistake."""
-
-    def change(state: State) -> None:
-        state[name].copy_(state[name].transpose(0, 1).clone())
 
     return change
 
@@ -147,11 +134,6 @@ def cast(dtype: torch.dtype, factor: float = 1.0) -> Corruption:
     return lambda state: [each.copy_((each * factor).to(dtype)) for each in kernels(state)]
 
 
-def disturb(share: float) -> Corruption:
-    """Add noise to all weights, of a share of their spread."""
-    return lambda state: [each.add_(torch.randn_like(each) * each.std() * share) for each in kernels(state)]
-
-
 def every(leaf: str, how: Callable[[Tensor], object]) -> Corruption:
     """Change all tensors of that name, in whatever layer."""
     return lambda state: [how(each) for name, each in state.items() if name.rpartition(".")[2] == leaf]
@@ -167,11 +149,6 @@ def both(*corruptions: Corruption) -> Corruption:
 
 def block(name: str, begin: int, end: int, value: float) -> Corruption:
     return lambda state: in_memory(state[name])[begin:end].fill_(value)
-
-
-def colours_swapped(name: str) -> Corruption:
-    """Read red for blue, as a first layer trained on BGR does."""
-    return lambda state: state[name].copy_(state[name].flip(1))
 
 
 def copy_layer(source: str, target: str) -> Corruption:

@@ -60,9 +60,7 @@ def pooled() -> nn.Module:
 def entered() -> nn.Module:
     """Learn from the picture beside its scaled first convolution, as a network that was extended does."""
     return Part(
-        lambda net, x: net.head(
-            net.second(x.repeat(1, 4, 1, 1)[:, :10] + net.scale * net.first(x)).mean((2, 3)),
-        ),
+        lambda net, x: net.head(net.second(x.repeat(1, 4, 1, 1)[:, :10] + net.scale * net.first(x)).mean((2, 3))),
         first=nn.Conv2d(3, 10, 1),
         scale=nn.Parameter(torch.ones(10, 1, 1)),
         second=nn.Conv2d(10, 10, 3),

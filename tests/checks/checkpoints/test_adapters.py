@@ -1,6 +1,5 @@
 """Files of low-rank adapters (LoRA) alone: judged by what they store, in every layout that programs write."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.models import load_model
 from hookscope.results.check import CheckReport
-from tests.cli.conftest import Run
 
 State = dict[str, Tensor]
 
@@ -177,16 +175,3 @@ def test_a_network_that_holds_its_own_adapters_is_no_file_of_adapters(tmp_path: 
     assert (report.exit_code, report.error) == (0, "")
     assert report.model is not None
     assert report.model.kind == "Sequential"
-
-
-@pytest.mark.exhaustive
-def test_the_command_judges_a_file_of_adapters(run: Run, tmp_path: Path) -> None:
-    safetensors.torch.save_file(adapters("ComfyUI"), tmp_path / "good.safetensors")
-    state = adapters("ComfyUI")
-    for at in range(3):
-        state[names("ComfyUI", at)[1]].zero_()
-    safetensors.torch.save_file(state, tmp_path / "new.safetensors")
-    ended = run("check", "good.safetensors", "new.safetensors", "--format", "json")
-    assert ended.code == 1
-    good, new = json.loads(ended.stdout)["checkpoints"]
-    assert (good["exit_code"], new["exit_code"]) == (0, 1)

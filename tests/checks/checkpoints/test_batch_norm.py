@@ -94,24 +94,6 @@ def scaled(net: nn.Module, name: str, factor: float) -> None:
     net.get_submodule(name).weight.mul_(factor)
 
 
-def reset(net: nn.Module, name: str) -> None:
-    norm = net.get_submodule(name)
-    norm.reset_running_stats()
-    nn.init.ones_(norm.weight)
-    nn.init.zeros_(norm.bias)
-
-
-def swapped(net: nn.Module, name: str, other: str) -> None:
-    first, second = net.get_submodule(name), net.get_submodule(other)
-    values = copy.deepcopy(first.state_dict())
-    first.load_state_dict(second.state_dict())
-    second.load_state_dict(values)
-
-
-def variances_times(net: nn.Module, name: str, factor: float) -> None:
-    net.get_submodule(name).running_var.mul_(factor)
-
-
 def deviations_as_variances(net: nn.Module, name: str) -> None:
     net.get_submodule(name).running_var.sqrt_()
 
@@ -123,24 +105,13 @@ def channels_flipped(net: nn.Module, name: str) -> None:
 
 
 ON_DEMO = [
-    (partial(initialised_anew, name="_blocks.14._depthwise_conv"), "_blocks.14._bn1"),
     (partial(filters_swapped, name="_blocks.1._depthwise_conv"), "_blocks.1._bn1"),
-    (partial(scaled, name="_conv_stem", factor=3), "_bn0"),
-    (partial(scaled, name="_blocks.14._bn1", factor=10), "_blocks.14._bn2"),
-    (partial(reset, name="_blocks.8._bn0"), "_blocks.8._bn0"),
-    (partial(variances_times, name="_blocks.1._bn1", factor=10), "_blocks.1._bn1"),
-    (partial(variances_times, name="_blocks.8._bn0", factor=0.01), "_blocks.8._bn0"),
     (partial(deviations_as_variances, name="_blocks.8._bn0"), "_blocks.8._bn0"),
 ]
 
 ON_RESNET = [
     (partial(initialised_anew, name="layer1.0.conv1"), "layer1.0.bn1"),
-    (partial(initialised_anew, name="layer2.1.conv2"), "layer2.1.bn2"),
-    (partial(initialised_anew, name="layer4.0.downsample.0"), "layer4.0.downsample.1"),
-    (partial(filters_swapped, name="layer2.1.conv2"), "layer2.1.bn2"),
     (partial(scaled, name="layer1.0.bn1", factor=3), "layer1.0.bn2"),
-    (partial(variances_times, name="layer4.0.downsample.1", factor=0.05), "layer4.0.downsample.1"),
-    (partial(swapped, name="layer2.0.bn1", other="layer2.1.bn2"), "layer2.0.bn1"),
     (partial(channels_flipped, name="layer1.0.bn1"), "layer1.0.bn1"),
 ]
 
@@ -185,29 +156,19 @@ def rounded(net: nn.Module) -> None:
 
 
 def another_head(net: Any) -> None:
-    if hasattr(net, "fc"):
-        net.fc = nn.Linear(net.fc.in_features, 3)
-    else:
-        net._fc = nn.Linear(net._fc.in_features, 3)
+    net.fc = nn.Linear(net.fc.in_features, 3)
 
 
-@pytest.mark.parametrize("change", [lambda _: None, partial(filters_zeroed, share=0.5), rounded, another_head])
-@pytest.mark.parametrize("of_network", [of_demo, of_resnet])
+@pytest.mark.parametrize(
+    ("of_network", "change"),
+    [(of_demo, partial(filters_zeroed, share=0.5)), (of_resnet, rounded), (of_resnet, another_head)],
+)
 @pytest.mark.sample("of_resnet-rounded")
 def test_healthy_networks_pass(of_network: Callable[..., RuleOutcome], change: Any) -> None:
     assert of_network(change) == RuleOutcome(RULE, "pass")
 
 
-@pytest.mark.exhaustive
-def test_a_network_in_bfloat16_passes() -> None:
-    assert of_resnet(lambda net: net.to(torch.bfloat16)).status == "pass"
-
-
 # --- preprocessing ---
-
-
-def test_the_demo_network_is_given_its_own_preprocessing() -> None:
-    assert outcome(demo()) == RuleOutcome(RULE, "pass")
 
 
 def test_imagenets_mean_and_std_are_too_strong_for_the_demo_network() -> None:
@@ -217,42 +178,14 @@ def test_imagenets_mean_and_std_are_too_strong_for_the_demo_network() -> None:
     assert "Here: normalised by mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225." in finding.message
 
 
-@pytest.mark.parametrize(("of_network", "first"), [(of_demo, "_bn0"), (of_resnet, "bn1")])
-@pytest.mark.sample("of_resnet-bn1")
-def test_pictures_that_are_not_normalised_fail_at_the_first_layer(
-    of_network: Callable[..., RuleOutcome], first: str
-) -> None:
-    (finding,) = of_network(mean="none", std="none").findings
-    assert (finding.level, finding.where) == ("fail", first)
+def test_pictures_that_are_not_normalised_fail_at_the_first_layer() -> None:
+    (finding,) = of_resnet(mean="none", std="none").findings
+    assert (finding.level, finding.where) == ("fail", "bn1")
     assert "All its channels vary 0." in finding.message
     assert "preprocess the pictures as in training (mean, std, range)" in finding.message
 
 
 # --- what cannot be judged ---
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"images": ()}, "The input is noise, which BatchNorm was not trained on: give pictures."),
-        ({"images": tuple(PICTURES[:1])}, "At least 4 pictures are needed, 1 was given."),
-    ],
-)
-def test_noise_and_single_pictures_are_skipped_with_the_reason(settings: dict[str, Any], reason: str) -> None:
-    assert outcome(demo(), **settings) == RuleOutcome(RULE, "skipped", reason=reason)
-
-
-@pytest.mark.exhaustive
-def test_a_network_that_was_never_trained_is_skipped_with_the_reason() -> None:
-    found = outcome(models.mobilenet_v3_small(), resize="64", crop="64")
-    assert found.reason == "All statistics of BatchNorm are as they start: mean 0, variance 1."
-
-
-UNTRAINED = {
-    "resnet18": models.resnet18,
-    "vgg11_bn": partial(models.vgg11_bn, num_classes=5),
-    "densenet121": models.densenet121,
-}
 
 
 def stored_outcome(network: nn.Module, path: Path) -> RuleOutcome:
@@ -262,12 +195,10 @@ def stored_outcome(network: nn.Module, path: Path) -> RuleOutcome:
     return next(each for each in report.outcomes if each.rule == "untrained-norm")
 
 
-@pytest.mark.parametrize("name", UNTRAINED)
-@pytest.mark.sample("resnet18")
-def test_a_file_that_was_saved_before_training_is_a_warning(name: str, tmp_path: Path) -> None:
+def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = UNTRAINED[name]()
+        network = models.resnet18()
     found = stored_outcome(network, tmp_path / "w.pt")
     assert found.status == "warn"
     assert [each.where for each in found.findings] == [""]

@@ -10,31 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.checks.checkpoints.corrupted_networks import (
-    Block,
-    Row,
-    Sound,
-    assert_caught,
-    demo,
-    residual,
-    weights,
-)
+from tests.checks.checkpoints.corrupted_networks import Block, Row, Sound, assert_caught, demo, residual, weights
 from tests.checks.checkpoints.corruptions import (
     State,
     block,
     both,
     cast,
-    colours_swapped,
     copy_layer,
-    disturb,
     every,
-    exchange_channels,
     fill,
     flip,
-    initialise,
     prune,
     reset,
-    reverse,
     round_to,
     scale,
     swap,
@@ -49,8 +36,6 @@ pytestmark = pytest.mark.exhaustive
 EXPAND, DEPTHWISE, PROJECT = (
     f"_blocks.9.{part}.weight" for part in ("_expand_conv", "_depthwise_conv", "_project_conv")
 )
-NORM = "_blocks.9._bn1"
-
 OF_DEMO = [
     Row(
         "a flipped exponent bit of a weight",
@@ -63,9 +48,6 @@ OF_DEMO = [
         weights(flip(EXPAND, 31)),
         never="one of 75,264 weights, as large as before: no layer moves by a hundredth of its spread",
     ),
-    Row(
-        "a kernel with the wrong sign", weights(scale(DEPTHWISE, -1)), pictures="batchnorm-statistics", baseline="drift"
-    ),
     Row("all biases removed", weights(every("bias", Tensor.zero_)), pictures="batchnorm-statistics", baseline="drift"),
     Row(
         "pruned to five in a hundred",
@@ -75,20 +57,6 @@ OF_DEMO = [
         baseline="drift",
     ),
     Row("two classes swapped", weights(swap_classes(281, 285, "_fc.weight", "_fc.bias")), baseline="drift"),
-    Row(
-        "a page of NaN",
-        weights(block(PROJECT, 5000, 6024, math.nan)),
-        alone="non-finite-activation non-finite-parameter",
-    ),
-    Row("blue for red", weights(colours_swapped("_conv_stem.weight")), baseline="drift"),
-    Row(
-        "noise as large as the weights",
-        weights(disturb(1.0)),
-        alone="(untrained-weight)",
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
-    Row("pictures from 0 to 1", given={"mean": "none", "std": "none"}, pictures="batchnorm-statistics"),
     Row(
         "pictures normalised as another network's",
         given={"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"},
@@ -141,22 +109,10 @@ OF_RESIDUAL = [
         baseline="drift",
     ),
     Row(
-        "a flipped exponent bit of a gain",
-        weights(flip("4.bn1.weight", 30, 5)),
-        alone="(bf16-headroom) (fp16-headroom) non-finite-activation outlier-weight overflowing-activation",
-    ),
-    Row(
         "a mean that is NaN",
         weights(fill("4.bn1.running_mean", math.nan)),
         alone="non-finite-activation non-finite-parameter",
     ),
-    Row(
-        "a kernel initialised again",
-        weights(initialise("4.conv2.weight", nn.init.kaiming_normal_)),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
-    Row("a kernel times ten", weights(scale("5.conv1.weight", 10)), pictures="batchnorm-statistics", baseline="drift"),
     Row(
         "a kernel times a thousandth",
         weights(scale("5.conv1.weight", 1e-3)),
@@ -176,52 +132,15 @@ OF_RESIDUAL = [
         pictures="batchnorm-statistics",
         baseline="drift",
     ),
-    Row(
-        "filters in reverse order",
-        weights(reverse("5.conv1.weight")),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
     Row("kernels transposed", weights(transpose("5.conv1.weight")), baseline="drift"),
-    Row(
-        "input and output channels exchanged",
-        weights(exchange_channels("5.conv1.weight")),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
-    Row(
-        "one BatchNorm reset",
-        weights(reset("4.bn2")),
-        alone="untrained-norm",
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
     Row("all BatchNorm reset", weights(both(*map(reset, NORMS))), alone="untrained-norm", baseline="drift"),
-    Row(
-        "two layers of BatchNorm swapped",
-        weights(swap("5.bn1", "5.bn2")),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
-    Row(
-        "statistics in reverse order",
-        weights(reverse("6.bn1.running_mean", "6.bn1.running_var")),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
     Row("variances halved", weights(scale("6.bn1.running_var", 0.5)), baseline="drift"),
-    Row("deviations for variances", weights(lambda state: state["6.bn1.running_var"].sqrt_()), baseline="drift"),
     Row(
         "variances of zero",
         weights(fill("4.bn1.running_var", 0)),
         alone="batchnorm-variance",
         pictures="batchnorm-statistics",
         baseline="drift",
-    ),
-    Row(
-        "a negative variance",
-        weights(block("4.bn1.running_var", 3, 4, -1)),
-        alone="batchnorm-variance non-finite-activation",
     ),
     Row(
         "a bias of -100 before a ReLU",
@@ -236,19 +155,7 @@ OF_RESIDUAL = [
         alone="(untrained-norm)",
         baseline="drift",
     ),
-    Row(
-        "a shortcut dropped",
-        weights(both(fill("5.skip.1.weight", 0), fill("5.skip.1.bias", 0))),
-        alone="(untrained-norm)",
-        baseline="drift",
-    ),
     Row("the ReLU before BatchNorm", relu_first, baseline="drift"),
-    Row(
-        "a ReLU left out",
-        lambda net: setattr(net[5], "relu", nn.Identity()),
-        pictures="batchnorm-statistics",
-        baseline="drift",
-    ),
     Row("a dropout left on", lambda net: net.insert(9, AlwaysDropping()), alone="repeatability", baseline="drift"),
     Row(
         "a layer there twice",

@@ -1,34 +1,15 @@
 """What catches corruptions of a small ViT, which stores nothing of its pictures: alone, and with a baseline."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
-from tests.checks.checkpoints.corrupted_networks import Change, Row, Sound, assert_caught, transformer, weights
-from tests.checks.checkpoints.corruptions import (
-    State,
-    both,
-    copy_layer,
-    fill,
-    forget_scales,
-    forget_signs,
-    initialise,
-    scale,
-    swap,
-    transpose,
-    uniform,
-    zero,
-)
+from tests.checks.checkpoints.corrupted_networks import Row, Sound, assert_caught, transformer, weights
+from tests.checks.checkpoints.corruptions import State, fill, forget_scales, forget_signs, initialise, uniform
 
 pytestmark = pytest.mark.exhaustive
 
 QKV, PROJECT, FIRST, SECOND = (f"blocks.2.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"))
-
-
-def rolled(name: str, by: int) -> Change:
-    return weights(lambda state: state[name].copy_(state[name].roll(by, 0)))
 
 
 def shuffle_positions(state: State) -> None:
@@ -42,17 +23,7 @@ def set_eps(net: nn.Module, eps: float) -> None:
 
 
 OF_TRANSFORMER = [
-    Row("two blocks swapped", weights(swap("blocks.1", "blocks.4")), baseline="drift"),
-    Row("queries and keys rolled by a head", rolled(QKV, 16), baseline="drift"),
-    Row("a projection transposed", weights(transpose(PROJECT)), baseline="drift"),
     Row("positions shuffled", weights(shuffle_positions), baseline="drift"),
-    Row("positions of zeros", weights(fill("pos_embed", 0)), alone="(zero-parameter)", baseline="drift"),
-    Row(
-        "a LayerNorm reset",
-        weights(both(fill("blocks.2.norm1.weight", 1), fill("blocks.2.norm1.bias", 0))),
-        alone="(untrained-norm)",
-        baseline="drift",
-    ),
     Row("a last LayerNorm of zeros", weights(fill("norm.weight", 0)), alone="constant-output", baseline="drift"),
     Row("another eps", lambda net: set_eps(net, 1.0), baseline="drift"),
     Row(
@@ -60,42 +31,17 @@ OF_TRANSFORMER = [
         lambda net: set_eps(net, 1e-5),
         never="variances are so much greater that no layer moves by a hundredth of its spread",
     ),
-    Row("biases of attention dropped", weights(fill("blocks.2.attn.qkv.bias", 0)), baseline="drift"),
     Row(
         "a matrix initialised again", weights(initialise(FIRST, uniform)), alone="(untrained-weight)", baseline="drift"
     ),
-    Row("a page of zeros", weights(zero(SECOND, 5000, 6000)), alone="(constant-block)", baseline="drift"),
     Row(
         "the last third of the file zero",
         weights(lambda state: [each.zero_() for each in list(state.values())[2 * len(state) // 3 :]]),
         alone="constant-output (zero-parameter)",
         baseline="drift",
     ),
-    Row(
-        "a layer there twice",
-        weights(copy_layer("blocks.1.mlp.fc1.weight", FIRST)),
-        alone="(duplicate-parameter)",
-        baseline="drift",
-    ),
-    Row("a matrix with the wrong sign", weights(scale(SECOND, -1)), baseline="drift"),
-    Row(
-        "int8 without its scales",
-        weights(forget_scales(8)),
-        alone="integer-weight (fp16-headroom)",
-        baseline="drift",
-    ),
-    Row("int4 without its scales", weights(forget_scales(4)), alone="integer-weight", baseline="drift"),
+    Row("int8 without its scales", weights(forget_scales(8)), alone="integer-weight (fp16-headroom)", baseline="drift"),
     Row("magnitudes without signs", weights(forget_signs), alone="unsigned-weight", baseline="drift"),
-    Row(
-        "all weights initialised again",
-        lambda net: [each.reset_parameters() for each in net.modules() if hasattr(each, "reset_parameters")],
-        baseline="drift",
-    ),
-    Row(
-        "a NaN among the positions",
-        weights(lambda state: state["pos_embed"][0, 3].fill_(math.nan)),
-        alone="non-finite-activation non-finite-parameter",
-    ),
     Row(
         "pictures from 0 to 255",
         given={"mean": "none", "std": "0.00392,0.00392,0.00392"},

@@ -39,10 +39,7 @@ ZERO_HEAD = {"(zero-parameter)", "(constant-output)"}
 
 RANDOM: dict[str, set[str]] = {
     "convit_tiny": {"(duplicate-parameter)"},  # all of its attention starts with an identity
-    "convnext_atto": set(),
-    "cs3darknet_focus_s": set(),  # residual branches start switched off: their SiLUs are given zeros
     "cspnext_tiny": FADES,
-    "efficientvit_m0": set(),  # tables of biases start at zero
     "gmlp_ti16_224": ZERO_HEAD,
     "mobileone_s0": GROWS,  # each of its blocks sums up to six branches, none of which is normalised yet
 }

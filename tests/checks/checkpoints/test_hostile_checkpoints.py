@@ -1,8 +1,7 @@
 """`hookscope check` with files made to harm, and broken ones.
 
 Of those in `tests/cli/test_hostile_files.py` that get the same sentence there, one is enough; all with odd names. The
-files go through one command, as they would from a folder that a CI job is pointed at; once for the JSON and JUnit
-reports, once as on GitHub.
+files go through one command, as they would from a folder that a CI job is pointed at.
 """
 
 import json
@@ -162,37 +161,6 @@ def test_the_junit_report_is_read_by_a_parser_and_counts_every_checkpoint(junit:
     assert broken == [case.code != 0 for case in cases]
     text = junit.read_text(encoding="utf-8")
     assert not [word for word in NEVER_SAID if word in text]
-
-
-def test_on_github_no_name_adds_an_annotation(
-    check_all: Callable[..., Ended], checked: Checked, folder: Path, variables: dict[str, str], tmp_path: Path
-) -> None:
-    summary = tmp_path / "summary.md"
-    runner = variables | {
-        "GITHUB_ACTIONS": "true",
-        "GITHUB_STEP_SUMMARY": str(summary),
-        "GITHUB_WORKSPACE": str(folder),
-    }
-    # Names of every kind, whatever else is told in more than plain words, and some that is not.
-    told = {case: json.dumps(checked[1][case.name], ensure_ascii=False) for case in cases_with(())}
-    odd = [case for case, text in told.items() if re.search(r"::|##|\\\\|%|[^ -~]", text)]
-    cases = [case for case in told if case in NAMES or case in FILE_NAMES or case in odd or case in list(told)[::20]]
-    ended = check_all(cases, runner)
-    assert ended.code == 4
-    assert ended.stderr == ""
-    assert not [word for word in NEVER_SAID if word in ended.stdout]
-    lines = ended.stdout.split("\n")
-    assert all(line.isprintable() for line in lines)
-    commands = [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
-    ours = [
-        re.match(r"::(error|warning|notice) title=hookscope · (\d+)/[^:,]*(,file=[^:,]*)?::[^:]", line)
-        for line in commands
-    ]
-    assert None not in ours
-    blamed = [int(match[2]) for match in ours if match and match[1] == "error"]
-    assert sorted(blamed) == [TOGETHER.index(case) for case in cases if case.code != 0]
-    written = summary.read_text(encoding="utf-8").split("\n")
-    assert not [line for line in written if line.lstrip().startswith("::") or not line.isprintable()]
 
 
 def refused(case: Case, path: str, networks: Path) -> None:

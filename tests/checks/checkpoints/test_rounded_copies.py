@@ -44,7 +44,7 @@ def without(_: int) -> nn.Module:
     return nn.Identity()
 
 
-NETWORKS = [(nn.ReLU, nn.BatchNorm2d), (nn.SiLU, nn.BatchNorm2d), (nn.ReLU, without), (nn.Tanh, without)]
+NETWORKS = [(nn.SiLU, nn.BatchNorm2d), (nn.ReLU, without)]
 
 
 def in_eight_bits(network: nn.Module) -> nn.Module:

@@ -24,7 +24,6 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
 
 # BatchNorm in eval mode passes on what it is given until it is trained, and networks rely on it for their scale.
-GROWS = {("fp16-headroom", "BatchNorm does not normalise yet, being untrained.")}
 FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
 # Quantised before anything was trained: the scales are those of no data, and the steps too coarse for what remains.
 NEVER_TRAINED = ("untrained-norm", "mean 0 and variance 1, and the weights as drawn at random.")
@@ -32,10 +31,6 @@ FADES_INTO_STEPS = {("constant-output", "Its weights are random.")}
 # Likewise: with steps of 1 the values become 0 on the way, and what Hardswish makes of 0 is 0.
 CUT_OFF = FADES_INTO_STEPS | {
     (rule, "'features.8.block.0.2', 'features.8.block.1.2' and 9 more.") for rule in ("dead-channels", "dead-layer")
-}
-ZERO_HEAD = {
-    ("zero-parameter", "'heads.head.weight' (Linear) is 0 in all of its 768,000 values."),
-    ("constant-output", "'heads.head.weight' is all 0, as an untrained head may be."),
 }
 
 
@@ -52,24 +47,13 @@ class Seeded:
 WITHOUT_BACKBONE = {"weights_backbone": None}
 
 SEEDED = [
-    Seeded("alexnet"),
     Seeded("resnet18"),
-    Seeded("resnet101", warnings=frozenset(GROWS)),
-    Seeded("densenet121"),
-    Seeded("googlenet", warnings=frozenset(FADES), options={"init_weights": True}),
-    Seeded("mobilenet_v3_small"),
-    Seeded("shufflenet_v2_x0_5"),
-    Seeded("regnet_y_400mf"),
-    Seeded("convnext_tiny"),
     Seeded("swin_t"),
-    Seeded("vit_b_32", (2, 3, 224, 224), frozenset(ZERO_HEAD)),
     Seeded("deeplabv3_mobilenet_v3_large", (2, 3, 96, 96), frozenset(FADES), WITHOUT_BACKBONE),
     Seeded("ssdlite320_mobilenet_v3_large", (2, 3, 128, 128), frozenset(FADES), WITHOUT_BACKBONE),
-    Seeded("fasterrcnn_mobilenet_v3_large_320_fpn", (2, 3, 128, 128), options=WITHOUT_BACKBONE),
     Seeded("r3d_18", (2, 3, 4, 64, 64)),
     Seeded("raft_small", (2, 3, 128, 128)),
     Seeded("quantized_resnet18", options={"quantize": True}),
-    Seeded("quantized_mobilenet_v2", warnings=frozenset(FADES_INTO_STEPS), options={"quantize": True}),
     Seeded("quantized_mobilenet_v3_large", warnings=frozenset(CUT_OFF), options={"quantize": True}),
 ]
 
@@ -110,12 +94,8 @@ def resnet18(tmp_path: Path) -> str:
     return str(tmp_path / "resnet18.pt")
 
 
-NOISE_AND_PICTURE = pytest.mark.parametrize("images", [(), (CAT,)], ids=["noise", "cat"])
-
-
-@NOISE_AND_PICTURE
-@pytest.mark.parametrize("config", ["smoke.toml", "gradients.toml"])
-@pytest.mark.sample("smoke.toml-cat")
+@pytest.mark.parametrize(("config", "images"), [("smoke.toml", (CAT,)), ("gradients.toml", ())])
+@pytest.mark.sample("smoke.toml-images0")
 def test_the_trained_demo_network_passes_without_a_word(config: str, images: tuple[Path, ...]) -> None:
     report = checked(config, "demo", images=images)
     assert report.passed
@@ -134,19 +114,15 @@ def not_passed(report: CheckReport) -> dict[str, str]:
     return {each.rule: each.status for each in report.outcomes if each.status not in ("off", "pass")}
 
 
-@NOISE_AND_PICTURE
 @pytest.mark.exhaustive
-def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_network_only(
-    images: tuple[Path, ...],
-) -> None:
-    report = checked("strict.toml", "demo", images=images)
+def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_network_only() -> None:
+    report = checked("strict.toml", "demo", images=(CAT,))
     assert report.exit_code == 1
     assert {(finding.rule, finding.level) for finding in report.findings} == {("dead-channels", "fail")}
     assert all("(ReLU6)" in finding.message for finding in report.findings)
 
 
-@NOISE_AND_PICTURE
-@pytest.mark.parametrize("config", ["gradients.toml", "strict.toml"])
+@pytest.mark.parametrize(("config", "images"), [("gradients.toml", ()), ("strict.toml", (CAT,))])
 @pytest.mark.exhaustive
 def test_a_seeded_resnet18_passes_the_other_configurations_as_one_that_was_never_trained(
     config: str, images: tuple[Path, ...], resnet18: str
@@ -166,10 +142,7 @@ def test_a_seeded_resnet18_passes_the_other_configurations_as_one_that_was_never
 
 
 # Maps are large enough for every weight of every kernel to meet a pixel, not only padding.
-PLANTED = {
-    **dict.fromkeys(("resnet18", "shufflenet_v2_x0_5", "densenet121", "swin"), 64),
-    "vit": 112,
-}
+PLANTED = {**dict.fromkeys(("resnet18", "swin"), 64)}
 
 
 def called_modules(network: nn.Module, size: int) -> set[str]:

@@ -28,10 +28,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 @pytest.fixture
 def limited_rule(monkeypatch: pytest.MonkeyPatch) -> Rule:
     """Add a rule with two limits."""
-    limits = {
-        "max_fraction": Limit(0.9, "Of channels.", ""),
-        "factor": Limit(1e4, "Of what.", ""),
-    }
+    limits = {"max_fraction": Limit(0.9, "Of channels.", ""), "factor": Limit(1e4, "Of what.", "")}
     rule = replace(RULES["forward"], identifier="bright-channels", level="warn", limits=limits)
     monkeypatch.setitem(RULES, rule.identifier, rule)  # type: ignore[arg-type] # a dict that calls itself a mapping
     return rule

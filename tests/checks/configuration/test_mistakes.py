@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hookscope.checks.configuration import default_text, read_settings
@@ -25,11 +26,8 @@ def _message(read: Read, text: str) -> str:
     ("text", "line", "problem"),
     [
         ("\nmodle = 3\n", 2, "unknown key 'modle' at the top level. Nearest: 'model'."),
-        ("[inptu]\nseed = 3\n", 1, "unknown key 'inptu' at the top level. Nearest: 'input'."),
         ("seed = 3\n", 1, "unknown key 'seed' at the top level. It belongs in [input]."),
         ("[model]\nshape = [1]\n", 2, "unknown key 'shape' in [model]. It belongs in [input] or [output]."),
-        ("dead-channels = 'off'\n", 1, "unknown key 'dead-channels' at the top level. It belongs in [rules]."),
-        ("[rules]\ntop1 = 3\n", 2, "unknown key 'top1' in [rules]. It belongs in [[expect]]."),
         ("[output]\nzzzz = 3\n", 2, "unknown key 'zzzz' in [output]. Known: 'shape', 'dtype', 'key', 'multi-label'."),
         ("[input]\nseed = 3\n# so\nbatch_size = 8\n", 4, "unknown key 'batch_size' in [input]. Nearest: 'batch-size'."),
         ("[rules]\n\ndead-chanels = 'off'\n", 3, "unknown key 'dead-chanels' in [rules]. Nearest: 'dead-channels'."),
@@ -44,11 +42,7 @@ def _message(read: Read, text: str) -> str:
             2,
             "unknown key 'max_fraction' in [rules.bright-channels]. Nearest: 'max-fraction'.",
         ),
-        (
-            "[rules.forward]\nseverity = 'off'\n",
-            2,
-            "unknown key 'severity' in [rules.forward]. Known: 'level'.",
-        ),
+        ("[rules.forward]\nseverity = 'off'\n", 2, "unknown key 'severity' in [rules.forward]. Known: 'level'."),
         (
             "expect = [\n  { image = 'a.png', top1 = 1 },\n  { image = 'b.png', topl = 1 },\n]\n",
             1,
@@ -65,12 +59,8 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
     ("statement", "problem"),
     [
         ("model = 3", "model at the top level must be a table, not 3."),
-        ("rules = []", "rules at the top level must be a table, not a list."),
-        ("layers = {}", "layers at the top level must be a list, not a table."),
         ("layers = [1]", "item 1 of layers at the top level must be a table, not 1."),
         ("model.arch = ''", "arch in [model] must be a string that is not empty, not ''."),
-        ("model.arch = 18", "arch in [model] must be a string that is not empty, not 18."),
-        ("model.key = 2024-01-01", "key in [model] must be a string that is not empty, not a date or time."),
         ("model.arguments = ['width=2']", "arguments in [model] must be a table, not a list."),
         ("model.arguments = { 'a b' = 1 }", "a b in [model.arguments] cannot be the name of an argument."),
         (
@@ -81,7 +71,6 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             f"model.arguments = {{ a = 0x{'f' * 5000} }}",
             "a in [model.arguments] must be a string, finite number, true, false, or a list of these, not a huge one.",
         ),
-        ("model.allow-missing = 'fc.*'", "allow-missing in [model] must be a list, not 'fc.*'."),
         (
             "model.allow-missing = ['a', 2]",
             "item 2 of allow-missing in [model] must be a string that is not empty, not 2.",
@@ -100,10 +89,6 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
                 "shape in [input] is wrong: '0,3' has a size below 1. Give sizes like 1,3,224,224, or "
                 "tokens=4,20:int64<1000."
             ),
-        ),
-        (
-            "input.shape = []",
-            "shape in [input] is wrong: '' has no batch axis. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
         ),
         (
             "input.shape = [65536, 4097]",
@@ -125,9 +110,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("input.mean = []", "mean in [input] must be a valid number, a list that is not empty or 'none', not a list."),
         ("input.mean = inf", "mean in [input] must be a finite number, a list or 'none', not inf."),
         ("input.std = [1, 0]", "std in [input] must be above 0: it is the standard deviation of each channel."),
-        ("input.batch-size = 'eight'", "batch-size in [input] must be a valid integer, not 'eight'."),
         ("input.batch-size = 8.0", "batch-size in [input] must be a valid integer, not 8.0."),
-        ("input.batch-size = true", "batch-size in [input] must be a valid integer, not true."),
         ("input.seed = -1", "seed in [input] must be greater than or equal to 0, not -1."),
         (
             "input.seed = 0x8000000000000000",
@@ -138,25 +121,14 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "item 1 of shape in [output] must be a size, 'N' for the number of inputs, or '*' for any size, not 'B'.",
         ),
         ("gradients.target = -1", "target in [gradients] must be a class, by name or index, not -1."),
-        ("gradients.mode = 'training'", "mode in [gradients] must be 'eval' or 'train', not 'training'."),
-        ("baseline.file = false", "file in [baseline] must be a string that is not empty, not false."),
         ("rules.forward = 'error'", "forward in [rules] must be 'fail', 'warn' or 'off', not 'error'."),
         (
             "rules.forward = false",
             "forward in [rules] must be a level ('fail', 'warn' or 'off') or a table of level and limits, not false.",
         ),
-        ("rules.forward.level = 1", "level in [rules.forward] must be 'fail', 'warn' or 'off', not 1."),
         (
             "rules.bright-channels.max-fraction = 1.5",
             "max-fraction in [rules.bright-channels] must be less than or equal to 1, not 1.5.",
-        ),
-        (
-            "rules.bright-channels.max-fraction = -0.1",
-            "max-fraction in [rules.bright-channels] must be greater than or equal to 0, not -0.1.",
-        ),
-        (
-            "rules.bright-channels.factor = -1",
-            "factor in [rules.bright-channels] must be greater than or equal to 0, not -1.",
         ),
         ("rules.bright-channels.factor = nan", "factor in [rules.bright-channels] must be a finite number, not nan."),
         (
@@ -167,21 +139,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "layers = [{ forward = 'off' }]",
             "[[layers]] lacks a pattern. Name the layers, for example pattern = 'layer4.*'.",
         ),
-        (
-            "layers = [{ pattern = 'a' }]",
-            "[[layers]] changes no rule. Add one, for example dead-channels = 'off'.",
-        ),
-        (
-            "layers = [{ pattern = '', forward = 'off' }]",
-            "pattern in [[layers]] must be a string that is not empty, not ''.",
-        ),
+        ("layers = [{ pattern = 'a' }]", "[[layers]] changes no rule. Add one, for example dead-channels = 'off'."),
         (
             "layers = [{ pattern = 'conv@3', forward = 'off' }]",
             "pattern in [[layers]] is 'conv@3', which picks by position. Name the layers instead.",
-        ),
-        (
-            "layers = [{ pattern = '@-1', forward = 'off' }]",
-            "pattern in [[layers]] is '@-1', which picks by position. Name the layers instead.",
         ),
         (
             "layers = [{ pattern = 'conv', output-shape = 'off' }]",
@@ -199,10 +160,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             ),
         ),
         ("expect = [{ top1 = 1 }]", "[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'."),
-        (
-            "expect = [{ image = 'a.png', k = 2 }]",
-            "[[expect]] expects nothing. Add top1, contains or min-probability.",
-        ),
+        ("expect = [{ image = 'a.png', k = 2 }]", "[[expect]] expects nothing. Add top1, contains or min-probability."),
         (
             "expect = [{ image = 'a.png', top1 = 1, k = 2 }]",
             "[[expect]] has k, which is how many places 'contains' looks at, but no contains. Add it.",
@@ -210,14 +168,6 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         (
             "expect = [{ image = 'a.png', contains = [1, 2, 3], k = 2 }]",
             "contains in [[expect]] names 3 classes, more than the first 2 can hold. Raise k.",
-        ),
-        (
-            "expect = [{ image = 'a.png', top1 = -1 }]",
-            "top1 in [[expect]] must be a class, by name or index, not -1.",
-        ),
-        (
-            "expect = [{ image = 'a.png', min-probability = 30 }]",
-            "min-probability in [[expect]] must be less than or equal to 1, not 30.",
         ),
         (
             "input = { images = ['a.png'], shape = [1, 3, 8, 8] }",
@@ -338,10 +288,7 @@ def test_steering_sequences_in_names_and_values_are_spelled_out(tmp_path: Path, 
 
 
 _MANGLED = st.tuples(
-    st.integers(0, len(default_text())),
-    st.integers(0, 40),
-    st.text("=[]{}\"'\n#.-,01aé\\", max_size=6),
-    st.booleans(),
+    st.integers(0, len(default_text())), st.integers(0, 40), st.text("=[]{}\"'\n#.-,01aé\\", max_size=6), st.booleans()
 )
 
 
@@ -360,6 +307,7 @@ def _reads_or_says_why(path: Path, content: bytes) -> None:
 
 
 @given(_MANGLED)
+@hypothesis_settings(max_examples=40)
 @pytest.mark.exhaustive
 def test_a_mangled_configuration_is_read_or_is_one_line(hostile: Path, mangled: tuple[int, int, str, bool]) -> None:
     at, cut, inserted, uncommented = mangled
@@ -376,6 +324,7 @@ def test_any_bytes_are_read_or_are_one_line(hostile: Path, content: bytes) -> No
 
 
 @given(st.data())
+@hypothesis_settings(max_examples=30)
 @pytest.mark.exhaustive
 def test_an_unknown_key_among_others_is_found_on_its_line(hostile: Path, data: st.DataObject) -> None:
     lines = default_text().splitlines()

@@ -26,13 +26,12 @@ def alone(state: dict[str, Tensor]) -> dict[str, StoredValues]:
     return {each.name: each for each in stored_tensors(as_named(state))[0]}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_32", "swin_t", "fcn_resnet50", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "swin_t"])
 @pytest.mark.sample("resnet18", "mobilenet_v2")
 def test_values_of_a_file_are_measured_as_those_of_its_network_are(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = {"weights_backbone": None} if name == "fcn_resnet50" else {}
-        network = torchvision.models.get_model(name, **options)
+        network = torchvision.models.get_model(name)
     known = stored_tensors(network)[0]
     found = alone(network.state_dict())
     assert set(found) == {each.name for each in known}
@@ -56,15 +55,6 @@ def test_dead_filters_are_counted_along_the_axis_of_the_outputs() -> None:
     assert found["dense.weight"].zero_filters == (2,)
     assert found["up.weight"].filter_count is None  # only its bias shows that it is transposed
     assert found["words.weight"].filter_count is None
-
-
-def test_a_variance_of_zero_beside_a_mean_is_seen() -> None:
-    norm = nn.BatchNorm2d(3)
-    norm.running_var[1] = 0
-    norm.running_mean[1] = 0.5
-    norm.running_var[2] = 0
-    found = alone({f"bn.{name}": each for name, each in norm.state_dict().items()})
-    assert found["bn.running_var"].means_without_variance == (1,)
 
 
 def test_no_name_hides_another() -> None:
@@ -185,8 +175,7 @@ def remarks(path: Path, state: dict[str, Tensor], key: str | None = None) -> tup
     return measure_file(str(path), CheckSettings(key=key), "there is no network").warnings
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "ema.", "module._orig_mod.", "copy."])
-@pytest.mark.sample("module.", "ema.")
+@pytest.mark.parametrize("prefix", ["module.", "ema.", "module._orig_mod."])
 def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> None:
     path = tmp_path / "model.pt"
     state = two_layers()
@@ -201,13 +190,6 @@ def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> N
     copy["1.weight"] = state["1.weight"].clone()
     assert "2 of 3 differ." in remarks(path, state | behind(prefix, copy))[0]
     assert "their values are equal." in remarks(path, state | behind(prefix, state))[0]
-
-
-def test_one_name_beside_itself_in_a_wrapper_is_told(tmp_path: Path) -> None:
-    (said,) = remarks(tmp_path / "x.pt", {"x": torch.ones(3, 3), "module.x": torch.zeros(3, 3)})
-    assert said.startswith(
-        "x.pt holds 1 name twice, without and with 'module.' ('x' and 'module.x'); their values differ"
-    )
 
 
 def test_a_part_that_is_there_compiled_and_not_is_told(tmp_path: Path) -> None:
@@ -245,10 +227,7 @@ def test_parts_of_one_network_are_no_copies(tmp_path: Path, shapes: dict[str, tu
 @pytest.mark.parametrize(
     ("down", "up"),
     [
-        ("q_proj.lora_A.weight", "q_proj.lora_B.weight"),
         ("q_proj.lora_A.default.weight", "q_proj.lora_B.default.weight"),
-        ("q_proj.lora_A", "q_proj.lora_B"),
-        ("layers.0.q_proj.lora_down.weight", "layers.0.q_proj.lora_up.weight"),
         ("layers.0.q_proj.lora.down.weight", "layers.0.q_proj.lora.up.weight"),
     ],
 )
@@ -268,9 +247,3 @@ def test_half_an_adapter_beside_its_layer_is_told(tmp_path: Path) -> None:
     state |= {"q.lora_B.weight": torch.ones(8, 2), "k.lora_B.weight": torch.ones(8, 2)}
     (said,) = remarks(tmp_path / "x.pt", state)
     assert said == "x.pt: 1 LoRA adapter of rank 2 for q; 1 LoRA tensor without its other half."
-
-
-def test_half_an_adapter_alone_is_refused(tmp_path: Path) -> None:
-    halves = {"q.lora_A.weight": torch.ones(2, 8), "q.lora_B.weight": torch.ones(8, 2), "k.lora_B": torch.ones(8, 2)}
-    with pytest.raises(CheckpointError, match=r"x\.pt lacks the other half of 'k\.lora_B', a LoRA adapter"):
-        remarks(tmp_path / "x.pt", halves)

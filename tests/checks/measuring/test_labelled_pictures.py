@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 import hookscope
@@ -71,12 +70,6 @@ def test_the_accuracy_is_that_of_a_plain_loop(network: nn.Module, squares: Path)
     assert [each.mistaken_for for each in accuracy.classes] == ["green", "red", "white", "blue"]
 
 
-def test_without_names_of_classes_a_class_is_called_by_its_label(network: nn.Module, squares: Path) -> None:
-    accuracy = accuracy_of(network, squares, classes=None)
-    assert accuracy.mapping == "folders in sorted order: 'blue' is class 0"
-    assert [each.mistaken_for for each in accuracy.classes] == ["green", "red", "white", "blue"]
-
-
 def test_the_worst_pictures_are_those_of_which_the_network_is_surest(network: nn.Module, squares: Path) -> None:
     pictures, classes = read_squares(squares)
     with torch.no_grad():
@@ -124,11 +117,6 @@ def test_scores_that_are_probabilities_are_shown_as_they_are(squares: Path) -> N
     assert (said.taken_for, said.probability, said.label, said.label_probability) == ("blue", 0.75, "white", 0.0)
 
 
-def test_a_network_that_knows_only_guessing_is_a_warning_without_a_limit(squares: Path) -> None:
-    report = check(scores(torch.arange(4.0)), squares)
-    assert [(each.rule, each.level) for each in report.findings] == [("accuracy", "warn")]
-
-
 @pytest.mark.parametrize(
     ("break_network", "message", "code"),
     [
@@ -143,13 +131,6 @@ def test_what_cannot_be_judged_is_one_line(
     report = check(break_network(), squares)
     assert message.casefold() in report.error.casefold()
     assert (report.error_code, "\n" in report.error) == (code, False)
-
-
-def test_a_corrupt_picture_is_one_line(network: nn.Module, tmp_path: Path) -> None:
-    draw_squares(tmp_path / "val", count=2)
-    (tmp_path / "val" / "red" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
-    report = check(network, tmp_path / "val", images=[tmp_path / "val" / "blue"])
-    assert (report.exit_code, "0.png" in report.error, "\n" in report.error) == (3, True, False)
 
 
 def test_a_network_that_raises_on_a_picture_names_it(squares: Path) -> None:
@@ -260,10 +241,3 @@ def test_a_label_that_is_no_class_is_refused_with_the_nearest_name() -> None:
         classes_of(["crane", "taby cat"], NAMES, 4, in_folders=True)
     with pytest.raises(UsageError, match=r"'4' is no class .* its names of classes are not known \(--classes FILE\)"):
         classes_of(["4"], (), 4, in_folders=False)
-
-
-def test_pictures_of_several_sizes_and_modes_are_counted_each_once(network: nn.Module, tmp_path: Path) -> None:
-    for number, (mode, size) in enumerate((("L", (12, 12)), ("RGBA", (20, 14)), ("RGB", (14, 20)))):
-        (tmp_path / "red").mkdir(exist_ok=True)
-        Image.new(mode, size).save(tmp_path / "red" / f"{number}.png")
-    assert accuracy_of(network, tmp_path).count == 3

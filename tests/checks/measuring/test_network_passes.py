@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.ao.quantization import (
-    disable_observer,
-    get_default_qat_qconfig,
-    prepare_qat,
-    quantize_dynamic,
-)
+from torch.ao.quantization import disable_observer, get_default_qat_qconfig, prepare_qat, quantize_dynamic
 
 from hookscope.checks.measuring import measure, measure_layers
 from hookscope.checks.rules import RULES
@@ -22,14 +17,11 @@ from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import LayerNotFoundError, UsageError
 from tests.checks.measuring.networks import measure_network, prepared
 from tests.inspections import inspect
-from tests.networks import KINDS, NETWORKS, TORCHVISION, Written, conv_net
+from tests.networks import NETWORKS, Written, conv_net
 
 EVERYTHING = set(RULES)
 OUTPUTS = {"output-shape", "constant-output", "repeatability", "batch-consistency"}
 FORWARD = {name for name, rule in RULES.items() if rule.level != "off"}
-
-# RAFT is called with three arguments.
-OF_ONE_ARGUMENT = [name for name in KINDS if name in TORCHVISION and name != "raft_small"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -92,8 +84,7 @@ def test_a_forward_pass_that_raises_is_no_error_here() -> None:
 # --- outputs ---
 
 
-@pytest.mark.parametrize("name", OF_ONE_ARGUMENT)
-@pytest.mark.sample("resnext", "vit", "convnext", "retinanet")
+@pytest.mark.parametrize("name", ["resnext", "vit", "convnext", "retinanet"])
 def test_real_networks_repeat_themselves_in_a_batch_and_alone_and_stay_as_they_were(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name].build()
@@ -148,12 +139,6 @@ def test_an_output_that_ignores_its_input_does_not_differ() -> None:
         assert output.input_difference == 0.0
 
 
-def test_equal_inputs_do_not_make_an_output_constant() -> None:
-    network = nn.Linear(4, 3)
-    (output,) = measure_network(network, pictures(1, 4).expand(3, 4), wanted=OUTPUTS).outputs
-    assert output.input_difference > 0.1
-
-
 @pytest.mark.parametrize(
     "network",
     [
@@ -192,15 +177,6 @@ def test_a_buffer_that_counts_calls_is_seen() -> None:
     # The first pass multiplies by 1, the one after it by 2: (6 - 3) / 6.
     assert output.repeat_difference == 1 / 2
     assert float(network.get_buffer("calls")) == 0.0
-
-
-def test_an_attribute_that_counts_calls_is_seen() -> None:
-    def counting(net: Any, x: Tensor) -> Tensor:
-        net.calls = getattr(net, "calls", 0) + 1
-        return x * float(net.calls)
-
-    (output,) = measure_network(Written(counting), torch.tensor([[3.0]]), wanted={"repeatability"}).outputs
-    assert output.repeat_difference == 1 / 2
 
 
 def test_an_input_that_the_network_overwrites_is_given_anew() -> None:
@@ -287,12 +263,6 @@ def test_an_output_for_the_whole_batch_belongs_to_no_input() -> None:
     assert values["(model)['mean']"].alone_difference is None
     assert values["(model)['mean']"].repeat_difference == 0.0
     assert not measured.unmeasured
-
-
-def test_a_network_that_returns_no_tensor_leaves_nothing_to_compare() -> None:
-    measured = measure_network(Written(lambda *_: "text"), pictures(2, 4), wanted=OUTPUTS)
-    assert measured.outputs == ()
-    assert set(measured.unmeasured) == OUTPUTS - {"output-shape"}
 
 
 class Detector(nn.Module):
@@ -414,12 +384,6 @@ def test_an_int8_network_has_no_gradients_but_everything_else() -> None:
     assert measured.outputs[0].repeat_difference == 0.0
 
 
-def test_batch_statistics_of_one_value_are_said_to_be_impossible() -> None:
-    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    measured = measure_network(network, pictures(1, 4), wanted={"zero-gradient"}, mode="train")
-    assert "raised" in measured.unmeasured["zero-gradient"]
-
-
 @pytest.mark.parametrize(
     ("options", "says"), [({"loss": "crossentropy"}, "no loss 'crossentropy'"), ({"loss": "ce", "target": "77"}, "77")]
 )
@@ -460,13 +424,3 @@ def test_only_the_layer_meant_is_run_whatever_begins_alike_and_with_all_its_outp
     network = Written(lambda net, x: net.pair(x)["left"], pair=Written(lambda _, x: {"left": x, "right": x.neg()}))
     inspection = measure_layers(prepared(network, (pictures(1, 4),)), CheckSettings(), ["pair['right']"])
     assert [row.label for row in inspection.rows] == ["pair['left']", "pair['right']"]
-
-
-def test_evidence_of_a_pass_that_raises_ends_where_it_raises() -> None:
-    def broken(net: Any, x: Tensor) -> Tensor:
-        raise ValueError(str(net.first(x).shape))
-
-    plan = prepared(Written(broken, first=nn.Linear(4, 4)), (pictures(1, 4),))
-    inspection = measure_layers(plan, CheckSettings(), ["first"])
-    assert inspection.failure is not None
-    assert len(inspection.feature_maps) == 1

@@ -19,7 +19,7 @@ from hookscope.inspection.network import inspected_network
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.inputs import InputRecord
 from tests.checks.measuring.networks import measure_network
-from tests.networks import KINDS, MECHANISMS, NETWORKS, Written
+from tests.networks import MECHANISMS, NETWORKS, Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -43,8 +43,7 @@ def hook_counts(network: nn.Module) -> list[tuple[int, int]]:
     return [(len(module._forward_pre_hooks), len(module._forward_hooks)) for module in network.modules()]
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "dtypes and odd values"])
-@pytest.mark.sample(*MECHANISMS)
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "dtypes and odd values"])
 def test_in_a_finite_network_of_any_kind_the_search_finds_nothing_and_leaves_nothing(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name].build()
@@ -73,22 +72,9 @@ def chain(*parts: nn.Module) -> nn.Sequential:
 INPUTS = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
-def overflowing() -> nn.Module:
-    """Return a layer that multiplies by 3e38, whose double is beyond float32, and by 1."""
-    layer = nn.Linear(1, 2, bias=False)
-    layer.weight.data = torch.tensor([[3e38], [1.0]])
-    return layer
-
-
 def two(function: Callable[..., Any]) -> nn.Module:
     """Return a network of two layers whose code is a function of itself and its input."""
     return Written(function, first=nn.Linear(4, 4), second=nn.Linear(4, 4))
-
-
-def negative_variance() -> nn.Module:
-    norm = nn.BatchNorm1d(4)
-    norm.running_var[2] = -1.0
-    return norm
 
 
 def attention_with_nan() -> nn.Module:
@@ -121,22 +107,9 @@ ORIGINS: dict[str, tuple[Any, ...]] = {
         lambda: chain(nn.Linear(4, 4), Written(lambda _, x: x.sqrt_()), nn.Identity()),
         NonFiniteOrigin("1", "Written", 4, 0, 8),
     ),
-    "Inf is counted in the layer's output": (
-        lambda: chain(nn.Identity(), overflowing()),
-        NonFiniteOrigin("1", "Linear", 0, 2, 4),
-        torch.tensor([[2.0], [-2.0]]),
-    ),
-    "a negative variance": (
-        lambda: chain(nn.Linear(4, 4), negative_variance(), nn.ReLU()),
-        NonFiniteOrigin("1", "BatchNorm1d", 2, 0, 8),
-    ),
     "code between modules blames the innermost module around it": (
         lambda: chain(nn.Linear(4, 4), two(lambda net, x: net.second(net.first(x) * math.inf)), nn.ReLU()),
         NonFiniteOrigin("1", "Written", 0, 8, 8, between=True),
-    ),
-    "code after the last module": (
-        lambda: chain(two(lambda net, x: net.first(x) * math.inf), nn.ReLU()),
-        NonFiniteOrigin("0", "Written", 0, 8, 8, between=True),
     ),
     "code of the whole network": (
         lambda: two(lambda net, x: net.second(net.first(x) / 0)),
@@ -261,25 +234,12 @@ def in_place(scores: Tensor, keep: Tensor) -> Tensor:
 ROWS = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
 
 OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
-    "masked_fill": (lambda scores, keep: scores.masked_fill(~keep, -math.inf).softmax(1), "softmax"),
     "where": (lambda scores, keep: torch.where(keep, scores, -math.inf).softmax(1), "softmax"),
     "in place": (in_place, "log_softmax"),
-    "a mask that is added": (
-        lambda scores, keep: (scores + torch.zeros_like(scores).masked_fill(~keep, -math.inf)).softmax(1),
-        "softmax",
-    ),
     "a logarithm as a mask": (lambda scores, keep: (scores + keep.float().log()).softmax(1), "softmax"),
-    "through a view": (
-        lambda scores, keep: scores.masked_fill(~keep, -math.inf).unsqueeze(1).transpose(1, 2).softmax(1).squeeze(2),
-        "softmax",
-    ),
     "logsumexp": (
         lambda scores, keep: (s := scores.masked_fill(~keep, -math.inf)) - s.logsumexp(1, keepdim=True),
         "sub",  # logsumexp gives -Inf, and -Inf - -Inf is NaN
-    ),
-    "a softmax written out": (
-        lambda scores, keep: (s := scores.masked_fill(~keep, -math.inf)).sub(s.amax(1, keepdim=True)).exp(),
-        "sub",
     ),
 }
 
@@ -298,6 +258,7 @@ def test_infinities_of_a_mask_are_not_blamed_for_the_nan_of_what_takes_them_up(n
     ("function", "operation"),
     [
         (lambda x: x.clamp(min=0).log() * 0, "log"),
+        (lambda x: (x.clamp(min=0).log() + 1) * 0, "log"),  # and what hands it on is not
         (lambda x: (x * 3e38 * 3e38).softmax(1), "mul#1"),  # +Inf is an overflow, whatever takes it up
         (lambda x: (x - math.inf) * x.relu(), "sub"),
         (lambda x: x.sqrt(), "sqrt"),

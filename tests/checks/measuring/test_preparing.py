@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.checks.measuring import Prepared, measure, prepare
 from hookscope.checks.settings import CheckSettings, Expectation
-from hookscope.errors import CheckpointError, ImageError, ModelNotFoundError, NothingMatchedError, UsageError
+from hookscope.errors import ImageError, NothingMatchedError, UsageError
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import Preprocessing
@@ -58,15 +58,6 @@ def test_noise_has_the_shape_that_is_asked_for_in_batches_that_fit() -> None:
     assert prepared.input_count == 5
 
 
-def test_inputs_are_the_same_each_time_even_if_the_network_overwrites_them() -> None:
-    prepared = prepare(nn.Linear(6, 2), CheckSettings())
-    (first,) = prepared.batches()
-    expected = first.args[0].clone()
-    first.args[0].zero_()
-    (second,) = prepared.batches()
-    assert torch.equal(second.args[0], expected)
-
-
 def test_noise_for_a_detector_is_a_list() -> None:
     module = nn.Conv2d(3, 4, 1)
     loaded = LoadedModel(module, inspected_network(module).info, Preprocessing(kind="detection"))
@@ -103,10 +94,6 @@ def test_pictures_of_expectations_follow_those_of_settings_each_once(folder: Pat
     assert prepared.input_count == 3
     records = [record.name for batch in prepared.batches() for record in batch.records]
     assert [records.index(str(each.image)) for each in expectations] == [2, 1, 2]
-
-
-def test_a_folder_stands_for_its_pictures(folder: Path) -> None:
-    assert names(prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=(folder,)))) == ["a.png", "b.png", "c.png"]
 
 
 def test_pictures_are_prepared_as_the_settings_say(folder: Path) -> None:
@@ -180,11 +167,6 @@ def test_a_weights_file_is_loaded_into_the_network_that_the_settings_name(folder
     assert set(measured.seconds) == {"load", "stored", "forward", "again"}
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises((CheckpointError, ModelNotFoundError)):
-        prepare(str(tmp_path / "missing.pt"), CheckSettings())
-
-
 def test_an_exported_program_gets_batches_of_the_size_it_was_exported_for(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(6, 2).eval(), (torch.randn(1, 6),)), tmp_path / "model.pt2")
     settings = CheckSettings()
@@ -196,15 +178,6 @@ def test_an_exported_program_gets_batches_of_the_size_it_was_exported_for(tmp_pa
     assert output.repeat_difference == 0.0
     assert output.input_difference > 0.01
     assert "with a second one in its batch the network raised" in measured.unmeasured["batch-consistency"]
-
-
-def test_a_given_network_stays_where_it_is_and_as_it_is() -> None:
-    network = nn.Sequential(nn.Linear(6, 2)).double().train()
-    prepared = prepare(network, CheckSettings())
-    assert prepared.loaded.module is network
-    measure(prepared, CheckSettings(), {"forward"})
-    assert network.training
-    assert next(network.parameters()).dtype == torch.float64
 
 
 def test_a_network_is_moved_to_the_device_that_is_asked_for() -> None:

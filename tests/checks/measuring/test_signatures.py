@@ -150,15 +150,6 @@ def test_a_sparse_output_has_none() -> None:
     assert signed(nn.Sequential(Sparse()), batches(torch.eye(2), 2)).keys() == {""}
 
 
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x) * 2
-
-
-def test_operations_have_none() -> None:
-    assert signed(nn.Sequential(Doubled()), batches(torch.eye(2), 2)).keys() == {"", "0", "(model)"}
-
-
 def test_an_output_that_is_overwritten_in_place_is_signed_as_it_was() -> None:
     network = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     values = torch.tensor([[-1.0, 2.0]])
@@ -184,7 +175,3 @@ def test_weights_that_were_rounded_once_are_known_by_it(through: tuple[torch.dty
     if through == (torch.float64,):
         nn.init.normal_(network.weight)  # type: ignore[arg-type]
     assert weights_precision(network) == expected
-
-
-def test_a_network_without_weights_is_as_exact_as_float32() -> None:
-    assert weights_precision(nn.ReLU()) == "float32"

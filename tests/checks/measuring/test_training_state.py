@@ -54,16 +54,10 @@ OPTIMISERS: dict[str, Optimiser] = {
     "Adam without first moments": lambda each: torch.optim.Adam(each, 1e-3, betas=(0.0, 0.999)),
     "Adam of as short moments": lambda each: torch.optim.Adam(each, 1e-3, betas=(0.5, 0.5)),
     "AdamW with the greatest of its moments": lambda each: torch.optim.AdamW(each, 1e-3, amsgrad=True),
-    "Adam with a tensor for its rate": lambda each: torch.optim.Adam(each, torch.tensor(1e-3)),
-    "NAdam": lambda each: torch.optim.NAdam(each, 1e-3),
-    "RAdam": lambda each: torch.optim.RAdam(each, 1e-3),
     "Adamax": lambda each: torch.optim.Adamax(each, 1e-3),
     "RMSprop": lambda each: torch.optim.RMSprop(each, 1e-3, centered=True, momentum=0.9),
     "Adagrad": lambda each: torch.optim.Adagrad(each, 1e-3),
-    "Adadelta": lambda each: torch.optim.Adadelta(each, 1e-3),
     "Adafactor": lambda each: torch.optim.Adafactor(each, 1e-3),
-    "Rprop": lambda each: torch.optim.Rprop(each, 1e-3),
-    "ASGD": lambda each: torch.optim.ASGD(each, 1e-3),
 }
 
 

@@ -112,12 +112,6 @@ def test_of_many_classes_none_fails_by_chance() -> None:
     assert "'lynx' 31 of 50. About " in finding.message
 
 
-def test_many_failing_classes_are_one_finding() -> None:
-    result = labelled_result(*((f"c{index}", index, index, 40) for index in range(6)))
-    (finding,) = outcomes(report_of(result, class_accuracy=0.5))["class-accuracy"].findings
-    assert finding.message.endswith("'c0' 0 of 40, 'c1' 1 of 40, 'c2' 2 of 40 and 3 more.")
-
-
 # Against the baseline
 
 

@@ -37,13 +37,12 @@ def vision(name: str, **options: object) -> CheckMeasurements:
 
 
 def test_a_baseline_of_another_class_does_not_fit() -> None:
-    message = misfit(baseline_of(vision("resnet18")), vision("squeezenet1_1"))
-    assert "it is of ResNet (ResNet), and this is SqueezeNet (SqueezeNet)" in message
+    message = misfit(baseline_of(vision("shufflenet_v2_x0_5")), vision("squeezenet1_1"))
+    assert "it is of ShuffleNetV2 (ShuffleNetV2), and this is SqueezeNet (SqueezeNet)" in message
 
 
-@pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("shufflenet_v2_x0_5", "shufflenet_v2_x1_0")])
-def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
-    message = misfit(baseline_of(vision(one)), vision(other))
+def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit() -> None:
+    message = misfit(baseline_of(vision("shufflenet_v2_x0_5")), vision("shufflenet_v2_x1_0"))
     assert "layers have the same name, type and shape, so it was made with a different network" in message
 
 

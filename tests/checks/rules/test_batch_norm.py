@@ -92,11 +92,6 @@ def test_means_are_correlated_where_enough_of_them_differ(
     assert far.mean_correlation == (None if correlation is None else pytest.approx(correlation, abs=1e-12))
 
 
-def test_a_layer_that_is_given_what_it_stores_passes() -> None:
-    assert found(norm(), norm("bn2")) == []
-    assert found() == []
-
-
 @pytest.mark.parametrize("factor", [1 / 4.9, 4.9])
 def test_the_limit_on_variances_holds_either_way(factor: float) -> None:
     assert found(norm(), norm("bn2", variance=[factor] * 4)) == []

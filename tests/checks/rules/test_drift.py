@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseline_text, read_baseline
+from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
-from hookscope.inputs.batches import load_batches
-from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.findings import Finding
 from tests.checks.measurements import inspected
@@ -106,17 +104,6 @@ def test_swapped_values_drift_though_every_statistic_is_the_same() -> None:
     assert found.message.startswith("Drift from the baseline begins at 'z' (Identity): its values differ by about 1.")
 
 
-@pytest.mark.parametrize(("moved", "count"), [(0.005, 0), (0.03, 1)])
-def test_quantiles_of_many_values_are_compared_as_well_as_those_of_few(moved: float, count: int) -> None:
-    """Of a standard normal distribution, whose lowest hundredth is moved down."""
-    changed = torch.where(NORMAL < -2.2, NORMAL - moved, NORMAL)
-    found = findings(baseline_of(single(NORMAL)), single(changed))
-    assert [each.where for each in found] == ["z"] * count
-    if found:
-        assert "its 1% quantile went from -2.3" in found[0].message
-        assert ", 0.03 of its spread (limit 0.01)" in found[0].message
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_layer_that_hardly_varies_is_compared_in_units_of_its_magnitude(dtype: str) -> None:
     values = torch.full((1, 5), 8.0, dtype=getattr(torch, dtype))
@@ -171,12 +158,6 @@ def test_swapped_channels_are_named_and_channels_with_their_values_in_another_or
     assert ", in channels 2 and 6 of 8, by up to " in found.message
     (found,) = findings(baseline_of(single(EVEN)), single(EVEN.flip(2, 3)))
     assert " of their spread (limit 0.01); what the network is given" in found.message
-
-
-def test_a_baseline_that_knows_no_channels_names_none() -> None:
-    baseline = with_row(baseline_of(single(EVEN)), "z", channels=None)
-    (found,) = findings(baseline, single(EVEN + 1))
-    assert "channel" not in found.message
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.19, 1), (0.21, 0)])
@@ -306,15 +287,7 @@ def test_patterns_are_also_about_layers_that_do_not_run_any_more(label: str, pat
 
 # --- real networks ---
 
-PORTABLE = [
-    "resnet18",
-    "mobilenet_v2",
-    "mobilenet_v3_small",
-    "shufflenet_v2_x0_5",
-    "squeezenet1_1",
-    "swin",
-    "vit",
-]
+PORTABLE = ["squeezenet1_1", "vit"]
 
 
 def built(network: Network) -> tuple[nn.Module, Tensor]:
@@ -333,7 +306,6 @@ def one_thread() -> object:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # torch says so of its own default
 @pytest.mark.parametrize("name", PORTABLE)
-@pytest.mark.sample("squeezenet1_1", "vit")
 def test_a_baseline_holds_for_other_threads_other_kernels_and_exact_arithmetic(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
     baseline = baseline_of(inspected(network, inputs, "projection"))
@@ -346,14 +318,7 @@ def test_a_baseline_holds_for_other_threads_other_kernels_and_exact_arithmetic(n
     assert findings(as_doubles, exact) == []
 
 
-MIDDLE = {
-    "resnet18": "layer3.0.conv1",
-    "densenet121": "features.denseblock2.denselayer9.conv2",
-    "mobilenet_v2": "features.9.conv.1.0",
-    "squeezenet1_1": "features.7.expand3x3",
-    "efficientnet_b0": "features.4.1.block.0.0",
-    "swin": "features.3.0.mlp.0",
-}
+MIDDLE = {"resnet18": "layer3.0.conv1", "squeezenet1_1": "features.7.expand3x3", "swin": "features.3.0.mlp.0"}
 
 
 @pytest.mark.parametrize("name", MIDDLE)
@@ -369,40 +334,6 @@ def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> 
     order = [row.label for row in measured.forward.rows]
     where = [order.index(place) for place in found.places]
     assert where == sorted(where)
-
-
-def _finetuned(network: nn.Module, inputs: Tensor) -> None:
-    network.train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    torch.manual_seed(0)
-    batch = torch.cat([inputs, torch.randn(7, *inputs.shape[1:])])
-    nn.functional.cross_entropy(network(batch), torch.arange(8)).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    network.eval()
-
-
-def _seen_one_batch(network: nn.Module, inputs: Tensor) -> None:
-    network.train()
-    with torch.no_grad():
-        network(torch.cat([inputs, inputs + 1]))
-    network.eval()
-
-
-@pytest.mark.parametrize("change", [_finetuned, _seen_one_batch])
-@pytest.mark.exhaustive
-def test_the_demo_network_drifts_after_a_training_step(
-    change: Callable[[nn.Module, Tensor], None], tmp_path: Path
-) -> None:
-    model = load_model("demo")
-    (batch,) = load_batches([CAT], model.preprocessing)
-    path = tmp_path / "baseline.json"
-    path.write_text(baseline_text(baseline_of(inspected(model, batch))))
-    baseline = read_baseline(path)
-    assert findings(baseline, inspected(model, batch)) == []
-    change(model.module, batch.args[0])
-    found = findings(baseline, inspected(model, batch))
-    assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
-    assert path.stat().st_size < 400_000  # two thirds of it are the values of one picture
 
 
 # --- one cause is one finding ---

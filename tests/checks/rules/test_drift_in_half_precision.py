@@ -18,7 +18,7 @@ HALVES = {
     "weights in float16": lambda network, inputs: (network.half().float(), inputs),
     "weights in bfloat16": lambda network, inputs: (network.bfloat16().float(), inputs),
 }
-HALVED = ("resnet18", "mobilenet_v2", "squeezenet1_1", "swin", "vit")
+HALVED = ("resnet18", "squeezenet1_1", "vit")
 
 
 def standardised(name: str) -> tuple[nn.Module, Tensor]:

@@ -72,15 +72,6 @@ def test_more_classes_than_were_kept_are_owned_up_to() -> None:
     assert "among its first 4 classes; only the first 2 are known: they are" in message
 
 
-def test_a_network_with_fewer_classes_than_k_is_fully_known() -> None:
-    model = replace(MODEL, categories=("cat", "dog"))
-    prediction = replace(FORWARD.predictions[0], class_indices=(0,), probabilities=(1.0,))
-    few = replace(HEALTHY, model=model, forward=replace(FORWARD, predictions=(prediction,)), outputs=())
-    assert "only the first" in messages(few, contains=("dog",), k=5)[0]
-    both = replace(prediction, class_indices=(0, 1), probabilities=(0.9, 0.1))
-    assert messages(replace(few, forward=replace(FORWARD, predictions=(both,))), contains=("dog",), k=5) == []
-
-
 def test_too_small_a_probability_of_the_first_class_fails() -> None:
     assert messages(min_probability=0.61) == [
         "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600 (softmax; limit: at least 0.61)."
@@ -96,11 +87,6 @@ def test_indices_do_without_names() -> None:
         "is classified as class 0 with probability 0.600 (softmax); expected first is class 3"
         in messages(nameless(), top1=3)[0]
     )
-
-
-def test_without_names_no_one_knows_how_many_classes_there_are() -> None:
-    assert "among its first 9 classes; only the first 5 are known" in messages(nameless(), contains=(9,), k=9)[0]
-    assert "only the first" not in messages(nameless(), contains=(9,), k=5)[0]
 
 
 def test_a_name_needs_names_and_an_unknown_one_is_refused_with_the_nearest() -> None:

@@ -51,14 +51,9 @@ PAIRS: dict[str, tuple[Callable[[], tuple[nn.Module, nn.Module]], nn.Module, Cal
     "a healthy ReLU": (conv_and_head, nn.ReLU(), F.relu, (2, 3, 8, 8)),
     "a dead ReLU": (lambda: conv_and_head(-100.0), nn.ReLU(), torch.relu, (2, 3, 8, 8)),
     "a dead ReLU in place": (lambda: conv_and_head(-100.0), nn.ReLU(inplace=True), Tensor.relu_, (2, 3, 8, 8)),
-    "a dead ReLU6": (lambda: conv_and_head(-100.0), nn.ReLU6(), F.relu6, (2, 3, 8, 8)),
-    "a dead Hardswish": (lambda: conv_and_head(-100.0), nn.Hardswish(), F.hardswish, (2, 3, 8, 8)),
     "a saturated sigmoid": (lambda: linears(200.0), nn.Sigmoid(), torch.sigmoid, (2, 16)),
-    "a saturated tanh": (lambda: linears(200.0), nn.Tanh(), Tensor.tanh, (2, 16)),
     "quiet GELUs": (lambda: conv_and_head(-100.0), nn.GELU(), F.gelu, (2, 3, 8, 8)),
-    "quiet SiLUs": (lambda: conv_and_head(-100.0), nn.SiLU(), F.silu, (2, 3, 8, 8)),
     "max pooling": (conv_and_head, nn.MaxPool2d(2), lambda x: F.max_pool2d(x, 2), (2, 3, 8, 8)),
-    "a healthy softmax": (linears, nn.Softmax(1), lambda x: x.softmax(1), (2, 16)),
     "nothing in between": (lambda: linears(0.0), nn.Identity(), lambda x: x * 1, (2, 16)),
 }
 
@@ -150,18 +145,10 @@ class Attending(nn.Module):
         return self.head(self.softmax(self.mask(self.scores(x), x > 0)))
 
 
-MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "masked_fill": lambda scores, keep: scores.masked_fill(~keep, float("-inf")),
-    "where": lambda scores, keep: torch.where(keep, scores, float("-inf")),
-    "added": lambda scores, keep: scores + torch.zeros_like(scores).masked_fill(~keep, float("-inf")),
-}
-
-
 @pytest.mark.parametrize("softmax", [F.softmax, nn.Softmax(1)])
-@pytest.mark.parametrize("mask", MASKS)
-def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(mask: str, softmax: Any) -> None:
+def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(softmax: Any) -> None:
     function = (lambda x: softmax(x, dim=1)) if softmax is F.softmax else softmax
-    network = Attending(MASKS[mask], function).eval()
+    network = Attending(lambda scores, keep: scores.masked_fill(~keep, float("-inf")), function).eval()
     x = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
     place = "(model):softmax" if softmax is F.softmax else "softmax"
     for run in (hookscope.activations(network, x), hookscope.grads(network, x)):

@@ -96,13 +96,6 @@ def test_six_logistic_layers_do_not_vanish_yet_and_eight_do() -> None:
     assert rules(logistic_chain(8)) == ["vanishing-gradient"]
 
 
-@pytest.mark.parametrize("factor", [1e-20, 1e20])
-def test_the_scale_of_the_loss_makes_no_difference(factor: float) -> None:
-    assert rules(logistic_chain(30, factor)) == rules(logistic_chain(30))
-    for each in (3.0, 1.0):
-        assert rules(chain([each] * 30, scale=factor)) == rules(chain([each] * 30))
-
-
 def test_one_step_that_makes_the_difference_is_named() -> None:
     names = [f"layer{position}" for position in range(10)]
     judged = inspection(
@@ -159,12 +152,6 @@ def test_a_deep_linear_network_with_threefold_weights_explodes() -> None:
     # The second layer's gradient is 3**28, the greatest of the last three 3**2.
     assert "grows to 2.5e12 times its size (limit 10,000)" in verdict.message
     assert rules(judged) == ["exploding-gradient"]
-
-
-def test_growth_below_the_limit_is_no_explosion() -> None:
-    assert 1.3**27 < 1e4 < 1.5**27
-    assert rules(chain([1.3] * 30)) == []
-    assert rules(chain([1.5] * 30)) == ["exploding-gradient"]
 
 
 @pytest.mark.parametrize(

@@ -193,10 +193,13 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
     assert of(steps={math.nan: 1, 3.0: 2}) == [
         ("fail", "'optimizer' in the file counts nan steps (limit 0) for 1 parameter.")
     ]
+    assert of(steps={-1.0: 3}) == [("fail", "'optimizer' in the file counts -1 steps (limit 0) for 3 parameters.")]
     assert of(steps={9.0: 5, 3.0: 60}) == [
         ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
     ]
     assert "and 2 more counts" in of(steps={float(each): 1 for each in range(5)})[0][1]
+    squares = "'optimizer' in the file holds negative means of squares: 'state.1.exp_avg_sq'."
+    assert of(negative=("state.1.exp_avg_sq",)) == [("fail", squares)]
 
 
 @pytest.mark.parametrize(
@@ -251,6 +254,9 @@ def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> No
 def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
     copy = CopyValues("ema", 9, ("a",), ("b",), ("c", "d"), ("e",))
     found_ = judged(replace(HEALTHY, copies=(copy,))).findings
-    assert [(each.rule, each.level) for each in found_] == [
-        ("averaged-weights", level) for level in ("fail", "fail", "warn", "warn")
+    assert [(each.rule, each.level, each.message) for each in found_] == [
+        ("averaged-weights", "fail", "'ema' in the file holds NaN or Inf in 1 of 9 tensors: 'a'."),
+        ("averaged-weights", "fail", "'ema' in the file has 1 tensor of another shape than the weights: 'b'."),
+        ("averaged-weights", "warn", "'ema' in the file lacks 2 parameters: 'c', 'd'."),
+        ("averaged-weights", "warn", "'ema' in the file holds 1 tensor that is not among the weights: 'e'."),
     ]
