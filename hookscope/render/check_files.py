@@ -27,21 +27,15 @@ _MAX_RECORD_BYTES = 64 * 2**20
 
 def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: float | None = None) -> str:
     """Return the page of the verdicts on all checkpoints; a picture that cannot be read leaves a remark."""
-    evidence = evidence_of(by_severity(reports))
+    evidence: dict[str, Evidence] = {}
+    room = BUDGET
+    for report in by_severity(reports):
+        if report.evidence and report.evidence not in evidence:
+            evidence[report.evidence] = kept = read_evidence(Path(report.evidence), room)
+            room -= kept.byte_count
     document = describe_checks(reports, rules=rules, evidence=evidence, seconds=seconds)
     pictures = {f"{folder}/{path}": uri for folder, kept in evidence.items() for path, uri in kept.pictures.items()}
     return document_html(document, pictures=pictures)
-
-
-def evidence_of(reports: Sequence[CheckReport]) -> dict[str, Evidence]:
-    """Return the evidence of reports by its folder, as much of it as one page has room for, the first reports first."""
-    read: dict[str, Evidence] = {}
-    room = BUDGET
-    for report in reports:
-        if report.evidence and report.evidence not in read:
-            read[report.evidence] = evidence = read_evidence(Path(report.evidence), room)
-            room -= evidence.byte_count
-    return read
 
 
 def read_evidence(folder: Path, room: int) -> Evidence:

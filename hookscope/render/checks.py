@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePath
 
 from PIL import Image
@@ -35,7 +36,7 @@ from hookscope.render.document import (
     Text,
 )
 from hookscope.render.run_facts import model_facts
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, accuracy_words
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
 from hookscope.results.grids import Grid
@@ -91,7 +92,7 @@ def describe_checks(
         Column("", "verdict", shown=lambda row: verdict(row[0]), words=True),
         Column("", "checkpoint", rank=0, shown=lambda row: row[1].title, words=True),
         Column("", "network", shown=lambda row: _network(readable(row[0])), words=True, usual=""),
-        Column("", "findings", shown=lambda row: _counts(row[0]), words=True),
+        Column("", "findings", shown=lambda row: level_counts(row[0].findings) or "-", words=True),
     ]
     rows = [*zip(ordered, documents, strict=True)]
     table = Table(title="Verdicts", columns=columns, rows=rows, levels=levels, is_extra=True)
@@ -124,12 +125,13 @@ def describe_check(report: CheckReport, rules: RuleWords | None = None, evidence
     report = readable(report)
     name = _seen(report.checkpoint)
     error, failing = untold_error(report), {row.label for row in parts.failing}
+    maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
     pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
     described: dict[str, list[Part]] = {
         "Findings": _findings(report),
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
-        "Evidence": [*_evidence(report, folder, evidence or Evidence()), *_maps(parts)],
-        "Over depth": [*depth_charts(parts.rows, pointed_at)],
+        "Evidence": [*_evidence(report, folder, evidence or Evidence())],
+        "Over depth": [*maps, *depth_charts(parts.rows, pointed_at)],
         "Rules": [_rules(report.outcomes, rules or {})] if report.outcomes else [],
     }
     sections = [
@@ -158,13 +160,13 @@ def _seen(name: str) -> str:
 
 
 def _headline(report: CheckReport, name: str) -> str:
-    passed = sum(outcome.status == "pass" for outcome in report.outcomes)
+    passed = counted(sum(outcome.status == "pass" for outcome in report.outcomes), "rule")
     parts = (
         f"{name}: {verdict(report)}",
-        level_counts(report.findings) or (counted(passed, "rule") if report.passed else ""),
+        level_counts(report.findings) or (passed if report.passed else ""),
         _network(report),
         "RANDOM WEIGHTS" if report.model and report.model.random else "",
-        f"{counted(len(report.inputs), 'input')}{_of_noise(report)}" if report.inputs else "",
+        _inputs(report),
         f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
@@ -178,12 +180,9 @@ def _network(report: CheckReport) -> str:
     return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
 
 
-def _of_noise(report: CheckReport) -> str:
-    return " of noise" if all(each.is_noise for each in report.inputs) else ""
-
-
-def _counts(report: CheckReport) -> str:
-    return level_counts(report.findings) or ("-" if report.error else "none")
+def _inputs(report: CheckReport) -> str:
+    of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
+    return f"{counted(len(report.inputs), 'input')}{of_noise}" if report.inputs else ""
 
 
 def _findings(report: CheckReport) -> list[Part]:
@@ -209,23 +208,16 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         Column("right", "right", text=integer_text),
         Column("count", "of", text=integer_text),
         Column("share", "recall" if multi_label else "share", text=percent_text),
-        Column("", "95% interval", shown=_interval_text),
+        Column("", "95% interval", shown=lambda label: "{:.1%} to {:.1%}".format(*interval(label.right, label.count))),
         *([Column("f1", "F1", text="{:.3f}".format)] if multi_label else []),
         Column("", "instead, mostly" if multi_label else "mostly taken for", shown=_mistaken, words=True),
     ]
-    yield Table(
-        title="Labels, the lowest first",
-        columns=columns,
-        rows=accuracy.by_share,
-        remark=f"{accuracy_words(accuracy)}.",
-        is_extra=True,
-        all_in="report.json",
-    )
+    yield Table(title="Labels, the lowest first", columns=columns, rows=accuracy.by_share, is_extra=True)
     pictures = [
         Picture(
             name=_seen(wrong.name),
             caption=f"{wrong.name}, as the network got it",
-            file=_wrong_file(folder, place),
+            file=f"{folder}/pictures/{place}.png",
             lines=_wrong_lines(wrong, multi_label=multi_label),
         )
         for place, wrong in enumerate(accuracy.worst)
@@ -238,19 +230,10 @@ def wrong_pictures(report: CheckReport) -> dict[str, Image.Image]:
     """Return the wrong pictures as the network got them, by the files that the document has for them."""
     pictures = report.overview_parts.pictures if report.overview_parts else ()
     return {
-        _wrong_file(report.evidence, place): Image.fromarray(pixels).convert("RGB")
+        f"{report.evidence}/pictures/{place}.png": Image.fromarray(pixels).convert("RGB")
         for place, pixels in enumerate(pictures)
         if pixels is not None
     }
-
-
-def _wrong_file(folder: str, place: int) -> str:
-    return f"{folder}/pictures/{place}.png"
-
-
-def _interval_text(label: ClassAccuracy) -> str:
-    low, high = interval(label.right, label.count)
-    return f"{low:.1%} to {high:.1%}"
 
 
 def _mistaken(label: ClassAccuracy) -> str:
@@ -280,17 +263,12 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
     yield from [Pictures("Feature maps", "", pictures)] if pictures else []
 
 
-def _maps(parts: OverviewParts) -> list[Part]:
-    return [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
+def _said(words: RuleWords, outcome: RuleOutcome) -> str:
+    return words.get(outcome.rule, ("", ""))[outcome.status != "pass"]
 
 
 def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
     """Return every rule, those that object first, those that did not judge last."""
-
-    def sentence(outcome: RuleOutcome) -> str:
-        holds, looks_for = words.get(outcome.rule, ("", ""))
-        return holds if outcome.status == "pass" else looks_for
-
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
     return Table(
@@ -299,7 +277,9 @@ def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column("", "what holds, or what it looks for", shown=sentence, words=True, max_width=60, usual=""),
+            Column(
+                "", "what holds, or what it looks for", shown=partial(_said, words), words=True, max_width=60, usual=""
+            ),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -313,8 +293,7 @@ def _facts(report: CheckReport) -> Facts:
     facts = model_facts(report.model) if report.model else []
     if report.inputs:
         shapes = {shape_text(each.shape) for each in report.inputs}
-        words = [f"{counted(len(report.inputs), 'input')}{_of_noise(report)}", *(shapes if len(shapes) == 1 else ())]
-        facts.append(("Inputs", ", ".join(words), False))
+        facts.append(("Inputs", ", ".join([_inputs(report), *(shapes if len(shapes) == 1 else ())]), False))
     return facts
 
 

@@ -229,7 +229,7 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
     assert f"Report: {page} (" in "".join(ended.stderr.splitlines())
     text = page.read_text(encoding="utf-8")
     assert "2 checkpoints: 1 failed, 1 passed" in text
-    assert 'id="of-net.py-Sound"' in text
+    assert 'href="#document-2">net.py:Sound</a>' in text
     shown = [base64.b64decode(each) for each in re.findall(r'src="data:image/png;base64,([^"]+)"', text)]
     assert shown == [path.read_bytes() for path in sorted(evidence.glob("*/grids/*.png"))]
     assert shown

@@ -62,7 +62,7 @@ def test_nothing_is_wider_than_the_window(open_page: Open, failed: CheckReport, 
 def test_links_lead_from_the_verdicts_to_a_checkpoint_and_its_picture(open_page: Open, failed: CheckReport) -> None:
     page = open_page(PASSING, failed).page
     page.click("#verdicts >> text=models/broken.pt")
-    assert page.evaluate("decodeURIComponent(location.hash)") == "#of-models-broken.pt"
+    assert page.evaluate("decodeURIComponent(location.hash)") == "#document-1"
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = false")
     page.evaluate("document.querySelector('.inner .more:has(.findings)').open = true")
     page.click(".findings a.name")
@@ -76,7 +76,7 @@ def test_it_prints_with_its_pictures_and_the_rules_that_are_folded_on_the_screen
     open_page: Open, failed: CheckReport
 ) -> None:
     page = open_page(PASSING, MANY, failed).page
-    row = page.locator("#of-models-good\\.pt td >> text=integrity")
+    row = page.locator("#document-3 td >> text=integrity")
     assert not row.is_visible()
     page.emulate_media(media="print")
     assert row.is_visible()

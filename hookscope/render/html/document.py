@@ -37,7 +37,7 @@ from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
-from hookscope.text import counted, safe_text, slug
+from hookscope.text import counted, safe_text
 
 # A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
 _MOST_ROWS = 800
@@ -75,8 +75,7 @@ def document_html(
     shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
     maps = [each for each in shown.values() if isinstance(each, ShownMaps)]
     kinds = {Document, *map(type, parts)}
-    keys = _keys(document.documents)
-    titles = {inner.title: f"#{key}" for inner, key in reversed([*zip(document.documents, keys, strict=True)])}
+    inner = {f"document-{number}": each for number, each in enumerate(document.documents, 1)}
 
     def href(place: str, links: Mapping[str, str]) -> str:
         """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
@@ -94,9 +93,9 @@ def document_html(
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,
-        documents=[*zip(document.documents, keys, [_links(inner, shown) for inner in document.documents], strict=True)],
+        documents=[(each, key, _links(each, shown)) for key, each in inner.items()],
         maps=maps,
-        links=_links(document, shown) | titles,
+        links=_links(document, shown) | {each.title: f"#{key}" for key, each in inner.items()},
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,
@@ -105,16 +104,6 @@ def document_html(
         unusable=run.record.unusable_inputs if run else (),
         making=making_facts(run.record, document.making) if run else document.making,
     )
-
-
-def _keys(documents: Sequence[Document]) -> list[str]:
-    """Return an anchor for each document, by its title."""
-    keys: list[str] = []
-    for document in documents:
-        key = f"of-{slug(document.title)}"
-        candidates = (key, *(f"{key}-{number}" for number in range(2, len(documents) + 2)))
-        keys.append(next(candidate for candidate in candidates if candidate not in keys))
-    return keys
 
 
 def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
