@@ -129,9 +129,10 @@ def check_checkpoint(
         report = replace(report, overview_parts=parts)
         if on_measured is not None:
             on_measured(measured)
+    report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
     if evidence is not None and not report.passed:
         report = _with_evidence(report, evidence, prepared, settings, measured)
-    return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
+    return report
 
 
 def _name_of(model: str | nn.Module | LoadedModel | Mapping[str, Any]) -> str:
@@ -187,7 +188,8 @@ def _with_evidence(
     earlier evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without
     `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
     """
-    from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.render.checks import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.render.overviews.document import draw_document  # noqa: PLC0415 (likewise)
     from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (likewise)
 
     told = replace(report, evidence=str(folder))
@@ -203,7 +205,8 @@ def _with_evidence(
             if prepared is not None and told.accuracy is not None:
                 parts = replace(parts, pictures=_wrong_pictures(prepared, told.accuracy))
             told = replace(told, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
-            draw_check(told).save(run.path / OVERVIEW, compress_level=6)
+            overview = draw_document(describe_check(told), wrong_pictures(told))
+            overview.save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
             if seen is not None and forward is not None:
                 failing = replace(forward, rows=rows, uncalled=())

@@ -208,12 +208,11 @@ def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "
 def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: float) -> Iterator[Callable[[], None]]:
     if page is not None:
         from hookscope.checks.rules import RULES
-        from hookscope.render.html.checks import checks_html
+        from hookscope.render.check_files import checks_html
         from hookscope.results.runs.reports import write_report
 
-        meanings = {name: rule.meaning for name, rule in RULES.items()}
-        holds = {name: rule.holds for name, rule in RULES.items()}
-        yield partial(write_report, page, checks_html(reports, meanings=meanings, holds=holds, seconds=seconds))
+        rules = {name: (rule.holds, rule.meaning) for name, rule in RULES.items()}
+        yield partial(write_report, page, checks_html(reports, rules, seconds=seconds))
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
@@ -234,9 +233,14 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 
         typer.echo(checks_to_json(reports), nl=False)
     elif ci.format != "markdown":
-        from hookscope.render.check_report import check_report
+        from rich.console import Group
 
-        tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
+        from hookscope.render.checks import describe_checks
+        from hookscope.render.document_text import document_text, unbroken
+
+        document = describe_checks(reports, seconds=seconds)
+        text = Group(*unbroken(document_text(document, width=tables.width), tables.width))
+        tables.print(text, overflow="ignore", crop=False)  # no name is broken
     ci.print(reports, seconds=seconds, job=job)
 
 

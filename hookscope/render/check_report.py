@@ -1,22 +1,15 @@
-"""Reports on checkpoints: the words that all formats share, and Rich renderables for the terminal."""
+"""Reports on checkpoints: the words that all formats share."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path, PurePath
-from textwrap import wrap
+from pathlib import Path
 from typing import Any
-
-from rich.cells import cell_len
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from hookscope.errors import most_severe
 from hookscope.results.accuracy import accuracy_words, lowest_words
-from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
-from hookscope.results.runs.directory import OVERVIEW
 from hookscope.text import counted, printable, safe_text
 
 # Where a name or a message of unknown origin is cut: no ordinary name or sentence is as long.
@@ -27,13 +20,7 @@ _SENTENCES = ("error", "message", "reason", "steps", "warnings")
 # Up to this many rules that were skipped for the same reason are named, more are counted.
 _FEW_RULES = 4
 
-# This many findings are shown for one rule and checkpoint: what a screen has room for.
-_FEW_FINDINGS = 10
-
-_TOGETHER = "\N{NO-BREAK SPACE}"  # between a number and its unit, until lines are broken
-
-_STYLES = {"failed": "bold red", "could not be checked": "bold red", "passed": "green"}
-_LEVELS = {"fail": ("FAIL", "red"), "warn": ("warn", "yellow")}
+_VERDICTS = ("failed", "could not be checked", "passed")
 
 
 def verdict(report: CheckReport) -> str:
@@ -60,7 +47,7 @@ def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str
     The time is `seconds`, or the sum over the checkpoints.
     """
     verdicts = [verdict(report) for report in reports]
-    became = [f"{verdicts.count(style):,} {style}" for style in _STYLES if style in verdicts]
+    became = [f"{verdicts.count(style):,} {style}" for style in _VERDICTS if style in verdicts]
     spent = sum(map(total_seconds, reports)) if seconds is None else seconds
     parts = (
         ": ".join(filter(None, (counted(len(reports), "checkpoint"), ", ".join(became)))),
@@ -140,84 +127,3 @@ def finding_text(finding: Finding) -> str:
     """Return where and what on one line; where only once, if the message quotes it."""
     where = "" if f"'{finding.where}'" in finding.message else finding.where
     return ": ".join(filter(None, (where, finding.message)))
-
-
-def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float | None = None) -> RenderableType:
-    """Return the verdict on each checkpoint, the most severe first, and a summary line last.
-
-    Lines are broken between words, never within a name: print with `soft_wrap=True`, or Rich folds a name that is
-    longer than the terminal.
-    """
-    ordered = [readable(report) for report in by_severity(reports)]
-    if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
-        return Group(*_head(ordered[0], width), *_details(ordered[0], width, {}))
-    told: dict[str, str] = {}
-    parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width, told))]
-    style = "bold" if all(report.passed for report in reports) else "bold red"
-    return Group(*parts, Text(summary(reports, seconds), style=style))
-
-
-def _head(report: CheckReport, width: int) -> Iterator[Text]:
-    statuses = [outcome.status for outcome in report.outcomes]
-    rules = counted(statuses.count("pass"), "rule") if report.passed else ""
-    model = report.model
-    of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
-    parts = (
-        f"{report.checkpoint}: {verdict(report)}",
-        level_counts(report.findings) or rules,
-        _network(report),
-        "RANDOM WEIGHTS" if model and model.random else "",
-        f"{counted(len(report.inputs), 'input')}{of_noise}" if report.inputs else "",
-        f"{total_seconds(report):.1f}{_TOGETHER}s",
-    )
-    return _lines("", " · ".join(filter(None, parts)), width, _STYLES[verdict(report)])
-
-
-def _network(report: CheckReport) -> str:
-    """Return the network: of "model.pt (resnet18)" what stands in parentheses, as the line begins with the file."""
-    if report.model is None or report.model.name == report.checkpoint:
-        return ""
-    file, parenthesis, network = report.model.name.partition(" (")
-    return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
-
-
-def _details(report: CheckReport, width: int, told: dict[str, str]) -> Iterator[Text]:
-    """Yield the lines below the head; an error `told` of an earlier checkpoint, but for its name, is not repeated."""
-    if error := untold_error(report):
-        without_name = error.replace(PurePath(report.checkpoint).name, "")
-        first = told.setdefault(without_name, report.checkpoint)
-        yield from _lines("ERROR", error if first == report.checkpoint else f"the same as for {first}", width, "red")
-    for level in _LEVELS:
-        for outcome in report.outcomes:
-            yield from _findings(outcome, level, width)
-    if words := accuracy_line(report):
-        yield from _lines("data", words, width)
-    for warning in report.warnings:
-        yield from _lines("note", warning, width, "yellow")
-    for reason, rules in skipped_rules(report).items():
-        yield from _lines("skip", f"{rules}: {reason}", width, "dim")
-    if report.evidence:
-        yield from _lines("see", str(PurePath(report.evidence, OVERVIEW)), width)
-
-
-def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:
-    word, style = _LEVELS[level]
-    findings = [finding for finding in outcome.findings if finding.level == level]
-    for finding in findings[:_FEW_FINDINGS]:
-        title = " · ".join(filter(None, (finding.rule, finding.where)))
-        yield from _lines(word, title, width, style)
-        yield from _lines(" ", finding.message, width)
-    if len(findings) > _FEW_FINDINGS:
-        more = f"… and {len(findings) - _FEW_FINDINGS:,} more of {outcome.rule}, --format json lists all"
-        yield from _lines(" ", more, width, "dim")
-
-
-def _lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
-    """Yield `text` behind its label, broken between words, the further lines indented as the first."""
-    indent = f"  {label:<5}  " if label else ""
-    hanging = " " * max(len(indent), 2)
-    room = max(width - len(hanging), 20)
-    for position, line in enumerate(wrap(text, room, break_long_words=False, break_on_hyphens=False)):
-        # Where it is folded after all, no line may start with what GitHub's runner takes for a command.
-        safe = line if cell_len(line) <= room else re.sub(":(?=:)", r"\\x3a", line)
-        yield Text((hanging if position else indent) + safe.replace(_TOGETHER, " "), style=style)

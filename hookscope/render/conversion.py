@@ -13,14 +13,14 @@ from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, layer_columns, terminal
 from hookscope.render.attention import HEADS, describe_attention
 from hookscope.render.attributions import describe_attributions, map_columns
-from hookscope.render.check_report import check_report
+from hookscope.render.checks import describe_check
 from hookscope.render.columns import Column, machine_columns
 from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import TENSORS, contents_report
 from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences import describe_differences
 from hookscope.render.document import Document
-from hookscope.render.document_text import document_text
+from hookscope.render.document_text import document_text, unbroken
 from hookscope.render.history import describe_history
 from hookscope.render.history_columns import tensor_columns
 from hookscope.render.survey import describe_survey
@@ -62,7 +62,7 @@ def result_text(result: Result) -> str:
     console = Console(file=text, width=width, color_system=None, highlight=False, markup=False, emoji=False)
     for part in (terminal.warnings_panel(warnings_of(result)), summary(result, width=width)):
         if not isinstance(part, Group) or part.renderables:
-            console.print(part, soft_wrap=isinstance(result, CheckReport))
+            console.print(part, overflow="ignore", crop=False)  # no name is broken
     failure = getattr(result, "failure", None)
     if failure is not None:
         console.print(terminal.failure_panel(failure))
@@ -77,9 +77,8 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
     if describe := DESCRIPTIONS.get(type(result)):
-        return Group(*document_text(describe(result, None), width=width, full=full))
-    if isinstance(result, CheckReport):
-        return check_report([result], width)
+        text = document_text(describe(result, None), width=width, full=full)
+        return Group(*unbroken(text, width))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
@@ -125,6 +124,7 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
 DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
     Attention: lambda attention, _: describe_attention(attention),
     Attributions: lambda attributions, _: describe_attributions(attributions),
+    CheckReport: lambda report, _: describe_check(report),
     Differences: describe_differences,
     History: lambda history, _: describe_history(history),
     Survey: describe_survey,

@@ -26,8 +26,6 @@ from hookscope.render.document import (
     Table,
 )
 from hookscope.render.overlays import input_picture
-from hookscope.render.overviews.maps import MapColumns
-from hookscope.render.overviews.sheet import MARGIN
 from hookscope.render.terminal import model_words
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
@@ -172,14 +170,11 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
     legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(each.is_sequence for each in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
     yield Maps(
-        columns=lambda: MapColumns(
-            [summarised(each, f"{each.kind}: {mark}" if each.row in begins else each.kind) for each in shown],
-            MARGIN,
-            letters,
-            names=("mean of |A-B|", "A-B in channel {}"),
-            sequences={each.row for each in shown if each.is_sequence},
-        ),
+        maps=lambda: [summarised(each, f"{each.kind}: {mark}" if each.row in begins else each.kind) for each in shown],
         legend=" ".join(legend),
+        letters=letters,
+        names=("mean of |A-B|", "A-B in channel {}"),
+        sequences={each.row for each in shown if each.is_sequence},
     )
 
 

@@ -4,8 +4,9 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal
 
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.columns import Column
-from hookscope.render.overviews.maps import MapColumns
 from hookscope.render.training_steps import Floats, HeatMap
+from hookscope.results.activations import MapSummary
 from hookscope.results.attention import PatchWeights
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.inputs import InputRecord, Photograph
@@ -53,12 +54,23 @@ class Findings:
 
     Attributes:
         ends: Names of the two ends of the time line that `spans` of the findings lie on; empty for none.
-        all_in: The file that has all findings.
+        all_in: What has all findings.
+        shown_by: What shows them all in a terminal.
     """
 
     findings: Sequence[FindingLine]
     ends: tuple[str, str] | tuple[()] = ()
     all_in: str = "result.json"
+    shown_by: str = "--full shows all"
+
+    def first(self, most: int) -> Sequence[FindingLine]:
+        """Return at most so many findings in their order, of each rule and level the first before the second of any."""
+        counts: Counter[tuple[str, str]] = Counter()
+        turns = []
+        for place, finding in enumerate(self.findings):
+            turns.append((counts[finding.rule, finding.level], place))
+            counts[finding.rule, finding.level] += 1
+        return [self.findings[place] for place in sorted(place for _, place in sorted(turns)[:most])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,12 +280,19 @@ class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
 
     Attributes:
-        columns: Returns the maps, two of each layer.
-        legend: What colours mean.
+        maps: Returns the maps, two of each layer.
+        legend: What they show, and what colours mean.
+        letters: By `MapSummary.row`, what stands before the name.
+        names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
+            channel and why it is shown.
+        sequences: By `MapSummary.row`, those of A-B that show a sequence, a channel in each row.
     """
 
-    columns: Callable[[], MapColumns]
-    legend: str
+    maps: Callable[[], Sequence[MapSummary]]
+    legend: str = "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+    letters: Mapping[int, str] = field(default_factory=dict)
+    names: tuple[str, str] = ("{} over channels", "channel {}, {}")
+    sequences: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,11 +317,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the run under each other; `legend` has what they show, "" if that is clear."""
+    """Pictures of the run; `legend` has what they show, "" if that is clear, `across` how many stand side by side."""
 
     title: str
     legend: str
     pictures: Sequence[Picture]
+    across: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +393,11 @@ class Section:
     title: str
     parts: Sequence[Part]
 
+    @property
+    def is_extra(self) -> bool:
+        """Whether a terminal shows none of it, or in full only."""
+        return all(getattr(part, "is_extra", False) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
@@ -388,6 +413,8 @@ class Document:
         facts: What was looked at, and how.
         making: Term and words of what is needed to reproduce it, beside what `RunRecord` holds.
         main: Key of the section that a keyboard user skips to.
+        documents: Of the parts of a result of several, before what they say together in a terminal, after it on a page,
+            where a table's cell with the title of one leads to it.
     """
 
     title: str
@@ -403,6 +430,7 @@ class Document:
     sections: Sequence[Section]
     making: Sequence[tuple[str, str]] = ()
     main: str
+    documents: Sequence["Document"] = ()
 
     @property
     def parts(self) -> list[Part]:

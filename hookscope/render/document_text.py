@@ -1,6 +1,7 @@
 """Print a document in a terminal: the answer, what was looked at, findings, notes, tables, lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -8,24 +9,46 @@ from rich.text import Text
 from hookscope.render.columns import draw_table, safe_line
 from hookscope.render.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.render.document import Text as Sentences
-from hookscope.render.terminal import LEVEL_STYLES, about_lines, note_lines
+from hookscope.render.terminal import LEVEL_STYLES
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
 _LESS = "dim italic"
+_INDENT = "  "  # of what is below a headline, of several
 
 
 def document_text(document: Document, *, width: int, full: bool = False) -> Iterator[RenderableType]:
     """Yield what a terminal of a width shows; `full` shows every finding and every row."""
+    for inner in document.documents:
+        headline, *below = document_text(inner, width=width - len(_INDENT), full=full)
+        yield headline
+        yield from (Text(_INDENT).append_text(line) if isinstance(line, Text) else line for line in below)
     headline, *sentences = document.answer
-    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip(), overflow="fold")
-    for sentence in sentences:
-        yield safe_line(sentence, overflow="fold")
-    yield from about_lines(document.about)
+    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
+    yield from map(safe_line, sentences)
+    for line, level in document.about:
+        yield safe_line(line, style=LEVEL_STYLES[level] or "bold")
     for part in document.parts:
         if isinstance(part, Findings):
             yield from _finding_lines(part, full=full)
-    yield note_lines(document.notes)
+    for note in document.notes:
+        yield safe_line(f"note: {note}", style="dim")
+    yield from _parts(document, width, full=full)
+
+
+def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:
+    """Yield lines broken between words, never within a name: print them with `overflow="ignore"` and `crop=False`."""
+    for line in lines:
+        if isinstance(line, Text):
+            indent = line.plain[: len(line.plain) - len(line.plain.lstrip())]
+            below = f"{indent}{_INDENT}"
+            pieces = wrap(line.plain, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+            yield Text("\n".join(pieces), style=line.spans[-1].style if line.spans else line.style)
+        else:
+            yield line
+
+
+def _parts(document: Document, width: int, *, full: bool) -> Iterator[RenderableType]:
     is_first = True
     for part in document.parts:
         if isinstance(part, Table) and part.rows and (full or not part.is_extra):
@@ -36,7 +59,7 @@ def document_text(document: Document, *, width: int, full: bool = False) -> Iter
         elif isinstance(part, Pictures) and any(picture.lines for picture in part.pictures):
             yield from _lines(part.title, [(picture.name, picture.lines) for picture in part.pictures], full=full)
         elif isinstance(part, Sentences) and not part.is_extra:
-            yield from (safe_line(sentence, style="dim", overflow="fold") for sentence in part.sentences)
+            yield from (safe_line(sentence, style="dim") for sentence in part.sentences)
 
 
 def finding_line(finding: FindingLine) -> str:
@@ -49,7 +72,7 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
     if not is_first:
         yield safe_line(table.title, style="bold")
     if table.remark:
-        yield safe_line(table.remark, overflow="fold")
+        yield safe_line(table.remark)
     shown = table if full else table.of_interest()
     if shown.rows:
         styles = [LEVEL_STYLES[level] for level in shown.levels]
@@ -60,19 +83,19 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
 
 def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool) -> Iterator[Text]:
     """Yield a title, and below it the first lines, each with its sentences."""
-    yield safe_line(title, style="bold", overflow="fold")
+    yield safe_line(title, style="bold")
     shown = lines if full else lines[:_MOST_LINES]
     for line, sentences in shown:
-        yield safe_line(f"  {line}", overflow="fold")
+        yield safe_line(f"  {line}")
         if sentences:
-            yield safe_line(f"    {' '.join(sentences)}", style="dim", overflow="fold")
+            yield safe_line(f"    {' '.join(sentences)}", style="dim")
     if len(shown) < len(lines):
         yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
 
 
 def _finding_lines(part: Findings, *, full: bool) -> Iterator[Text]:
-    shown = part.findings if full else part.findings[:_MOST_FINDINGS]
+    shown = part.findings if full else part.first(_MOST_FINDINGS)
     for finding in shown:
-        yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level], overflow="fold")
+        yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
     if len(shown) < len(part.findings):
-        yield Text(f"… {len(part.findings) - len(shown)} more, --full shows all", style=_LESS)
+        yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by}", style=_LESS)

@@ -17,10 +17,10 @@ from rich.text import Text
 from hookscope.render import conversion, terminal
 from hookscope.render.attention import describe_attention
 from hookscope.render.attributions import describe_attributions
+from hookscope.render.checks import describe_check, wrong_pictures
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.document import draw_document
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
@@ -74,9 +74,8 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
             f"{text}. The table has the numbers.",
         )
     elif isinstance(result, CheckReport) and result.overview_parts is not None:
-        yield _picture(
-            encode_png(draw_check(result)), f"Overview of the check of {result.checkpoint}. The text has it in words."
-        )
+        drawn = draw_document(describe_check(result), wrong_pictures(result))
+        yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
     elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
         if isinstance(result, Gradients):
             drawn, about = draw_gradients(result), "the gradients"

@@ -2,19 +2,17 @@
 
 import json
 from dataclasses import replace
-from io import StringIO
 from xml.etree import ElementTree as ET
 
 import pytest
-from rich.console import Console
 
-from hookscope.render.check_report import check_report
+from hookscope.render.check_files import checks_html
 from hookscope.render.github import checks_to_markdown
-from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, lowest_words
 from hookscope.results.check import Finding, checks_to_json
 from tests.render.checked import LABELLED, PASSING, outcome
+from tests.render.html_page import Page
 
 # 50.9% to 91.3% is Clopper and Pearson's interval for 15 of 20.
 WORDS = (
@@ -24,9 +22,7 @@ WORDS = (
 
 
 def test_text_markdown_and_junit_have_the_same_sentence() -> None:
-    console = Console(width=100, record=True, file=StringIO())
-    console.print(check_report([LABELLED], 100))
-    assert WORDS in " ".join(console.export_text().split())
+    assert WORDS in " ".join(str(LABELLED).split())
     assert f"- data: {WORDS}" in checks_to_markdown([LABELLED]).replace("`", "")
     (output,) = ET.fromstring(checks_to_junit([LABELLED]).partition("\n")[2]).iter("system-out")
     assert f"data: {WORDS}" in (output.text or "")
@@ -114,20 +110,13 @@ def test_json_has_every_number() -> None:
 
 
 def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
-    page = " ".join(checks_html([LABELLED], meanings={}, holds={}).split())
-    assert WORDS.partition(" Lowest")[0] in page
-    row = '<th scope="row">lynx</th><td>3</td><td>8</td><td>37.5%</td><td>8.5% to 75.5%</td><td>cat (4)</td>'
-    assert row in page
-    assert page.index("lynx</th>") < page.index("cat</th>")
-    assert "is lynx, taken for cat with 0.96; its label has 0.02" in page
-    assert "is lynx, taken for NaN<" in page
-
-
-@pytest.mark.exhaustive
-def test_of_many_classes_the_lowest_are_listed() -> None:
-    assert LABELLED.accuracy is not None
-    classes = tuple(ClassAccuracy(f"c{index}", (index,), 100, index) for index in range(100))
-    page = checks_html([replace(LABELLED, accuracy=replace(LABELLED.accuracy, classes=classes))], meanings={}, holds={})
-    assert "Of 100 labels the lowest are listed." in page
-    assert '<th scope="row">c19</th>' in page
-    assert '<th scope="row">c20</th>' not in page
+    page = Page(checks_html([LABELLED], {}))
+    [labels, _] = page.tables()
+    assert labels[1:] == [
+        ["lynx", "3", "8", "37.5%", "8.5% to 75.5%", "cat (4)"],
+        ["cat", "12", "12", "100%", "73.5% to 100.0%", ""],
+    ]
+    said = page.said("p")
+    assert WORDS in said
+    assert said.index("labelled lynx, probability 0.02") + 1 == said.index("taken for cat, probability 0.96")
+    assert "scores with NaN" in said

@@ -20,13 +20,14 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 
 from hookscope.render import gradient_tables, tables, terminal
-from hookscope.render.check_report import check_report
+from hookscope.render.check_files import checks_html
+from hookscope.render.checks import describe_check
 from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import contents_report
+from hookscope.render.document_text import document_text
 from hookscope.render.github import annotations, checks_to_markdown
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import report_html
-from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.notebook import result_html
@@ -128,7 +129,7 @@ TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
     ),
     "comparison": lambda name, width: comparison_report(comparison(name), width=width),
     "contents": lambda name, width: contents_report(contents(name), width=width),
-    "check": lambda name, width: check_report([checked.hostile(name)], width),
+    "check": lambda name, width: Group(*document_text(describe_check(checked.hostile(name)), width=width)),
 }
 
 CSV: Mapping[str, Callable[[str], str]] = {
@@ -149,7 +150,7 @@ JSON: Mapping[str, Callable[[str], str]] = {
 
 HTML: Mapping[str, Callable[[str], str]] = {
     "report": page,
-    "check": lambda name: checks_html([checked.hostile(name)], meanings={}, holds={}),
+    "check": lambda name: checks_html([checked.hostile(name)], {}),
     "activations": lambda name: result_html(activations(name)),
     "gradients": lambda name: result_html(gradients(name)),
     "maps": lambda name: result_html(feature_maps(name)),

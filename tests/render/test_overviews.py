@@ -17,6 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.render.axes import block_names, tail_of, within_blocks
+from hookscope.render.checks import describe_check, wrong_pictures
 from hookscope.render.difference_maps import summarised
 from hookscope.render.differences import describe_differences
 from hookscope.render.document import DepthChart
@@ -34,7 +35,6 @@ from hookscope.render.overviews.charts import (
     Marks,
     Series,
 )
-from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.document import draw_document
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
@@ -53,7 +53,7 @@ from hookscope.render.overviews.sheet import (
 )
 from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
-from hookscope.results.check import OverviewParts
+from hookscope.results.check import CheckReport, OverviewParts
 from hookscope.results.differences import Differences
 from hookscope.results.training import TrainingLog, WatchedParameter, WatchedStep
 from tests.inspections import inspect
@@ -310,6 +310,10 @@ WRONG = (np.arange(75, dtype=np.uint8).reshape(5, 5, 3) * 3, None)  # of `LABELL
 
 def draw_differences(result: Differences) -> Image.Image:
     return draw_document(describe_differences(result))
+
+
+def draw_check(report: CheckReport) -> Image.Image:
+    return draw_document(describe_check(report), wrong_pictures(report))
 
 
 DRAWN: dict[str, Callable[[], Image.Image]] = {

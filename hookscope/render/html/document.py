@@ -63,17 +63,21 @@ _SCRIPTS: Mapping[type, Sequence[str]] = {
 }
 
 
-def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
-    """Return the page of a document; `run` has its pictures, if it is from one.
+def document_html(
+    document: Document, run: StoredRun[Any] | None = None, pictures: Mapping[str, str] | None = None
+) -> str:
+    """Return the page of a document; `run` has its pictures if it is from one, else `pictures` as data URIs by file.
 
     Raises:
         InputError: If a picture is missing, or none.
     """
-    maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
-    kinds = {Document, *map(type, document.parts)}
-    links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
+    parts = [part for whole in (document, *document.documents) for part in whole.parts]
+    shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
+    maps = [each for each in shown.values() if isinstance(each, ShownMaps)]
+    kinds = {Document, *map(type, parts)}
+    inner = {f"document-{number}": each for number, each in enumerate(document.documents, 1)}
 
-    def href(place: str) -> str:
+    def href(place: str, links: Mapping[str, str]) -> str:
         """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
         names = (place or "(model)", place.rpartition(".")[0] or "(model)")
         under = (name for name in links if place and name.startswith(f"{place}."))
@@ -84,13 +88,14 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
         {
             "href": href,
             "kind": lambda part: type(part).__name__,
-            "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part, run),
+            "shown": lambda part: shown[id(part)],
         },
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,
-        maps=maps.values(),
-        links=links,
+        documents=[(each, key, _links(each, shown)) for key, each in inner.items()],
+        maps=maps,
+        links=_links(document, shown) | {each.title: f"#{key}" for key, each in inner.items()},
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,
@@ -101,23 +106,41 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
     )
 
 
-def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
+def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
+    """Return links to the rows of heat maps and to the pictures, by their names."""
+    links: dict[str, str] = {}
+    for part in document.parts:
+        if isinstance(part, HeatMaps):
+            links |= {name: row.href for name, row in shown[id(part)].rows.items()}
+        elif isinstance(part, Pictures):
+            links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
+    return links
+
+
+def _shown(part: Part, run: StoredRun[Any] | None, pictures: Mapping[str, str]) -> Any:
     """Return what the template of a part draws."""
     if isinstance(part, Pictures):
-        return [] if run is None else _pictures(part, run)
+        return _pictures(part, run, pictures)
     if isinstance(part, PhotographMaps):
         return None if run is None else shown_maps(part, run)
     if isinstance(part, ChannelSearch):
         return None if run is None else shown_channels(part, run.read_picture)
+    if isinstance(part, HeatMaps):
+        return ShownMaps(part)
     return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
 
 
-def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
-    shown = part.pictures[:_MOST_PICTURES]
-    return [
-        (each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE) if each.file else "")
-        for each in shown
-    ]
+def _pictures(
+    part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
+) -> list[tuple[Picture, str, str]]:
+    """Return pictures, each with its anchor and a data URI; "" for one that is not there."""
+
+    def uri(file: str) -> str:
+        if run is None or not file:
+            return pictures.get(file, "")
+        return thumbnail_uri(run.read_picture(file), file, _PICTURE_SIDE)
+
+    return [(each, quote(safe_text(each.file), safe=""), uri(each.file)) for each in part.pictures[:_MOST_PICTURES]]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:

@@ -76,15 +76,10 @@ def model_line(model: ModelInfo, *more: str) -> Line:
     return "   ·   ".join((weights, *more)), TEXT, DIM
 
 
-def depth_blocks(
-    rows: Sequence[LayerRow], letters: dict[int, str] | None = None, ground: Sequence[int] = ()
-) -> list[Block]:
+def depth_blocks(rows: Sequence[LayerRow], letters: dict[int, str] | None = None) -> list[Block]:
     """Return the charts of layers over depth: magnitudes, and if there are any, zeros and dead channels.
 
-    Args:
-        rows: In the order of the layers.
-        letters: By `LayerRow.index`, what stands above a layer.
-        ground: Positions of the layers with a tinted ground.
+    `letters` are what stands above a layer, by `LayerRow.index`.
     """
     if not rows:
         return []
@@ -93,7 +88,7 @@ def depth_blocks(
     zeros = [row.activation.zero_fraction for row in rows]
     has_zeros = any(dead) or any(zeros)
     chart = _sizes(rows)
-    magnitudes = replace(chart, ground=ground, letters=places, names=() if has_zeros else chart.names)
+    magnitudes = replace(chart, letters=places, names=() if has_zeros else chart.names)
     if not has_zeros:
         return [magnitudes.block]
     shares = Chart(
@@ -104,7 +99,6 @@ def depth_blocks(
         ],
         count=len(rows),
         axis="percent",
-        ground=ground,
         names=chart.names,
     )
     return [magnitudes.block, shares.block]

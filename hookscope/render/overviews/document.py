@@ -20,6 +20,7 @@ from hookscope.render.document import (
     Maps,
     Part,
     PhotographMaps,
+    Picture,
     Pictures,
     SmallMaps,
     StepChart,
@@ -28,10 +29,12 @@ from hookscope.render.document import (
 from hookscope.render.document_text import finding_line
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
 from hookscope.render.overviews.over_photograph import map_blocks
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
+    GAP,
     GREEN,
     INK,
     INNER,
@@ -46,6 +49,7 @@ from hookscope.render.overviews.sheet import (
     Line,
     draw_sheet,
     fitting,
+    framed,
     in_font,
     text_block,
     write,
@@ -61,6 +65,7 @@ _MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
 _INPUT = 200  # a side, beside the answer
+_TALLEST = 190  # of pictures side by side
 _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
 _MOST_ROWS = 36  # of a heat map
@@ -106,13 +111,15 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 
 def _maps(part: Maps) -> list[Block]:
-    columns = part.columns()
-    return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM)])]
+    maps = part.maps()
+    columns = MapColumns(maps[:MOST_STAGES], MARGIN, part.letters, names=part.names, sequences=part.sequences)
+    more = _more(len(maps) - MOST_STAGES, "output")
+    return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
 
 
 def _finding_lines(part: Findings) -> Block:
     lines: list[Line] = [
-        (finding_line(finding), TEXT, _COLOURS[finding.level]) for finding in part.findings[:_MOST_FINDINGS]
+        (finding_line(finding), TEXT, _COLOURS[finding.level]) for finding in part.first(_MOST_FINDINGS)
     ]
     return text_block([*lines, *_more(len(part.findings) - _MOST_FINDINGS, "finding")])
 
@@ -127,7 +134,7 @@ def _more(count: int, what: str) -> list[Line]:
 
 
 def _time_line(part: Findings) -> Block:
-    findings, step = part.findings[:_MOST_FINDINGS], line_height(SMALL) + 8
+    findings, step = part.first(_MOST_FINDINGS), line_height(SMALL) + 8
     left, unit = MARGIN + _NAMES, (INNER - _NAMES) / 1000
 
     def draw(image: Image.Image, top: int) -> None:
@@ -268,11 +275,38 @@ def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
 
 
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
+    heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
+    if part.across > 1:
+        rows = range(0, len(part.pictures), part.across)
+        return [heading, *(_side_by_side(part, part.pictures[row : row + part.across], images) for row in rows)]
     shown = [picture for picture in part.pictures if picture.file in images][:_MOST_PICTURES]
-    if not shown:
-        return []
     blocks = [_captioned([picture.name, *picture.lines], images[picture.file]) for picture in shown]
-    return [text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)]), *blocks]
+    return [heading, *blocks] if blocks else []
+
+
+def _side_by_side(part: Pictures, row: Sequence[Picture], images: Mapping[str, Image.Image]) -> Block:
+    """Return pictures with their words below; where there is no picture, the words alone."""
+    width = (INNER - (part.across - 1) * GAP) // part.across
+    drawn = [_fitted(images[picture.file], width) if picture.file in images else None for picture in row]
+    above = max((picture.height + 6 for picture in drawn if picture), default=0)
+    lines = [[*((line, TEXT, INK) for line in picture.lines), (picture.name, SMALL, DIM)] for picture in row]
+
+    def draw(image: Image.Image, top: int) -> None:
+        for place, (picture, words) in enumerate(zip(drawn, lines, strict=True)):
+            left = MARGIN + place * (width + GAP)
+            if picture:
+                framed(image, picture, left, top)
+            fitted = [(fitting(text, size, width), size, colour) for text, size, colour in words]
+            write(ImageDraw.Draw(image), fitted, top + above, left, width)
+
+    return Block(above + max(sum(line_height(size) for _, size, _ in words) for words in lines), draw)
+
+
+def _fitted(picture: Image.Image, width: int) -> Image.Image:
+    """Return a picture as large as its place; of a small one each pixel is a square."""
+    ratio = min(width / picture.width, _TALLEST / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.LANCZOS)
 
 
 def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block]:
