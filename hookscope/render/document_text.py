@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import draw_table, safe_line
+from hookscope.render.columns import draw, drawn_columns, fitted, safe_line
 from hookscope.render.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.render.document import Text as Sentences
 from hookscope.render.terminal import LEVEL_STYLES, about_lines, note_lines
@@ -22,12 +22,10 @@ def document_text(document: Document, *, width: int, full: bool = False) -> Iter
     for sentence in sentences:
         yield safe_line(sentence, overflow="fold")
     yield from about_lines(document.about)
-    for part in document.parts:
-        if isinstance(part, Findings):
-            yield from _finding_lines(part, full=full)
+    yield from finding_lines(document, full=full)
     yield note_lines(document.notes)
     is_first = True
-    for part in document.parts:
+    for part in document.lines:
         if isinstance(part, Table) and part.rows and (full or not part.is_extra):
             yield from _table(part, width, is_first=is_first, full=full)
             is_first = False
@@ -53,7 +51,10 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
     shown = table if full else table.of_interest()
     if shown.rows:
         styles = [LEVEL_STYLES[level] for level in shown.levels]
-        yield draw_table(shown.columns, shown.rows, width, styles, full=full)
+        drawn = drawn_columns(shown.columns, shown.rows, styles, full=full)
+        yield draw(drawn, width, styles, shown.notable, full=full)
+        headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
+        yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
     if len(shown.rows) < len(table.rows):
         yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)
 
@@ -70,9 +71,12 @@ def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool
         yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
 
 
-def _finding_lines(part: Findings, *, full: bool) -> Iterator[Text]:
-    shown = part.findings if full else part.findings[:_MOST_FINDINGS]
-    for finding in shown:
-        yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level], overflow="fold")
-    if len(shown) < len(part.findings):
-        yield Text(f"… {len(part.findings) - len(shown)} more, --full shows all", style=_LESS)
+def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
+    """Yield the findings of a document, a line each."""
+    for part in document.parts:
+        if isinstance(part, Findings):
+            shown = part.findings if full else part.findings[:_MOST_FINDINGS]
+            for finding in shown:
+                yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level], overflow="fold")
+            if len(shown) < len(part.findings):
+                yield Text(f"… {len(part.findings) - len(shown)} more, --full shows all", style=_LESS)

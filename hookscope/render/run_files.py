@@ -10,18 +10,18 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render import grids, tables
+from hookscope.render.activations import describe_activations, describe_token_norms
 from hookscope.render.attention_files import save_attention
 from hookscope.render.attribution_files import save_attributions
 from hookscope.render.columns import Column
 from hookscope.render.comparison import CHANGES
 from hookscope.render.cost_text import COSTS
 from hookscope.render.difference_files import save_differences
+from hookscope.render.gradients import describe_gradients
 from hookscope.render.history_files import save_history
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
-from hookscope.render.map_files import photograph_of
-from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.gradients import draw_gradients
-from hookscope.render.overviews.token_norms import draw_token_norms
+from hookscope.render.map_files import photograph_of, write_photograph
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.survey_files import save_survey
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
@@ -32,7 +32,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
-from hookscope.results.runs.record import Verb, record_of
+from hookscope.results.runs.record import StoredPicture, Verb, record_of
 from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.results.survey import Survey
@@ -90,31 +90,29 @@ def save_run(
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
     with new_run(Path(path), numbered=numbered) as run:
-        draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
+        document = describe_gradients(result) if isinstance(result, Gradients) else describe_activations(result)
+        draw_document(document).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+        shown: list[StoredPicture] = []
         files = [*_write_tables(run.path, result), *write_result(run.path, result)]
         if isinstance(result, Activations) and result.token_maps:
-            photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
-            draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
+            last = max(each.input_index for each in result.token_maps)
+            photographs = [photograph_of(result, index) for index in range(1 + last)]
+            draw_document(describe_token_norms(result, photographs)).save(run.path / TOKENS, compress_level=6)
             files.append(TOKENS)
+            (run.path / "inputs").mkdir()
+            for index, photograph in enumerate(photographs):
+                name = write_photograph(run.path, f"{index:03d}", photograph)
+                shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import
             write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
             files.append(tensor_file)
         thumbnails = tuple(_write_pictures(run.path, result.inputs, provenance))
-        pictures = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails}
+        pictures = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
         verb: Verb = "grads" if isinstance(result, Gradients) else "activations"
         folder = run.finish(record_of(verb, command, provenance, **pictures))
     return SavedRun(folder, tuple(files), tuple(drawn))
-
-
-def _last_drawn(result: Activations) -> int:
-    return max(each.input_index for each in result.token_maps)
-
-
-def draw_overview(result: Activations | Gradients) -> Image.Image:
-    """Draw the one picture of a run to look at first."""
-    return draw_gradients(result) if isinstance(result, Gradients) else draw_activations(result)
 
 
 def _draw_grids(

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.render.overviews.activations import draw_activations
+from hookscope.render.activations import describe_activations
+from hookscope.render.overviews.document import draw_document
 from tests.cli.conftest import Run
 from tests.render.test_overviews import writing
 
@@ -128,7 +129,7 @@ def test_a_fault_in_an_operation_comes_first_in_the_terminal_and_on_the_picture(
 
     result = hookscope.activations("faulty.py:build", "x.pt", model_arg={"case": case})
     with writing(monkeypatch) as written:
-        draw_activations(result)
+        draw_document(describe_activations(result))
     words = [each.text for each in sorted(written, key=lambda each: each.top)]
     first = next(at for at, text in enumerate(words) if result.verdicts[0].rule in text)
     assert first == 2  # after the title and the weights
@@ -144,7 +145,7 @@ def test_a_sound_network_and_an_attention_mask_are_no_finding(
     result = hookscope.activations("faulty.py:build", "x.pt", model_arg={"case": case})
     assert result.verdicts == ()
     with writing(monkeypatch) as written:
-        draw_activations(result)
+        draw_document(describe_activations(result))
     assert any(each.text.startswith("No NaN, no Inf that spreads, no constant output") for each in written)
 
 

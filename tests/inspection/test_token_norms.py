@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import InputError
-from hookscope.render.html import report_html
 from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics.token_layout import prefix_names
 from tests.inspections import inspect
+from tests.render.stored import report_html
 
 GRID, PREFIX, WIDTH = 6, 1, 32
 

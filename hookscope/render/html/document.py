@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -16,6 +15,7 @@ from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
     ChannelSearch,
     DepthChart,
+    DetailedTable,
     Document,
     Findings,
     HeatMaps,
@@ -24,15 +24,15 @@ from hookscope.render.document import (
     PhotographMaps,
     Picture,
     Pictures,
-    RowDetails,
     StepChart,
     StepCharts,
     Table,
 )
 from hookscope.render.html.channels import shown_channels
+from hookscope.render.html.detailed import ShownRow, ShownTable
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.over_photograph import shown_maps
-from hookscope.render.html.page import PageTable, making_facts, page_table, render_page
+from hookscope.render.html.page import making_facts, render_page, shown_table
 from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
@@ -48,16 +48,17 @@ _MOST_CELLS = 300_000
 _MOST_FINDINGS = 200
 _FEW_FINDINGS = 12  # that are seen at once
 _MOST_PLACES = 400  # of a finding
-_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 _MOST_LINES = 200
 _FEW_LINES = 12
-_MOST_PICTURES, _PICTURE_SIDE = 40, 1100
+_MOST_PICTURES = 40
 
 _PALETTE = "viridis"
 
 # What parts need, in the order in which it is loaded; every page has the first.
 _SCRIPTS: Mapping[type, Sequence[str]] = {
-    Document: ("fragment.js", "plots.js", "training.js"),
+    Document: ("fragment.js", "plots.js", "rows.js"),
+    HeatMaps: ("heat.js",),
+    DetailedTable: ("grids.js",),
     PhotographMaps: ("over_photograph.js", "attention.js"),
     ChannelSearch: ("channels.js",),
 }
@@ -69,9 +70,14 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
     Raises:
         InputError: If a picture is missing, or none.
     """
-    maps = {part: ShownMaps(part) for part in document.parts if isinstance(part, HeatMaps)}
+    detailed: dict[Part, ShownMaps | ShownTable] = {}
+    for part in document.parts:
+        if isinstance(part, HeatMaps):
+            detailed[part] = ShownMaps(part)
+        elif isinstance(part, DetailedTable):
+            detailed[part] = ShownTable(part, run)
     kinds = {Document, *map(type, document.parts)}
-    links = {name: row.href for shown in maps.values() for name, row in shown.rows.items()}
+    links = {name: row.href for shown in detailed.values() for row in shown.details for name in (*row.also, row.name)}
 
     def href(place: str) -> str:
         """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
@@ -84,12 +90,13 @@ def document_html(document: Document, run: StoredRun[Any] | None = None) -> str:
         {
             "href": href,
             "kind": lambda part: type(part).__name__,
-            "shown": lambda part: maps[part] if isinstance(part, HeatMaps) else _shown(part, run),
+            "shown": lambda part: detailed[part] if isinstance(part, HeatMaps | DetailedTable) else _shown(part, run),
         },
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,
-        maps=maps.values(),
+        style="".join(shown.style for shown in detailed.values()),
+        details=detailed.values(),
         links=links,
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
@@ -115,23 +122,12 @@ def _shown(part: Part, run: StoredRun[Any] | None) -> Any:
 def _pictures(part: Pictures, run: StoredRun[Any]) -> list[tuple[Picture, str]]:
     shown = part.pictures[:_MOST_PICTURES]
     return [
-        (each, thumbnail_uri(run.read_picture(each.file), each.file, _PICTURE_SIDE) if each.file else "")
-        for each in shown
+        (each, thumbnail_uri(run.read_picture(each.file), each.file, part.side) if each.file else "") for each in shown
     ]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
     return {"lines": lines[:most], "left_out": max(0, len(lines) - most)}
-
-
-def _page_table(table: Table) -> PageTable:
-    shown = table.of_interest()
-    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
-    remark = table.remark
-    if len(rows) < len(table.rows):
-        first = "The first " if len(rows) < len(shown.rows) else ""
-        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
-    return page_table(table.title, table.columns, rows, notable=notable, remark=remark.strip())
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
@@ -155,24 +151,9 @@ _SHOWN: Mapping[type, Callable[[Any], Any]] = {
     Findings: lambda part: _first_lines(part.findings, _MOST_FINDINGS),
     StepCharts: _figures,
     DepthChart: over_depth,
-    Table: _page_table,
+    Table: shown_table,
     Listing: lambda part: _first_lines(part.lines, _MOST_LINES),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row of the heat maps, with the page that a click on it opens."""
-
-    name: str
-    number: int
-    details: RowDetails
-    tables: Sequence[PageTable]
-
-    @property
-    def href(self) -> str:
-        """Its place on the page."""
-        return f"#layer={quote(safe_text(self.name), safe='')}"
 
 
 @dataclass(frozen=True)
@@ -180,6 +161,12 @@ class ShownMaps:
     """Heat maps with the rows that they have together."""
 
     part: HeatMaps
+    style, grids = "", ()  # it has none
+
+    @property
+    def details(self) -> list[ShownRow]:
+        """The rows, in the order of the maps."""
+        return [*self.rows.values()]
 
     @cached_property
     def maps(self) -> list["ShownMap"]:
@@ -196,7 +183,7 @@ class ShownMaps:
         names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
         details = {name: self.part.details(name) for name in names}
         return {
-            name: ShownRow(name, number, row, [_page_table(table) for table in row.tables])
+            name: ShownRow(name, number, row, [shown_table(table) for table in row.tables])
             for number, (name, row) in enumerate(details.items())
         }
 
