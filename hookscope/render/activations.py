@@ -108,7 +108,7 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
     flags = flag_sentences(result.rows, result.verdicts)
     if result.failure is not None:
         where = result.failure.layer or "the network"
-        return [f"The forward pass raised in {where}: {result.failure.error}", *flags], "fail"
+        return [f"The forward pass raised in {where}.", *flags], "fail"
     if result.verdicts:
         headline, level = objections(result.verdicts)
         return [headline, *flags], level

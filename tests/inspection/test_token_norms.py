@@ -263,7 +263,7 @@ def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_pat
         assert drawn.width == 1200
     page = report_html(read_run(folder))
     assert "in layers with high tokens" in page
-    assert page.count("High: row 1, column 2.") == 3
+    assert page.count("row 1, column 2</dd>") == 3
     record = json.loads((folder / "result.json").read_text())
     record["token_maps"][0]["norms"].pop()
     (folder / "result.json").write_text(json.dumps(record))
