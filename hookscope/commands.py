@@ -585,7 +585,6 @@ def report(
         UsageError: If `run` is a result and `out` is None.
     """
     from hookscope.render.conversion import DESCRIPTIONS
-    from hookscope.render.html import report_html
     from hookscope.render.html.document import document_html
     from hookscope.render.training import describe_training
     from hookscope.render.training_files import save_training_overview
@@ -610,12 +609,8 @@ def report(
         with suppress(OutputError):  # of a folder on a disk that is only read
             save_training_overview(log, Path(run))
         return report(log, target)
-    pages: Mapping[type, Callable[[Any], str]] = {}
     stored = read_run(Path(run))
-    describe = DESCRIPTIONS.get(type(stored.result))
-    page = pages.get(type(stored.result), report_html)
-    text = page(stored) if describe is None else document_html(describe(stored.result, stored.record), stored)
-    write_report(target, text)
+    write_report(target, document_html(DESCRIPTIONS[type(stored.result)](stored.result, stored.record), stored))
     return target
 
 

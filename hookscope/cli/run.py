@@ -66,6 +66,7 @@ class Run:
     def show(self, result: "Result") -> None:
         """Print a result for people: warnings to stderr first, so that they are seen before any number."""
         from hookscope.render import conversion, terminal
+        from hookscope.render.document_text import finding_lines
         from hookscope.results.activations import Activations
         from hookscope.results.gradients import Gradients
 
@@ -74,7 +75,8 @@ class Run:
         if not self.option.quiet:
             self.tables.print(conversion.summary(result, width=self.tables.width, full=self.option.full))
         elif isinstance(result, Activations | Gradients):
-            self.tables.print(terminal.findings_panel(result.verdicts))
+            document = conversion.DESCRIPTIONS[type(result)](result, None)
+            self.tables.print(*finding_lines(document), sep="\n", end="\n" if result.verdicts else "")
 
     def save(self, result: "Result", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""

@@ -131,7 +131,7 @@ def describe_check(report: CheckReport, rules: RuleWords | None = None, evidence
         "Findings": _findings(report),
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
-        "Over depth": [*maps, *depth_charts(parts.rows, pointed_at)],
+        "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
         "Rules": [_rules(report.outcomes, rules or {})] if report.outcomes else [],
     }
     sections = [

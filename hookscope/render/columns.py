@@ -59,6 +59,7 @@ class Column:
             names are shortened to make room for columns below 10.
         text: Its value as text; None, which is always "-", aside.
         shown: Its text from a row, where that is more than `text` of the value.
+        in_full: Its text from a row in a table in full, where that is more than `shown`.
         words: Whether it is aligned left, and wrapped beyond `max_width`; numbers are aligned right, never wrapped.
         fold: Length above which its text is shortened. A table in full has no fold, and twice the `max_width`.
         beside: Title of a column of lower rank, without which this one means nothing.
@@ -74,6 +75,7 @@ class Column:
     text: Callable[[Any], str] | None = None
     value: Callable[[Any], Any] | None = None
     shown: Callable[[Any], str] | None = None
+    in_full: Callable[[Any], str] | None = None
     unit: str = ""
     words: bool = False
     fold: int = 0
@@ -104,7 +106,10 @@ class Column:
         def shown(row: Any) -> str:
             return blank if (held := part(row)) is None else self.cell(held)
 
-        return replace(self, value=value, shown=shown, **changes)
+        def in_full(row: Any) -> str:
+            return blank if (held := part(row)) is None else (self.in_full or self.cell)(held)
+
+        return replace(self, value=value, shown=shown, in_full=self.in_full and in_full, **changes)
 
 
 def machine_columns(*keys: str) -> tuple[Column, ...]:
@@ -155,6 +160,7 @@ def drawn_columns(
     """Return columns with their cells; the last one holds remarks, none if the last declared one is not of words."""
     styles = styles or [""] * len(rows)
     drawn = []
+    columns = [replace(column, shown=column.in_full) if full and column.in_full else column for column in columns]
     for column, texts in telling(columns, rows):
         short = [fold_name(text, column.fold) for text in texts] if column.fold and not full else texts
         cells = [

@@ -1,46 +1,47 @@
-"""What edits changed, as a Rich table."""
+"""What edits changed, as parts of a document."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-
-from hookscope.render.columns import NUMBERS, STATISTICS, Column, draw_table, number_text, prediction_text, safe_line
+from hookscope.render.columns import NUMBERS, STATISTICS, Column, number_text, prediction_text
+from hookscope.render.document import Document, Listing, Part, Section, Table
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
 # What a screen has room for beside the tables of the run itself.
 _FEW_ROWS = 20
-_FEW_INPUTS = 10
 _FEW_CLASSES = 5
 
 
-def comparison_report(comparison: Comparison, *, width: int, full: bool = False) -> RenderableType:
+def comparison_parts(comparison: Comparison) -> list[Part]:
     """Return what edits changed: the rows that changed most, in the order of the run, and how far all of them did."""
     changes = comparison.changes
-    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)
-    shown = changes if full else [changes[position] for position in sorted(most[:_FEW_ROWS])]
-    parts: list[RenderableType] = [safe_line(f"Effect of {', '.join(comparison.edits)}", style="bold", overflow="fold")]
-    if shown:
-        parts.append(draw_table(CHANGES, shown, width))
-    summary = f"{len(changes):,} of {counted(comparison.row_count, 'row')} changed"
-    if len(shown) < len(changes):
-        summary += f", the {len(shown)} above most; --full shows all"
-    parts.append(safe_line(summary, style="bold"))
-    parts += [
-        safe_line(_range(what, changes), overflow="fold") for what in dict.fromkeys(change.what for change in changes)
-    ]
+    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)[:_FEW_ROWS]
+    lines = [_changed_words(comparison)]
+    lines += [_range(what, changes) for what in dict.fromkeys(change.what for change in changes)]
     if comparison.losses is not None:
-        parts.append(safe_line(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}"))
-    pairs = list(zip(*comparison.predictions, strict=False))
-    parts += [_predictions(*pair) for pair in (pairs if full else pairs[:_FEW_INPUTS])]
-    if len(pairs) > _FEW_INPUTS and not full:
-        hidden = counted(len(pairs) - _FEW_INPUTS, "more input")
-        parts.append(safe_line(f"… {hidden}, --full shows all", style="dim"))
-    return Group(*parts)
+        lines.append(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}")
+    lines += [line for pair in zip(*comparison.predictions, strict=False) for line in _predictions(*pair)]
+    kept = [position in {*most} for position in range(len(changes))]
+    remark = "Those that changed most, in the order of the run." if len(most) < len(changes) else ""
+    return [
+        Table(title="Rows that changed", columns=CHANGES, rows=changes, kept=kept, remark=remark, all_in="changes.csv"),
+        Listing(title=f"Effect of {', '.join(comparison.edits)}", lines=lines),
+    ]
+
+
+def describe_comparison(comparison: Comparison) -> Document:
+    """Describe what edits changed."""
+    title = f"Effect of {', '.join(comparison.edits)}"
+    sections = [Section("edits", title, title, comparison_parts(comparison))]
+    answer = [f"{_changed_words(comparison)}."]
+    return Document(title=title, page_title=title, answer=answer, level="", sections=sections, main="edits")
+
+
+def _changed_words(comparison: Comparison) -> str:
+    return f"{len(comparison.changes):,} of {counted(comparison.row_count, 'row')} changed"
 
 
 def _changed(key: str, rank: int) -> list[Column]:
@@ -84,13 +85,9 @@ def _range(what: str, changes: Sequence[Change]) -> str:
     return f"{line}, L2 times {number_text(least)} ({least_at}) to {number_text(most)} ({most_at})"
 
 
-def _predictions(before: Prediction, after: Prediction) -> RenderableType:
+def _predictions(before: Prediction, after: Prediction) -> list[str]:
+    name = f"input {before.input_index}"
     if before == after:
-        return safe_line(f"input {before.input_index}: the same top classes, with the same probabilities")
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for prediction, which in ((before, "without"), (after, "with")):
-        classes = prediction_text(prediction, _FEW_CLASSES)
-        grid.add_row(f"input {prediction.input_index} {which} edits:", safe_line(classes))
-    return grid
+        return [f"{name}: the same top classes, with the same probabilities"]
+    pairs = ((before, "without"), (after, "with"))
+    return [f"{name} {which} edits: {prediction_text(prediction, _FEW_CLASSES)}" for prediction, which in pairs]

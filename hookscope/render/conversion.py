@@ -1,6 +1,6 @@
 """Results as the text that the commands print, as dicts and as data frames."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
 from operator import itemgetter
@@ -10,17 +10,19 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
-from hookscope.render import gradient_tables, layer_columns, terminal
+from hookscope.render import layer_columns, terminal
+from hookscope.render.activations import describe_activations
 from hookscope.render.attention import HEADS, describe_attention
 from hookscope.render.attributions import describe_attributions, map_columns
 from hookscope.render.checks import describe_check
 from hookscope.render.columns import Column, machine_columns
-from hookscope.render.comparison import CHANGES, comparison_report
+from hookscope.render.comparison import CHANGES, describe_comparison
 from hookscope.render.contents import TENSORS, contents_report
 from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences import describe_differences
 from hookscope.render.document import Document
 from hookscope.render.document_text import document_text, unbroken
+from hookscope.render.gradients import describe_gradients
 from hookscope.render.history import describe_history
 from hookscope.render.history_columns import tensor_columns
 from hookscope.render.survey import describe_survey
@@ -85,56 +87,21 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
         title = terminal.model_words(result.model)
         table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost, full=full)
         return Group(terminal.note_lines(result.notes), table)
-    if isinstance(result, Comparison):
-        return comparison_report(result, width=width, full=full)
-    return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
-
-
-def _activations(result: Activations, *, width: int, full: bool) -> Iterator[RenderableType]:
-    yield terminal.activations_answer(result)
-    yield terminal.note_lines(result.notes)
-    yield terminal.layer_table(result, width=width, full=full)
-    yield terminal.uncalled_lines(result.uncalled, full=full)
-    yield terminal.predictions_lines(result, full=full)
-    if result.comparison is not None:
-        yield comparison_report(result.comparison, width=width, full=full)
-    if result.verification is not None:
-        yield from terminal.about_lines([terminal.verified(result.verification, with_loss=False)])
-
-
-def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
-    if result.loss is None:  # the forward pass raised: rows have no values
-        yield terminal.findings_panel(result.verdicts)
-        yield terminal.note_lines(result.notes)
-        yield Group(*terminal.title_lines(result), gradient_tables.loss_lines(None, None))
-        return
-    yield gradient_tables.verdicts_panel(result)
-    yield terminal.note_lines(result.notes)
-    yield gradient_tables.gradient_table(result, width=width, full=full)
-    yield gradient_tables.parameter_table(result, width=width, full=full)
-    yield terminal.uncalled_lines(result.uncalled, full=full)
-    if result.inputs_alone:
-        yield gradient_tables.by_input_table(result.inputs_alone, width=width, full=full)
-    if result.comparison is not None:
-        yield comparison_report(result.comparison, width=width, full=full)
-    yield terminal.predictions_lines(result, full=full)
-    yield gradient_tables.loss_lines(result.loss, result.verification)
+    return Group(*document_text(DESCRIPTIONS[type(result)](result, None), width=width, full=full))
 
 
 DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
+    Activations: describe_activations,
     Attention: lambda attention, _: describe_attention(attention),
     Attributions: lambda attributions, _: describe_attributions(attributions),
     CheckReport: lambda report, _: describe_check(report),
+    Comparison: lambda comparison, _: describe_comparison(comparison),
     Differences: describe_differences,
+    Gradients: describe_gradients,
     History: lambda history, _: describe_history(history),
     Survey: describe_survey,
 }
 """What describes a result; from a run, with its record, which has the paths of its pictures."""
-
-_SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
-    Activations: _activations,
-    Gradients: _gradients,
-}
 
 
 def result_dict(result: Result) -> dict[str, Any]:

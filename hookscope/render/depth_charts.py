@@ -1,13 +1,21 @@
 """Layers over the depth of a network: how large their values are, exact zeros, dead channels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hookscope.render.document import DepthChart, Series
 from hookscope.results.activations import LayerRow
 
 
-def depth_charts(rows: Sequence[LayerRow], ground: tuple[str, Sequence[bool]] = ("", ())) -> Iterator[DepthChart]:
-    """Yield the charts of some rows; `ground` is a meaning, and whether each row is pointed at."""
+def depth_charts(
+    rows: Sequence[LayerRow],
+    *,
+    ground: tuple[str, Sequence[bool]] = ("", ()),
+    letters: Mapping[int, str] | None = None,
+) -> Iterator[DepthChart]:
+    """Yield the charts of rows: magnitudes, and if there are any, zeros and dead channels.
+
+    `ground` is a meaning, and whether each row is pointed at; `letters` stand above rows, by `LayerRow.index`.
+    """
     labels = [row.label or "(model)" for row in rows]
     values = [row.activation for row in rows]
     if rows:
@@ -21,6 +29,7 @@ def depth_charts(rows: Sequence[LayerRow], ground: tuple[str, Sequence[bool]] = 
             ],
             marks=[("holds NaN or Inf", "fail", [bool(value.nan_count or value.inf_count) for value in values])],
             ground=ground,
+            letters=[(letters[row.index], at) for at, row in enumerate(rows) if letters and row.index in letters],
         )
     zeros = Series("zeros, share of values", [value.zero_fraction for value in values], shape="area")
     dead = [value.dead_channel_fraction or None for value in values]

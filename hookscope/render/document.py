@@ -19,6 +19,7 @@ from hookscope.render.training_steps import Floats, HeatMap
 from hookscope.results.activations import MapSummary
 from hookscope.results.attention import PatchWeights
 from hookscope.results.concentration import PlacedMap
+from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord, Photograph
 from hookscope.results.survey import CropSheet, SurveyRow
 
@@ -80,6 +81,8 @@ class Table:
     Attributes:
         levels: The level of each row; empty for none.
         kept: Whether each row is of interest; empty for all. A terminal prints the others in full only, a page never.
+        notable: Whether folding in a terminal keeps each row; empty for those with a level.
+        legends: By title of a column, the sentence below the table if a terminal has room for it.
         is_extra: Whether a terminal shows it in full only.
         all_in: The file that has all rows.
     """
@@ -89,6 +92,8 @@ class Table:
     rows: Sequence[Any]
     levels: Sequence[Level] = ()
     kept: Sequence[bool] = ()
+    notable: Sequence[bool] = ()
+    legends: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
     is_extra: bool = False
     all_in: str = "result.json"
@@ -97,8 +102,8 @@ class Table:
         """Return the table with the rows that are kept."""
         if not self.kept:
             return self
-        rows, levels = ([*compress(column, self.kept)] for column in (self.rows, self.levels))
-        return replace(self, rows=rows, levels=levels, kept=())
+        rows, levels, notable = ([*compress(each, self.kept)] for each in (self.rows, self.levels, self.notable))
+        return replace(self, rows=rows, levels=levels, notable=notable, kept=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +175,12 @@ class DepthChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDetails:
-    """What the page shows of one row of heat maps, beside its values.
+    """What the page shows of one row of heat maps or of a detailed table, beside its values.
 
     Attributes:
         status: What stands for a row without values.
         facts: Term and words, under `facts_title`.
+        grids: Of the run, beside the tables.
     """
 
     kind: str
@@ -183,6 +189,45 @@ class RowDetails:
     facts_title: str = ""
     facts: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = ()
+    grids: Sequence[Grid] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetailedRow:
+    """A row of a detailed table.
+
+    Attributes:
+        type: What a filter finds it by.
+        also: Further names by which a search finds it.
+        flags: What is remarkable, and whether it calls for a look.
+        row: What the columns read.
+    """
+
+    name: str
+    type: str
+    also: Sequence[str] = ()
+    flags: Sequence[tuple[str, bool]]
+    row: Any
+    details: RowDetails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DetailedTable:
+    """Rows that a page filters, sorts and opens, in the place of the tables that a terminal prints.
+
+    Attributes:
+        columns: Those beside name and flags, and whether each is seen at first.
+        rows: Returns the rows.
+        tables: Of the terminal.
+        example: A search that finds rows.
+        strips: What the first channels of a few grids are called; "" to show none.
+    """
+
+    columns: Sequence[tuple[Column, bool]]
+    rows: Callable[[], Sequence[DetailedRow]]
+    tables: Sequence[Table]
+    example: str
+    strips: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -275,6 +320,9 @@ class SmallMaps:
     rows: Sequence[MapRow]
 
 
+MAP_LEGEND = "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
@@ -286,13 +334,15 @@ class Maps:
         names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
             channel and why it is shown.
         sequences: By `MapSummary.row`, those of A-B that show a sequence, a channel in each row.
+        with_strongest: Whether the second maps are shown.
     """
 
     maps: Callable[[], Sequence[MapSummary]]
-    legend: str = "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+    legend: str = MAP_LEGEND
     letters: Mapping[int, str] = field(default_factory=dict)
     names: tuple[str, str] = ("{} over channels", "channel {}, {}")
     sequences: Collection[int] = ()
+    with_strongest: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,12 +367,19 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures of the run; `legend` has what they show, "" if that is clear, `across` how many stand side by side."""
+    """Pictures of the run.
+
+    Attributes:
+        legend: What they show; "" if that is clear.
+        across: How many stand side by side.
+        side: How wide and high they are on a page at most, in pixels.
+    """
 
     title: str
     legend: str
     pictures: Sequence[Picture]
     across: int = 1
+    side: int = 1100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +426,7 @@ Part = (
     | StepCharts
     | DepthChart
     | HeatMaps
+    | DetailedTable
     | PhotographMaps
     | SmallMaps
     | Maps
@@ -436,3 +494,8 @@ class Document:
     def parts(self) -> list[Part]:
         """The parts of all sections."""
         return [part for section in self.sections for part in section.parts]
+
+    @property
+    def lines(self) -> list[Part]:
+        """The parts as a terminal prints them: tables in the place of a detailed one."""
+        return [each for part in self.parts for each in (part.tables if isinstance(part, DetailedTable) else [part])]

@@ -6,10 +6,10 @@ from textwrap import wrap
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import draw_table, safe_line
+from hookscope.render.columns import draw, drawn_columns, fitted, safe_line
 from hookscope.render.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.render.document import Text as Sentences
-from hookscope.render.terminal import LEVEL_STYLES
+from hookscope.render.terminal import LEVEL_STYLES, about_lines
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
@@ -26,11 +26,8 @@ def document_text(document: Document, *, width: int, full: bool = False) -> Iter
     headline, *sentences = document.answer
     yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
     yield from map(safe_line, sentences)
-    for line, level in document.about:
-        yield safe_line(line, style=LEVEL_STYLES[level] or "bold")
-    for part in document.parts:
-        if isinstance(part, Findings):
-            yield from _finding_lines(part, full=full)
+    yield from about_lines(document.about)
+    yield from finding_lines(document, full=full)
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
     yield from _parts(document, width, full=full)
@@ -50,7 +47,7 @@ def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[Renderable
 
 def _parts(document: Document, width: int, *, full: bool) -> Iterator[RenderableType]:
     is_first = True
-    for part in document.parts:
+    for part in document.lines:
         if isinstance(part, Table) and part.rows and (full or not part.is_extra):
             yield from _table(part, width, is_first=is_first, full=full)
             is_first = False
@@ -76,7 +73,10 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
     shown = table if full else table.of_interest()
     if shown.rows:
         styles = [LEVEL_STYLES[level] for level in shown.levels]
-        yield draw_table(shown.columns, shown.rows, width, styles, full=full)
+        drawn = drawn_columns(shown.columns, shown.rows, styles, full=full)
+        yield draw(drawn, width, styles, shown.notable, full=full)
+        headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
+        yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
     if len(shown.rows) < len(table.rows):
         yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)
 
@@ -93,9 +93,12 @@ def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool
         yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
 
 
-def _finding_lines(part: Findings, *, full: bool) -> Iterator[Text]:
-    shown = part.findings if full else part.first(_MOST_FINDINGS)
-    for finding in shown:
-        yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
-    if len(shown) < len(part.findings):
-        yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by}", style=_LESS)
+def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
+    """Yield the findings of a document, a line each."""
+    for part in document.parts:
+        if isinstance(part, Findings):
+            shown = part.findings if full else part.first(_MOST_FINDINGS)
+            for finding in shown:
+                yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
+            if len(shown) < len(part.findings):
+                yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by}", style=_LESS)

@@ -71,7 +71,7 @@ GRADIENT = (
 """Statistics of a gradient, of an output or a parameter."""
 
 
-def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[Column, ...]:
+def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
     """Return the columns of outputs; norms of tokens come before others where a token of `rows` stands out."""
     stands_out = any(row.tokens is not None and row.tokens.stands_out for row in rows)
     tokens = attrgetter("tokens")
@@ -86,7 +86,15 @@ def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[
         *_measured({"element_count": 0, "mean": 1, "std": 2, "min": 3}),
         *_quantiles(18),
         *_measured({"max": 4, "mean_abs": 19, "l2": 20}),
-        Column("", HIST, "1st to 99th percentile", 16, sparkline, attrgetter("activation.distribution"), usual="-"),
+        Column(
+            "",
+            HIST,
+            "1st to 99th percentile, heights as square roots",
+            16,
+            sparkline,
+            attrgetter("activation.distribution"),
+            usual="-",
+        ),
         *_measured({"zero_fraction": 5}),
         *_measured({"channel_axis": 0, "channel_count": 0}),
         _DEAD.on(_STATISTICS),
@@ -100,13 +108,13 @@ def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[
         *_measured({"nan_count": 14, "inf_count": 15}),
         *_measured({"unmeasured": 0}),
         *machine_columns("aliases", "repeats", "also", "source", "inputs"),
-        _remarks("flags", "what is unusual", partial(_flag_words, full=full), key="flags", style="cyan"),
+        _remarks("flags", "what is unusual", _flag_words, key="flags", style="cyan"),
     )
 
 
-def layer_table_of(inspection: Activations | Gradients, *, full: bool = True) -> tuple[Sequence[Column], Sequence[Any]]:
+def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column], Sequence[Any]]:
     """Return the columns of outputs and their rows; with costs, which stand before the last, rows are pairs."""
-    rows, columns = inspection.rows, layer_columns(inspection.rows, full=full)
+    rows, columns = inspection.rows, layer_columns(inspection.rows)
     cost = inspection.cost if isinstance(inspection, Activations) else None
     if cost is None:
         return columns, rows
@@ -119,7 +127,7 @@ def with_costs(columns: Sequence[Column], costs: Sequence[Column], at: int = -1)
     return [*own[:at], *(column.on(itemgetter(1), blank="") for column in costs), *own[at:]]
 
 
-def gradient_columns(inspection: Gradients, *, full: bool = True) -> tuple[Column, ...]:
+def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
     """Return the columns of gradients of outputs and inputs."""
     return (
         _INDEX,
@@ -132,11 +140,11 @@ def gradient_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colum
         *_quantiles(),
         *_measured({"unmeasured": 0}),
         *machine_columns("remark", "aliases", "repeats", "also", "source"),
-        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection, full=full)),
+        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
 
 
-def parameter_columns(inspection: Gradients, *, full: bool = True) -> tuple[Column, ...]:
+def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
     """Return the columns of gradients of parameters."""
     return (
         replace(_INDEX, meaning="position among the parameters"),
@@ -149,7 +157,7 @@ def parameter_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colu
         *_quantiles(),
         *_measured({"unmeasured": 0}),
         *machine_columns("aliases"),
-        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection, full=full)),
+        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
 
 
@@ -223,10 +231,15 @@ _DEAD = Column("dead_channel_count", "dead", "channels that are 0 everywhere", 1
 def _remarks(
     title: str, meaning: str, words: Callable[[Any], str], key: str = "", style: str = "", rank: int = 11
 ) -> Column:
-    return Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
+    def in_full(row: Any) -> str:
+        more = _repeats_words(row) if isinstance(row, LayerRow | GradientRow) else []
+        return "; ".join(filter(None, [words(row), *more]))
+
+    remarks = Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
+    return replace(remarks, in_full=in_full)
 
 
-def _flag_words(row: LayerRow, *, full: bool) -> str:
+def _flag_words(row: LayerRow) -> str:
     found = row.activation
     details = {
         "non-finite": f": {non_finite_text(found)}",
@@ -234,11 +247,11 @@ def _flag_words(row: LayerRow, *, full: bool) -> str:
         "unmeasured": f": {found.unmeasured}" if found.unmeasured else "",
     }
     flags = [flag + details.get(flag, "") for flag in row.flags]
-    return "; ".join([*([row.source] if row.source else ()), *flags, *(_repeats_words(row) if full else ())])
+    return "; ".join([*([row.source] if row.source else ()), *flags])
 
 
-def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow, *, full: bool) -> str:
-    """Return the line of an operation, verdicts, and a status that is not ordinary; in full, repeated rows too."""
+def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> str:
+    """Return the line of an operation, verdicts, and a status that is not ordinary."""
     found = row.gradient
     words = [
         row.source if isinstance(row, GradientRow) else "",
@@ -248,8 +261,7 @@ def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow, *, f
         non_finite_text(found),
         f"unmeasured: {found.unmeasured}" if found.unmeasured else "",
     ]
-    if isinstance(row, GradientRow):
-        words += [row.remark, *(_repeats_words(row) if full else ())]
+    words += [row.remark] if isinstance(row, GradientRow) else []
     return "; ".join(filter(None, words))
 
 

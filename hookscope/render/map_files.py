@@ -67,7 +67,7 @@ def write_inputs(
         photograph = photograph_of(result, index)
         path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
         draw_document(describe(result, index, photograph)).save(folder / path, compress_level=6)
-        name = _write_photograph(folder, f"{index:0{digits}d}", photograph)
+        name = write_photograph(folder, f"{index:0{digits}d}", photograph)
         pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
         places = by_input.get(index, [])
         # NumPy and zlib let go of the interpreter for most of the work.
@@ -137,7 +137,7 @@ def _candidates(name: str) -> Iterator[str]:
         number += 1
 
 
-def _write_photograph(folder: Path, number: str, photograph: Photograph) -> str:
+def write_photograph(folder: Path, number: str, photograph: Photograph) -> str:
     """Write a photograph as large as a page shows it; return its path inside the run."""
     height, width = photograph.pixels.shape[:2]
     ratio = min(1.0, _PAGE_SIDE / max(height, width))

@@ -20,9 +20,7 @@ from hookscope.render.attributions import describe_attributions
 from hookscope.render.checks import describe_check, wrong_pictures
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.map_files import photograph_of
-from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.document import draw_document
-from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -50,7 +48,6 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     failure = getattr(result, "failure", None)
     summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
     first_table = next((place for place, each in enumerate(summary) if isinstance(each, Table)), len(summary))
-    first_table -= isinstance(result, Gradients)  # the line above their table is its heading
     answer = [
         terminal.warnings_panel(conversion.warnings_of(result)),
         *([] if failure is None else [terminal.failure_panel(failure)]),
@@ -77,10 +74,8 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
         drawn = draw_document(describe_check(result), wrong_pictures(result))
         yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
     elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
-        if isinstance(result, Gradients):
-            drawn, about = draw_gradients(result), "the gradients"
-        else:
-            drawn, about = draw_activations(result), "what the layers see"
+        drawn = draw_document(conversion.DESCRIPTIONS[type(result)](result, None))
+        about = "the gradients" if isinstance(result, Gradients) else "what the layers see"
         text = f"Overview of {about} in {result.model.name}. The table has the numbers of each layer."
         yield _picture(encode_png(drawn), text)
 

@@ -22,7 +22,7 @@ def short_name(record: InputRecord) -> str:
 
 def first_name(result: Inspected) -> str:
     """Return the name of the first input, and how many more there are."""
-    return some_of([short_name(record) for record in result.inputs], 1)
+    return some_of([*dict.fromkeys(map(short_name, result.inputs))], 1)
 
 
 def subject_of(result: Inspected) -> list[tuple[str, Level]]:

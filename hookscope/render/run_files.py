@@ -10,18 +10,18 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render import grids, tables
+from hookscope.render.activations import describe_activations, describe_token_norms
 from hookscope.render.attention_files import write_attention
 from hookscope.render.attribution_files import write_attributions
 from hookscope.render.columns import Column
 from hookscope.render.comparison import CHANGES
 from hookscope.render.cost_text import COSTS
 from hookscope.render.difference_files import write_differences
+from hookscope.render.gradients import describe_gradients
 from hookscope.render.history_files import write_history
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
-from hookscope.render.map_files import photograph_of
-from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.gradients import draw_gradients
-from hookscope.render.overviews.token_norms import draw_token_norms
+from hookscope.render.map_files import photograph_of, write_photograph
+from hookscope.render.overviews.document import draw_document
 from hookscope.render.survey_files import write_survey
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
@@ -32,7 +32,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
-from hookscope.results.runs.record import Verb, record_of
+from hookscope.results.runs.record import StoredPicture, Verb, record_of
 from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.results.survey import Survey
@@ -85,28 +85,27 @@ def _write_inspection(
         maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
-    draw_overview(result).save(folder / OVERVIEW, compress_level=6)
+    document = describe_gradients(result) if isinstance(result, Gradients) else describe_activations(result)
+    draw_document(document).save(folder / OVERVIEW, compress_level=6)
     drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
     names = tables.write_tables(folder, _tables(result))
+    shown: list[StoredPicture] = []
     if isinstance(result, Activations) and result.token_maps:
-        photographs = [photograph_of(result, index) for index in range(1 + _last_drawn(result))]
-        draw_token_norms(result, photographs).save(folder / TOKENS, compress_level=6)
+        last = max(token_map.input_index for token_map in result.token_maps)
+        photographs = [photograph_of(result, index) for index in range(1 + last)]
+        draw_document(describe_token_norms(result, photographs)).save(folder / TOKENS, compress_level=6)
         names.append(TOKENS)
+        (folder / "inputs").mkdir()
+        for index, photograph in enumerate(photographs):
+            name = write_photograph(folder, f"{index:03d}", photograph)
+            shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
     if result.tensors:
         saved: Any = result.tensors  # `SavedTensors`, which this room does not import
         write_tensors(folder / tensor_file, saved.spooled, saved.spool)
         names.append(tensor_file)
     thumbnails = tuple(_write_pictures(folder, result.inputs, result.provenance))
-    return RunFiles(names, {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails})
-
-
-def _last_drawn(result: Activations) -> int:
-    return max(each.input_index for each in result.token_maps)
-
-
-def draw_overview(result: Activations | Gradients) -> Image.Image:
-    """Draw the one picture of a run to look at first."""
-    return draw_gradients(result) if isinstance(result, Gradients) else draw_activations(result)
+    entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
+    return RunFiles(names, entries)
 
 
 def _draw_grids(

@@ -35,5 +35,5 @@ def test_the_page_opens_with_the_answer(run: Run, tmp_path: Path, command: str) 
     assert run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html").code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     main = page[page.index("<main>") :]
-    assert main.index('id="findings"') < main.index('<dl class="facts">') < main.index('id="inputs"')
+    assert main.index('id="answer"') < main.index('<dl class="facts">') < main.index('id="inputs"')
     assert 'class="overview"' not in main

@@ -18,11 +18,11 @@ import hookscope
 from hookscope.errors import LayerNotFoundError, ModelError
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.models.construction import silenced_known_warnings
-from hookscope.render.html import report_html
 from hookscope.results.cost import CostSums, NetworkCost
 from hookscope.results.runs.reading import read_run
 from tests.inspection.test_networks import INSPECTED
 from tests.networks import NETWORKS
+from tests.render.stored import report_html
 
 FLOAT = 4  # bytes
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import InputError
-from hookscope.render.html import report_html
 from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics.token_layout import prefix_names
 from tests.inspections import inspect
+from tests.render.stored import report_html
 
 GRID, PREFIX, WIDTH = 6, 1, 32
 
@@ -258,7 +258,7 @@ def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_pat
         assert drawn.width == 1200
     page = report_html(read_run(folder))
     assert "in layers with high tokens" in page
-    assert page.count("High: row 1, column 2.") == 3
+    assert page.count("row 1, column 2</dd>") == 3
     record = json.loads((folder / "result.json").read_text())
     record["token_maps"][0]["norms"].pop()
     (folder / "result.json").write_text(json.dumps(record))

@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.render.conversion import DESCRIPTIONS
+from hookscope.render.html.document import document_html
 from hookscope.results.grids import Grid, Tiles
 from hookscope.results.json_form import SCHEMA_VERSION
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
+
+
+def report_html(run: StoredRun[Any]) -> str:
+    """Return the page of a run."""
+    return document_html(DESCRIPTIONS[type(run.result)](run.result, run.record), run)
+
 
 HOSTILE_NAMES = (
     "</script><script>window.pwned=1</script>",
@@ -139,7 +148,7 @@ def write_run(
         "device": "cpu",
         "dtype": "float32",
         "timings": {"forward": 0.5},
-        "loss": None,
+        "loss": {"name": "sum", "target": "", "value": 1.5, "outputs": []} if backward else None,
         "gradients": list(gradients),
         "parameters": list(parameters),
     }

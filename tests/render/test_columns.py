@@ -25,7 +25,8 @@ from hookscope.render.columns import (
     sparkline,
     telling,
 )
-from hookscope.render.html.page import page_table
+from hookscope.render.document import Table
+from hookscope.render.html.page import shown_table
 from hookscope.render.tables import csv_text
 from hookscope.results.distribution import distribution_of
 from hookscope.text import safe_text
@@ -80,7 +81,7 @@ def test_a_column_is_declared_once_for_terminal_csv_and_page() -> None:
         ["away", "-", "quick"],
     ]
     assert csv_text(TRIP, trips) == "name,hours,stops,dtype\n'=home,1.5,a;b\\x3bc,float32\naway,,,float32\n"
-    page = page_table("Trips", TRIP, trips)
+    page = shown_table(Table(title="Trips", columns=TRIP, rows=trips))
     assert [column.title for column in page.headers] == ["trip", "time", "pace"]
     assert page.rows == [("=home", "1.500", "quick"), ("away", "-", "quick")]
 

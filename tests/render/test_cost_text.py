@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hookscope.render import terminal
+from hookscope.render.activations import describe_activations
 from hookscope.render.columns import Column, telling
+from hookscope.render.conversion import summary
 from hookscope.render.cost_text import (
     COSTS,
     cost_lines,
@@ -18,7 +19,6 @@ from hookscope.render.cost_text import (
     seconds_text,
     trainable_text,
 )
-from hookscope.render.overviews.activations import _heading
 from hookscope.render.tables import csv_text, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation, depth_of
@@ -148,11 +148,10 @@ def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:
     sentence = "40% of the time in body, 25% of its channels dead."
     assert dearest_sentence(result) == sentence
     assert dearest_sentence(INSPECTION) == ""
-    assert f"A pass of 1x3x8x8 takes 4.00 M multiply-adds and 10.0 ms on this machine. {sentence}" in [
-        text for text, *_ in _heading(result)
-    ]
+    whole = "A pass of 1x3x8x8 takes 4.00 M multiply-adds and 10.0 ms on this machine."
+    assert {whole, sentence} <= {*describe_activations(result).answer}, "in a terminal, a picture and on the page"
     text = io.StringIO()
-    Console(file=text, width=220).print(terminal.layer_table(result, width=220))
+    Console(file=text, width=220).print(summary(result, width=220))
     assert sentence in text.getvalue()
     lines = list(csv.DictReader(io.StringIO(rows_to_csv(result))))
     assert [line["multiply_adds"] for line in lines] == ["2000000", "2000000", ""], "once for all calls of a module"

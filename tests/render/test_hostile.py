@@ -19,15 +19,13 @@ from matplotlib.ft2font import FT2Font
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 
-from hookscope.render import gradient_tables, tables, terminal
+from hookscope.render import tables, terminal
 from hookscope.render.check_files import checks_html
-from hookscope.render.checks import describe_check
-from hookscope.render.comparison import CHANGES, comparison_report
+from hookscope.render.comparison import CHANGES
 from hookscope.render.contents import contents_report
-from hookscope.render.document_text import document_text
+from hookscope.render.conversion import summary
 from hookscope.render.github import annotations, checks_to_markdown
 from hookscope.render.grids import draw_for_run, encode_png
-from hookscope.render.html import report_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.notebook import result_html
@@ -45,7 +43,7 @@ from hookscope.text import safe_text
 from tests.render import checked
 from tests.render.conftest import gradient_statistics, printed
 from tests.render.html_page import Page
-from tests.render.stored import HOSTILE_NAMES
+from tests.render.stored import HOSTILE_NAMES, report_html
 
 NUMBERS = gradient_statistics((1, 4, 2, 2))
 
@@ -108,28 +106,22 @@ def page(name: str) -> str:
 
 
 TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
-    "layers": lambda name, width: terminal.layer_table(activations(name), width=width, full=True),
-    "uncalled": lambda name, _: terminal.uncalled_lines(activations(name).uncalled),
+    "activations": lambda name, width: summary(activations(name), width=width, full=True),
     "warnings": lambda name, _: terminal.warnings_panel((name, name)),
     "notes": lambda name, _: terminal.note_lines((name,)),
     "verification": lambda name, _: Group(
         *terminal.about_lines([terminal.verified(Verification("not repeatable", name), with_loss=True)])
     ),
     "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
-    "predictions": lambda name, _: terminal.predictions_lines(activations(name)),
     "modules": lambda name, width: terminal.module_table(
         [ModuleRow(name, name, 1, 1, 1, (), (), True, name)], width=width, title=name
     ),
-    "gradients": lambda name, width: gradient_tables.gradient_table(gradients(name), width=width, full=True),
-    "parameters": lambda name, width: gradient_tables.parameter_table(gradients(name), width=width),
-    "loss": lambda name, _: gradient_tables.loss_lines(gradients(name).loss, None),
-    "verdicts": lambda name, _: gradient_tables.verdicts_panel(gradients(name)),
-    "inputs": lambda name, width: gradient_tables.by_input_table(
-        [InputGradients(name, 1.0, 1.0, {name: 1.0})], width=width
+    "gradients": lambda name, width: summary(
+        replace(gradients(name), inputs_alone=(InputGradients(name, 1.0, 1.0, {name: 1.0}),)), width=width, full=True
     ),
-    "comparison": lambda name, width: comparison_report(comparison(name), width=width),
+    "comparison": lambda name, width: summary(comparison(name), width=width),
     "contents": lambda name, width: contents_report(contents(name), width=width),
-    "check": lambda name, width: Group(*document_text(describe_check(checked.hostile(name)), width=width)),
+    "check": lambda name, width: summary(checked.hostile(name), width=width),
 }
 
 CSV: Mapping[str, Callable[[str], str]] = {
@@ -263,5 +255,5 @@ def test_pictures_draw_what_their_fonts_have(name: str) -> None:
 
 
 def test_what_is_shown_is_what_it_is() -> None:
-    shown = printed(TERMINAL["layers"]("\x1b[31m\u202e", 1000), 1000)
+    shown = printed(TERMINAL["activations"]("\x1b[31m\u202e", 1000), 1000)
     assert safe_text("\x1b[31m\u202e") in shown

@@ -10,10 +10,9 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.inputs.preprocessing import thumbnails
-from hookscope.render.document import DepthChart, Series
-from hookscope.render.html import report_html
-from hookscope.render.html.figures import HEIGHT, Figure, bars, distributions, over_depth
-from hookscope.render.html.layers import layers_of, tree_of
+from hookscope.render.document import DepthChart, DetailedTable, Series
+from hookscope.render.gradients import describe_gradients
+from hookscope.render.html.figures import HEIGHT, Figure, over_depth
 from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, shrink_all
 from hookscope.results.activations import Activations
 from hookscope.results.distribution import BIN_COUNT, distribution_of, histogram
@@ -21,7 +20,7 @@ from hookscope.results.grids import Grid, Tiles
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import checked
-from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
+from hookscope.results.statistics import TensorStatistics
 from tests.render.html_page import Page
 from tests.render.stored import (
     MODEL,
@@ -32,6 +31,7 @@ from tests.render.stored import (
     maps,
     parameter,
     picture_png,
+    report_html,
     row,
     statistics,
     write_run,
@@ -121,44 +121,12 @@ def test_a_histogram_bears_the_widest_range_there_is() -> None:
         assert sum(counted.counts) + counted.below + counted.above == 3 * times
 
 
-def areas(path: str) -> list[float]:
-    """Return the areas of the bars that a path draws."""
-    return [float(height) * float(width) for height, width in re.findall(r"M[\d.]+ 24v-([\d.]+)h([\d.]+)V24z", path)]
-
-
-def test_bars_of_quantiles_hold_the_square_root_of_the_density() -> None:
-    drawn = bars(stored(quantiles=dict(zip(QUANTILE_NAMES, range(7), strict=True))))
-    assert drawn is not None
-    # equal widths, so heights are as the roots of the shares between the quantiles
-    shares = np.sqrt([0.04, 0.2, 0.25, 0.25, 0.2, 0.04])
-    assert np.allclose(np.array(areas(drawn.path)) / max(areas(drawn.path)), shares / shares.max(), atol=0.01)
-    assert (drawn.low, drawn.high, drawn.zero) == ("0", "6.000", 0.0)
-
-
-def test_bars_use_the_histogram_where_there_is_one() -> None:
-    spread = distribution_of(
-        np.repeat([-1.0, 1.0, 3.0], [100, 400, 900])
-    )  # the 1st and the 99th percentile at the ends
-    drawn = bars(replace(stored(), distribution=spread))
-    assert drawn is not None
-    assert np.allclose(np.array(areas(drawn.path)) / max(areas(drawn.path)), [1 / 3, 2 / 3, 1], atol=0.01)
-    assert drawn.zero == 25.0
-
-
-def test_bars_of_equal_quantiles_and_of_none_are_drawn_too() -> None:
-    quantiles = dict.fromkeys(("q01", "q05", "q25", "q50", "q75", "q95", "q99"), 0.0)
-    drawn = bars(stored(quantiles=quantiles))
-    assert drawn is not None
-    assert drawn.zero == 50.0
-    assert bars(stored(quantiles=None)) is None
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"element_count": 60}, "60 values; heights"),
-        ({"element_count": 5000}, "5,000 values; quantiles within 3% of the value or 0.5% of its rank; heights"),
-        ({"element_count": 5000, "quantiles": None}, "5,000 values; heights"),
+        ({"element_count": 60}, "<dt>values</dt><dd>60</dd>"),
+        ({"element_count": 5000}, "<dd>5,000; quantiles within 3% of the value or 0.5% of its rank</dd>"),
+        ({"element_count": 5000, "quantiles": None}, "<dt>values</dt><dd>5,000</dd>"),
     ],
 )
 def test_the_page_says_how_good_quantiles_are(values: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -266,16 +234,6 @@ def test_shares_are_bars_from_zero_whatever_their_neighbours() -> None:
     assert plot([0.0, None], "percent") is None
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-8, 1.0, 1e8, 1e300])
-def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
-    rows = [stored(quantiles={f"q{n:02d}": scale * (n - 50) for n in (1, 5, 25, 50, 75, 95, 99)})] * 3
-    figure = distributions(["a", "b", "c"], [*rows, stored(quantiles=None)], [False] * 4)
-    assert figure is not None
-    numbers = [float(each) for _, path in figure.shapes for each in re.findall(r"[\d.]+", path)]
-    assert all(0 <= each <= 1000 for each in numbers)
-    assert "0" in [text for _, text in figure.ticks]
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -293,39 +251,22 @@ def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected:
     assert len(words) <= 6
 
 
-def test_an_axis_of_quantiles_has_numbers_where_most_values_lie() -> None:
-    values = {"q01": -0.5, "q05": -0.4, "q25": -0.2, "q50": 0.0, "q75": 0.2, "q95": 0.45, "q99": 0.6}
-    figure = distributions(["a", "b"], [stored(quantiles=values)] * 2, [False] * 2)
-    assert figure is not None
-    ticks = {text: height for height, text in figure.ticks}
-    assert {"0", "0.1", "0.2", "-0.1", "-0.2"} <= set(ticks)
-    assert ticks["0.2"] < ticks["0.1"] < ticks["0"] < ticks["-0.1"]
-
-
-def test_of_many_inputs_a_few_are_in_sight_and_the_others_folded(tmp_path: Path) -> None:
+def test_of_many_inputs_a_few_are_open(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(7)]
-    run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[given(name) for name in names])
-    text = report_html(read_run(run))
-    page = Page(text)
-    assert page.said("h3", **{"class": "name"})[:7] == names
-    assert "3 more inputs" in page.said("summary")
-    assert text.index("3.jpg</h3>") < text.index("3 more inputs") < text.index("4.jpg</h3>")
+    pictures = [picture_png()] * 7
+    run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[given(name) for name in names], thumbnails=pictures)
+    page = Page(report_html(read_run(run)))
+    pictured = [each for each in page.all("details", **{"class": "more"}) if ".jpg" in each.text]
+    assert [each.text.split()[0] for each in pictured] == names
+    assert ["open" in each.attributes for each in pictured] == [True] * 4 + [False] * 3
 
 
 def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None:
     noise = {"name": "noise", "sha256": None, "size": None, "shape": [20], "steps": ["normal noise, seed 0"]}
     run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[noise] * 3)
-    page = Page(report_html(read_run(run)))
-    assert page.said("h3", **{"class": "name"})[:1] == ["noise (3 inputs)"]
-    assert "to the network as 20 values" in page.said("p", **{"class": "dim"})
-
-
-def test_marks_stand_where_something_is_flagged() -> None:
-    figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
-    assert figure is not None
-    [(_, meaning, places)] = figure.marks
-    path = figure.shapes[-1][1]
-    assert (meaning, [*places]) == ("flagged", [float(path.split("L")[1].split()[0])])
+    words = Page(report_html(read_run(run))).said("p")
+    assert "noise (3 inputs): to the network as 20 values." in words
+    assert "noise: normal noise, seed 0." in words
 
 
 # --- layers
@@ -345,32 +286,17 @@ def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(
             verdicts=[verdict],
         )
     )
-    conv, relu, again = layers_of(run)
-    assert [each.name for each in conv.parameters] == ["conv.weight"]
-    assert [each.rule for each in conv.findings] == ["dead-gradient"]
-    assert (conv.flagged, relu.flagged) == (True, False)
-    assert [each.slot for each in conv.input_gradients] == ["[0]"]
-    assert conv.gradient is not None
-    assert relu.gradient is None
-    assert [each.label for each in relu.calls] == ["relu", "relu#1"]
-    assert (list(relu.grids), list(again.grids)) == ([], [0])
-
-
-def test_what_has_no_name_in_the_tree_can_still_be_followed(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [row(0, "a."), row(1, "..b")])
-    tree = page[page.index('<div class="tree">') : page.index('<section id="making"')]
-    assert tree.count("(no name)") == 3
-    assert not re.findall(r"<(a|span)[^>]*></\1>", tree)
-
-
-def test_the_tree_follows_the_names(tmp_path: Path) -> None:
-    rows = [row(0, "a.b.c"), row(1, "a.b", flags=["non-finite"]), row(2, ""), row(3, ".".join("x" * 5000))]
-    tree = tree_of(layers_of(read_run(write_run(tmp_path / "run", rows))))
-    assert [layer.label for layer in tree.layers] == ["(model)"]
-    assert list(tree.children) == ["a", "x"]
-    inner = tree.children["a"].children["b"]
-    assert (inner.count, inner.flagged, list(inner.children)) == (2, 1, ["c"])
-    assert (tree.count, tree.flagged) == (4, 1)
+    [table] = [part for part in describe_gradients(run.result, run.record).parts if isinstance(part, DetailedTable)]
+    conv, relu, again = table.rows()
+    titles = [{each.title: each.rows for each in row.details.tables} for row in (conv, relu, again)]
+    assert [each.name for each in titles[0]["Parameters"]] == ["conv.weight"]
+    assert [each.rule for each in conv.details.findings] == ["dead-gradient"]
+    assert conv.flags == [("dead-gradient", True)]
+    assert relu.flags == []
+    assert [each.slot for each in titles[0]["Gradients of inputs"]] == ["[0]"]
+    assert [len(each["Statistics"][0]) for each in titles] == [2, 2, 2]
+    assert [(how, name) for how, name, _ in titles[1]["Connected rows"]] == [("another call", "relu#1")]
+    assert ([*relu.details.grids], [*again.details.grids]) == ([], [run.record.grids[0]])
 
 
 # --- the page
@@ -406,14 +332,15 @@ def test_values_beyond_measure_are_shown_as_they_are(tmp_path: Path) -> None:
 def test_a_layer_without_a_grid_leaves_no_room_for_one(tmp_path: Path) -> None:
     page = page_of(tmp_path, [row(0, "a"), row(1, "b")], grids={"001-b.png": drawn(maps(), row=1)})
     without, within = (
-        page[page.index(f'<template id="layer-{number}"') :].partition("</template>")[0] for number in (0, 1)
+        page[page.index(f'<template class="part" data-name="{name}"') :].partition("</template>")[0] for name in "ab"
     )
     assert ('<div class="split">' in without, '<div class="split">' in within) == (False, True)
-    assert "No grid was drawn of this output." in without
 
 
 def test_a_page_says_what_it_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.render.html.shrink_all", lambda names, read, _room: shrink_all(names, read, 1))
+    monkeypatch.setattr(
+        "hookscope.render.html.detailed.shrink_all", lambda names, read, _room: shrink_all(names, read, 1)
+    )
     page = page_of(tmp_path, [row(0, "conv")], grids={"000-conv.png": drawn(maps())})
     assert "1 grid did not fit" in page
     assert "see <code>grids/000-conv.png</code>" in page
@@ -435,7 +362,8 @@ def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) 
 @pytest.mark.exhaustive
 def test_a_layer_that_is_called_a_thousand_times_lists_the_calls_beside_it(tmp_path: Path) -> None:
     page = page_of(tmp_path, [row(at, "cell", call=at) for at in range(1000)])
-    lists = re.findall(r"<h3>([^<]*calls and outputs)</h3>\s*<ul class=\"calls\">(.*?)</ul>", page)
-    assert {title for title, _ in lists} == {"32 of 1,000 calls and outputs"}
+    lists = re.findall(r"<h3>Connected rows, ([^<]*)</h3>(.*?)</table>", page, re.DOTALL)
+    assert {title for title, _ in lists} == {"32 of 1,000 calls"}
     listed = [[int(call or 0) for call in re.findall(r">cell(?:#(\d+))?<", each)] for _, each in lists]
-    assert [listed[0], listed[500], listed[999]] == [[*range(32)], [*range(484, 516)], [*range(968, 1000)]]
+    expected = [[*range(1, 32)], [*range(484, 500), *range(501, 516)], [*range(968, 999)]]
+    assert [listed[0], listed[500], listed[999]] == expected

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from hookscope.errors import InputError
-from hookscope.render.html import report_html
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.reading import read_run
-from tests.render.stored import drawn, given, gradient, maps, parameter, row, statistics, write_run
+from tests.render.stored import drawn, given, gradient, maps, parameter, report_html, row, statistics, write_run
 
 GRID = drawn(maps())
 

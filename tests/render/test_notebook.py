@@ -14,6 +14,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.render.columns import sparkline
+from hookscope.render.conversion import summary
 from hookscope.render.grids import draw_grid
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.check import CheckReport
@@ -120,7 +121,7 @@ def test_the_answer_stands_above_the_picture_as_text() -> None:
     with torch.no_grad():
         broken[0].bias[0] = torch.nan
     results = {
-        "FAIL vanishing-gradient at 0.weight": hookscope.grads(deep, torch.rand(2, 8)),
+        "FAIL vanishing-gradient": hookscope.grads(deep, torch.rand(2, 8)),
         "No rule objects to the gradients.": hookscope.grads(torch.nn.Linear(2, 2), torch.rand(2, 2)),
         "Sequential: failed": hookscope.check(broken, select="non-finite-*", input_shape=(1, 2)),
     }
@@ -193,8 +194,6 @@ def test_results_load_no_renderer_before_they_are_shown() -> None:
 
 
 def test_the_terminals_table_and_the_notebooks_hold_the_same_words() -> None:
-    from hookscope.render.terminal import layer_table
-
-    wide = printed(layer_table(INSPECTION, width=1000, full=True), 1000)
+    wide = printed(summary(INSPECTION, width=1000, full=True), 1000)
     words = {word for line in shown(INSPECTION).tables()[0] for cell in line for word in cell.split()}
     assert words <= set(re.split(r"\s+", wide))

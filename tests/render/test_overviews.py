@@ -16,16 +16,18 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 import hookscope
+from hookscope.render.activations import describe_activations
 from hookscope.render.axes import block_names, tail_of, within_blocks
 from hookscope.render.checks import describe_check, wrong_pictures
+from hookscope.render.depth_charts import depth_charts
 from hookscope.render.difference_maps import summarised
 from hookscope.render.differences import describe_differences
 from hookscope.render.document import DepthChart
 from hookscope.render.document import Series as DepthSeries
+from hookscope.render.gradients import describe_gradients
 from hookscope.render.html.figures import over_depth
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews import maps as maps_module
-from hookscope.render.overviews.activations import depth_blocks, draw_activations
 from hookscope.render.overviews.charts import (
     BLUE,
     GREY,
@@ -36,7 +38,6 @@ from hookscope.render.overviews.charts import (
     Series,
 )
 from hookscope.render.overviews.document import draw_document
-from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
 from hookscope.render.overviews.sheet import (
     AMBER,
@@ -140,15 +141,15 @@ def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
     run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries=True)
-    sheet = draw_activations(run)
+    sheet = draw_document(describe_activations(run))
     for kept, name in zip(run.feature_maps, ("berlin", "viridis"), strict=True):
         strengths = np.sqrt((kept.values.astype(np.float64) ** 2).mean(axis=(1, 2)))
         for values in (kept.values.mean(axis=0), kept.values[strengths.argmax()]):
             top = float(np.abs(values).max())
             low = -top if values.min() < 0 else 0.0
             assert (name == "berlin") == (low < 0)
-            assert holds(sheet, enlarged(values, name, low, top, 169))
-    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 169))
+            assert holds(sheet, enlarged(values, name, low, top, 216))
+    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 216))
 
 
 def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
@@ -158,20 +159,20 @@ def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
     for held, name in ((torch.nan, "NaN"), (torch.inf, "Inf")):
         values[0, 1, 2, 3] = held
         with writing(monkeypatch) as written:
-            draw_activations(inspect(nn.Identity(), values, summaries=True))
+            draw_document(describe_activations(inspect(nn.Identity(), values, summaries=True)))
         assert f"channel 1, holds {name}" in [each.text for each in written]
     values[0, 1, 2, 3] = 9
     with writing(monkeypatch) as written:
-        draw_activations(inspect(nn.Identity(), values, summaries=True))
+        draw_document(describe_activations(inspect(nn.Identity(), values, summaries=True)))
     assert "channel 1, strongest" in [each.text for each in written]
 
 
-def test_the_input_stands_beside_its_maps_as_the_network_saw_it() -> None:
+def test_the_input_stands_beside_the_answer_as_the_network_saw_it() -> None:
     run = hookscope.activations("demo", CAT, layer="name:_conv_stem", verify=False)
     assert run.provenance is not None
     seen = run.provenance.pictures[run.inputs[0]]
-    small = np.asarray(Image.fromarray(seen).resize((218, 218), Image.Resampling.LANCZOS, reducing_gap=3.0))
-    assert holds(draw_activations(run), np.ascontiguousarray(small[1:-1, 1:-1]))
+    small = np.asarray(Image.fromarray(seen).resize((200, 200), Image.Resampling.LANCZOS, reducing_gap=3.0))
+    assert holds(draw_document(describe_activations(run)), np.ascontiguousarray(small[1:-1, 1:-1]))
 
 
 def test_wrong_pictures_are_drawn_enlarged_pixel_for_pixel() -> None:
@@ -266,16 +267,14 @@ def test_a_logarithmic_axis_has_a_few_numbers_however_short_it_is(
     assert ticks == sorted(ticks)
 
 
-def test_a_chart_of_zeros_and_dead_channels_is_left_out_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_of_zeros_and_dead_channels_is_left_out_without_any() -> None:
     def titles(zero_fraction: float) -> list[str]:
         rows = [
             replace(row, activation=replace(row.activation, zero_fraction=zero_fraction, dead_channel_count=0))
             for row in ROWS
             if row.activation.zero_fraction is not None
         ]
-        with writing(monkeypatch) as written:
-            draw_sheet(depth_blocks(rows))
-        return [each.text for each in written]
+        return [chart.title for chart in depth_charts(rows)]
 
     assert "Exact zeros and dead channels" in titles(0.25)
     without = titles(0.0)
@@ -317,8 +316,8 @@ def draw_check(report: CheckReport) -> Image.Image:
 
 
 DRAWN: dict[str, Callable[[], Image.Image]] = {
-    "activations": lambda: draw_activations(INSPECTION),
-    "grads": lambda: draw_gradients(GRADIENTS),
+    "activations": lambda: draw_document(describe_activations(INSPECTION)),
+    "grads": lambda: draw_document(describe_gradients(GRADIENTS)),
     "check": lambda: draw_check(replace(FAILED, overview_parts=CHECKED)),
     "check without a network": lambda: draw_check(CORRUPT),
     "check of labelled pictures": lambda: draw_check(replace(LABELLED, overview_parts=OverviewParts(pictures=WRONG))),
@@ -345,17 +344,21 @@ def networks() -> Iterator[Image.Image]:
             f"a_block_with_a_long_name_number_{number}", nn.Conv2d(3, 3, 3, stride=1 + number % 2, padding=1)
         )
         long_names.add_module(f"a_stage_with_a_long_name_{number}", block)
-    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries=True))
-    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries=True))
+    yield draw_document(describe_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries=True)))
+    yield draw_document(describe_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries=True)))
     many = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(300)))
-    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries=True))
-    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries=True))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True))
+    yield draw_document(describe_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries=True)))
+    yield draw_document(
+        describe_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries=True))
+    )
+    yield draw_document(
+        describe_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
+    )
+    yield draw_document(describe_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True)))
     yield from (draw() for draw in DRAWN.values())
     yield from map(draw_check, HOSTILE)
-    yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))
-    yield draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9))
+    yield draw_document(describe_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4))))
+    yield draw_document(describe_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9)))
     edited = hookscope.diff(long_names, "same", torch.randn(2, 3, 20, 90), edit_b="*number_2:output:scale(2)")
     yield draw_differences(edited)
     yield draw_differences(replace(edited, rows=(), maps=(), first_differences=(), outputs=()))
@@ -399,14 +402,16 @@ def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_mo
 
 
 def test_a_run_without_rows_or_parameters_is_drawn() -> None:
-    assert draw_activations(replace(INSPECTION, rows=())).width == WIDTH
-    assert draw_gradients(replace(GRADIENTS, gradients=(), parameters=(), verdicts=())).width == WIDTH
+    assert draw_document(describe_activations(replace(INSPECTION, rows=()))).width == WIDTH
+    assert (
+        draw_document(describe_gradients(replace(GRADIENTS, gradients=(), parameters=(), verdicts=()))).width == WIDTH
+    )
 
 
 def test_findings_beyond_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(monkeypatch) as written:
-        draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 2))
-    assert [each.text for each in written if re.match(r"and \d", each.text)] == ["and 4 more findings"]
+        draw_document(describe_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 2)))
+    assert [each.text for each in written if re.match(r"and \d", each.text)][:1] == ["and 2 more findings"]
 
 
 @pytest.mark.exhaustive

@@ -10,25 +10,18 @@ from rich.console import RenderableType
 
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.activations import _ALLOWANCE_ON_NOISE
-from hookscope.render.terminal import (
-    activations_answer,
-    failure_panel,
-    layer_table,
-    model_words,
-    module_table,
-    no_findings,
-    predictions_lines,
-    uncalled_lines,
-    warnings_panel,
-)
+from hookscope.render.activations import no_findings
+from hookscope.render.conversion import summary
+from hookscope.render.terminal import failure_panel, model_words, module_table, warnings_panel
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
+from hookscope.text import safe_text
 from tests.render.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, in_colour, numbered, printed, statistics
 
 
 def table_text(inspection: Activations, width: int, *, full: bool = False) -> str:
-    return printed(layer_table(inspection, width=width, full=full), width)
+    return printed(summary(inspection, width=width, full=full), width)
 
 
 def with_rows(*rows: LayerRow) -> Activations:
@@ -42,20 +35,23 @@ def row_lines(text: str) -> list[str]:
     return lines[rule + 1 :]
 
 
+def header_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[next(position for position, line in enumerate(lines) if line.startswith("──")) - 1]
+
+
 def everything(width: int) -> Sequence[RenderableType]:
     return (
-        layer_table(replace(INSPECTION, model=replace(MODEL, random=True)), width=width),
-        uncalled_lines(INSPECTION.uncalled),
+        summary(replace(INSPECTION, model=replace(MODEL, random=True)), width=width),
         warnings_panel(INSPECTION.warnings),
         failure_panel(FAILURE),
-        predictions_lines(INSPECTION),
         module_table(MODULES, width=width, title="resnet34 (ResNet)"),
     )
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_golden_files(assert_golden: Callable[[str, str], None], width: int) -> None:
-    names = ("layers", "uncalled", "warnings", "failure", "predictions", "modules")
+    names = ("layers", "warnings", "failure", "modules")
     for name, renderable in zip(names, everything(width), strict=True):
         assert_golden(f"{name}_{width}.txt", printed(renderable, width))
     assert_golden(f"long_{width}.txt", table_text(LONG, width))
@@ -63,7 +59,7 @@ def test_golden_files(assert_golden: Callable[[str, str], None], width: int) -> 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 79, 80, 99, 100, 120, 160, 200, 300])
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
-    for renderable in (*everything(width), layer_table(LONG, width=width)):
+    for renderable in (*everything(width), summary(LONG, width=width)):
         for line in printed(renderable, width).splitlines():
             assert cell_len(line) <= width
             assert line.isprintable()
@@ -73,7 +69,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_columns_that_would_say_the_same_everywhere_are_left_out() -> None:
-    header = table_text(with_rows(ROWS[0], ROWS[1]), 200).splitlines()[1]
+    header = header_line(table_text(with_rows(ROWS[0], ROWS[1]), 200))
     assert not {"dtype", "NaN", "Inf", "flags"} & set(header.split())
     assert "median" in header
 
@@ -92,34 +88,31 @@ def test_every_flag_is_in_words_and_in_colour(width: int, flag: Flag) -> None:
     }
     assert details.get(flag, flag) in " ".join(line.strip() for line in marked)
     assert flag not in plain
-    coloured = in_colour(layer_table(inspection, width=width), width)
+    coloured = in_colour(summary(inspection, width=width), width)
     assert re.search(rf"\x1b\[[0-9;]*m[^\x1b]*{flag}", coloured)
     (line,) = (line for line in coloured.splitlines() if "plain" in line)
     assert "\x1b" not in line
 
 
 def test_a_row_that_asks_for_attention_is_coloured_as_a_whole() -> None:
-    lines = in_colour(layer_table(with_rows(ROWS[0], ROWS[4], ROWS[5], ROWS[6]), width=200)).splitlines()
-    assert [bool(re.search(r"\x1b\[33m *\S*3\.250", line)) for line in lines[3:5]] == [False, True]
-    assert re.search(r"\x1b\[1;31m *\S*1\.000e4", lines[5])
+    lines = row_lines(in_colour(summary(with_rows(ROWS[0], ROWS[4], ROWS[5], ROWS[6]), width=200)))
+    assert [bool(re.search(r"\x1b\[33m *\S*3\.250", line)) for line in lines[:2]] == [False, True]
+    assert re.search(r"\x1b\[1;31m *\S*1\.000e4", lines[2])
 
 
-def test_the_title_names_model_weights_and_input() -> None:
-    assert table_text(INSPECTION, 200).splitlines()[0] == (
-        "resnet34 (ResNet) · weights: ResNet34_Weights.IMAGENET1K_V1 · 2 inputs"
-    )
-    one = replace(INSPECTION, inputs=INSPECTION.inputs[:1])
-    assert table_text(one, 200).splitlines()[0].endswith(" · cat.jpg")
+def test_the_model_its_weights_and_its_input_are_named() -> None:
+    assert "\nresnet34 (ResNet) · weights: ResNet34_Weights.IMAGENET1K_V1 · 2 inputs\n" in table_text(INSPECTION, 200)
+    assert " · cat.jpg\n" in table_text(replace(INSPECTION, inputs=INSPECTION.inputs[:1], predictions=()), 200)
 
 
-def test_random_weights_are_said_in_the_title() -> None:
+def test_random_weights_are_said() -> None:
     inspection = replace(INSPECTION, model=replace(MODEL, random=True, weights="random, seed 0"))
-    assert table_text(inspection, 80).splitlines()[1].startswith("RANDOM WEIGHTS")
+    assert "\nRANDOM WEIGHTS" in table_text(inspection, 80)
     assert "RANDOM WEIGHTS" not in table_text(INSPECTION, 80)
 
 
 def test_a_pass_that_reached_no_layer_says_so() -> None:
-    assert table_text(with_rows(), 80).splitlines()[1] == "No layer finished."
+    assert "\nNo layer finished.\n" in table_text(with_rows(), 80)
 
 
 # Folding
@@ -135,7 +128,7 @@ LONG = with_rows(
 
 
 def shown_blocks(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"block(\d+)", text)]
+    return [int(number) for number in re.findall(r"block(\d+)", "\n".join(row_lines(text)))]
 
 
 def test_full_shows_every_row() -> None:
@@ -158,15 +151,12 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
 
 
 def test_in_full_every_layer_that_was_never_called_is_named() -> None:
-    full = printed(uncalled_lines(INSPECTION.uncalled, full=True), 200)
-    assert r"aux7.fc, =cmd|" in full
-    assert "more" not in full
+    full = table_text(INSPECTION, 200, full=True)
+    assert all(safe_text(layer.layer) in full for layer in INSPECTION.uncalled)
 
 
-def test_nothing_to_say_prints_nothing() -> None:
-    quiet = replace(INSPECTION, predictions=())
-    for renderable in (uncalled_lines([]), warnings_panel([]), predictions_lines(quiet)):
-        assert printed(renderable, 80).strip() == ""
+def test_no_warning_prints_nothing() -> None:
+    assert printed(warnings_panel([]), 80).strip() == ""
 
 
 def test_predictions_of_many_inputs_are_folded() -> None:
@@ -175,10 +165,10 @@ def test_predictions_of_many_inputs_are_folded() -> None:
         inputs=tuple(replace(INSPECTION.inputs[0], name=f"{number}.jpg") for number in range(25)),
         predictions=tuple(Prediction(number, (0,), ("tench",), (0.5,)) for number in range(25)),
     )
-    lines = printed(predictions_lines(many), 80).splitlines()
-    assert lines[9] == "9.jpg: tench 0.50 (softmax)"
-    assert lines[10:] == ["… 15 more inputs, --full shows all"]
-    assert len(printed(predictions_lines(many, full=True), 80).splitlines()) == 25
+    lines = table_text(many, 80).splitlines()
+    last = lines.index("  9.jpg: tench 0.50 (softmax)")
+    assert lines[last + 1] == "  … 15 more, --full shows all"
+    assert sum("tench" in line for line in table_text(many, 80, full=True).splitlines()) == 25
 
 
 def test_a_failure_without_inputs_says_so() -> None:
@@ -198,7 +188,7 @@ def test_modules_end_in_their_totals() -> None:
 
 
 def test_notes_find_room_at_eighty_columns() -> None:
-    assert "└ also: tied" in printed(everything(80)[5], 80)
+    assert "└ also: tied" in printed(everything(80)[3], 80)
 
 
 # Histograms in the layer table
@@ -212,12 +202,11 @@ def with_distributions() -> Activations:
 
 def test_a_wide_table_draws_how_values_are_distributed_and_says_what_the_bars_are() -> None:
     text = table_text(with_distributions(), 160)
-    lines = text.splitlines()
-    end = lines[1].index(" hist ") + len(" hist")
+    end = header_line(text).index(" hist ") + len(" hist")
     # 64, 16 and 4 of 64 are 1, 1/4 and 1/16; their roots are 8, 4 and 2 eighths
     assert [line[end - 8 : end] for line in row_lines(text)[:4]] == ["█▄     ▂"] * 4
     assert row_lines(text)[4][end - 8 : end] == "       -"
-    assert lines[-1].startswith("hist: 8 equal bins, 1st to 99th percentile of each row")
+    assert "\nhist: 8 equal bins, 1st to 99th percentile of each row" in text
 
 
 def test_a_narrow_table_has_neither_histograms_nor_their_explanation() -> None:
@@ -226,7 +215,7 @@ def test_a_narrow_table_has_neither_histograms_nor_their_explanation() -> None:
 
 
 def test_histograms_give_way_to_what_matters() -> None:
-    headers = [set(table_text(with_distributions(), width).splitlines()[1].split()) for width in range(60, 220)]
+    headers = [set(header_line(table_text(with_distributions(), width)).split()) for width in range(60, 220)]
     with_histograms = [header for header in headers if "hist" in header]
     assert 50 < len(with_histograms) < len(headers)
     for header in with_histograms:
@@ -252,11 +241,11 @@ def test_a_model_is_named_with_its_class_in_one_pair_of_parentheses(name: str, k
 def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_nevertheless() -> None:
     plain = [row for row in ROWS if not {"non-finite", "all zero", "constant", "unmeasured"} & set(row.flags)]
     clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
-    first, *rest = printed(activations_answer(clear), 200).splitlines()
+    first, second = table_text(clear, 200).splitlines()[:2]
     assert first.startswith("No NaN, no Inf that spreads, no constant output, no ReLU with 80% of its channels dead")
-    assert rest == ["Half of the channels or more are dead in layer1.0.conv1."]
-    assert printed(activations_answer(replace(clear, rows=())), 200).strip() == ""
-    assert "No NaN" not in printed(activations_answer(replace(clear, failure=FAILURE)), 200)
+    assert second == "Half of the channels or more are dead in layer1.0.conv1."
+    for change in ({"rows": ()}, {"failure": FAILURE}):
+        assert "No NaN" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
 
 
 def test_the_share_of_dead_channels_in_the_all_clear_is_the_limit_of_the_rule() -> None:

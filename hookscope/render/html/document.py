@@ -16,6 +16,7 @@ from hookscope.render.columns import number_text, percent_text
 from hookscope.render.document import (
     ChannelSearch,
     DepthChart,
+    DetailedTable,
     Document,
     Findings,
     HeatMaps,
@@ -24,15 +25,15 @@ from hookscope.render.document import (
     PhotographMaps,
     Picture,
     Pictures,
-    RowDetails,
     StepChart,
     StepCharts,
     Table,
 )
 from hookscope.render.html.channels import shown_channels
+from hookscope.render.html.detailed import ShownRow, ShownTable
 from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
 from hookscope.render.html.over_photograph import shown_maps
-from hookscope.render.html.page import PageTable, making_facts, page_table, render_page
+from hookscope.render.html.page import making_facts, render_page, shown_table
 from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap
@@ -48,16 +49,17 @@ _MOST_CELLS = 300_000
 _MOST_FINDINGS = 200
 _FEW_FINDINGS = 12  # that are seen at once
 _MOST_PLACES = 400  # of a finding
-_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 _MOST_LINES = 200
 _FEW_LINES = 12
-_MOST_PICTURES, _PICTURE_SIDE = 40, 1100
+_MOST_PICTURES = 40
 
 _PALETTE = "viridis"
 
 # What parts need, in the order in which it is loaded; every page has the first.
 _SCRIPTS: Mapping[type, Sequence[str]] = {
-    Document: ("fragment.js", "plots.js", "training.js"),
+    Document: ("fragment.js", "plots.js", "rows.js"),
+    HeatMaps: ("heat.js",),
+    DetailedTable: ("grids.js",),
     PhotographMaps: ("over_photograph.js", "attention.js"),
     ChannelSearch: ("channels.js",),
 }
@@ -73,7 +75,7 @@ def document_html(
     """
     parts = [part for whole in (document, *document.documents) for part in whole.parts]
     shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
-    maps = [each for each in shown.values() if isinstance(each, ShownMaps)]
+    detailed = [part for part in shown.values() if isinstance(part, ShownMaps | ShownTable)]
     kinds = {Document, *map(type, parts)}
     inner = {f"document-{number}": each for number, each in enumerate(document.documents, 1)}
 
@@ -94,7 +96,8 @@ def document_html(
         title=document.page_title,
         document=document,
         documents=[(each, key, _links(each, shown)) for key, each in inner.items()],
-        maps=maps,
+        style="".join(part.style for part in detailed),
+        details=detailed,
         links=_links(document, shown) | {each.title: f"#{key}" for key, each in inner.items()},
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
@@ -110,8 +113,8 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     """Return links to the rows of heat maps and to the pictures, by their names."""
     links: dict[str, str] = {}
     for part in document.parts:
-        if isinstance(part, HeatMaps):
-            links |= {name: row.href for name, row in shown[id(part)].rows.items()}
+        if isinstance(part, HeatMaps | DetailedTable):
+            links |= {name: row.href for row in shown[id(part)].details for name in (*row.also, row.name)}
         elif isinstance(part, Pictures):
             links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
     return links
@@ -127,6 +130,8 @@ def _shown(part: Part, run: StoredRun[Any] | None, pictures: Mapping[str, str]) 
         return None if run is None else shown_channels(part, run.read_picture)
     if isinstance(part, HeatMaps):
         return ShownMaps(part)
+    if isinstance(part, DetailedTable):
+        return ShownTable(part, run)
     return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
 
 
@@ -138,23 +143,13 @@ def _pictures(
     def uri(file: str) -> str:
         if run is None or not file:
             return pictures.get(file, "")
-        return thumbnail_uri(run.read_picture(file), file, _PICTURE_SIDE)
+        return thumbnail_uri(run.read_picture(file), file, part.side)
 
     return [(each, quote(safe_text(each.file), safe=""), uri(each.file)) for each in part.pictures[:_MOST_PICTURES]]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
     return {"lines": lines[:most], "left_out": max(0, len(lines) - most)}
-
-
-def _page_table(table: Table) -> PageTable:
-    shown = table.of_interest()
-    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
-    remark = table.remark
-    if len(rows) < len(table.rows):
-        first = "The first " if len(rows) < len(shown.rows) else ""
-        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
-    return page_table(table.title, table.columns, rows, notable=notable, remark=remark.strip())
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
@@ -178,24 +173,9 @@ _SHOWN: Mapping[type, Callable[[Any], Any]] = {
     Findings: lambda part: _first_lines(part.findings, _MOST_FINDINGS),
     StepCharts: _figures,
     DepthChart: over_depth,
-    Table: _page_table,
+    Table: shown_table,
     Listing: lambda part: _first_lines(part.lines, _MOST_LINES),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row of the heat maps, with the page that a click on it opens."""
-
-    name: str
-    number: int
-    details: RowDetails
-    tables: Sequence[PageTable]
-
-    @property
-    def href(self) -> str:
-        """Its place on the page."""
-        return f"#layer={quote(safe_text(self.name), safe='')}"
 
 
 @dataclass(frozen=True)
@@ -203,6 +183,12 @@ class ShownMaps:
     """Heat maps with the rows that they have together."""
 
     part: HeatMaps
+    style, grids = "", ()  # it has none
+
+    @property
+    def details(self) -> list[ShownRow]:
+        """The rows, in the order of the maps."""
+        return [*self.rows.values()]
 
     @cached_property
     def maps(self) -> list["ShownMap"]:
@@ -219,7 +205,7 @@ class ShownMaps:
         names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
         details = {name: self.part.details(name) for name in names}
         return {
-            name: ShownRow(name, number, row, [_page_table(table) for table in row.tables])
+            name: ShownRow(name, number, row, [shown_table(table) for table in row.tables])
             for number, (name, row) in enumerate(details.items())
         }
 

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.render.axes import Axis, Run, asinh, block_names, log, percent, placed_names, runs_of
-from hookscope.render.columns import fold_name, number_text, percent_text, quantile_text
+from hookscope.render.columns import fold_name, number_text, percent_text
 from hookscope.render.document import DepthChart, Series
 from hookscope.render.training_steps import Floats, columns_of, kept_runs, round_steps
-from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import figure
 
 WIDTH, HEIGHT = 1000, 220
@@ -69,81 +68,6 @@ class PlacedName:
     share: float
     is_at_end: bool
     fits_phone: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """A histogram as a closed path in a box of 100 x 24, with the texts of its ends."""
-
-    path: str
-    zero: float | None  # place from the left; None outside the box
-    low: str
-    high: str
-    summary: str  # the same in words
-
-
-def bars(statistics: TensorStatistics) -> Bars | None:
-    """Draw the square roots of the densities between the 1st and the 99th percentile; None without values.
-
-    Without a histogram, the quantiles give one: the share between two of them, spread evenly.
-    """
-    stored = statistics.histogram
-    quantiles = list(statistics.quantiles or ())
-    if stored is not None and any(stored.counts):
-        edges = np.linspace(stored.low, stored.high, len(stored.counts) + 1)
-        shares = np.array(stored.counts, np.float64)
-    elif len(quantiles) == len(QUANTILE_LEVELS) and quantiles == sorted(quantiles):
-        edges, shares = np.array(quantiles), np.diff(QUANTILE_LEVELS)
-    else:
-        return None
-    low, high = float(edges[0]), float(edges[-1])
-    span = high - low
-    if not math.isfinite(span) or span <= 0:
-        path, zero = "M48 24V0h4V24z", 50.0 if low == 0 else None
-    else:
-        places = (edges - low) / span * 100
-        widths = np.maximum(np.diff(places), 0.8)  # equal quantiles: a peak of no width, drawn so wide
-        heights = np.sqrt(shares / shares.sum() / widths)
-        heights *= 23 / heights.max()
-        steps = (
-            f"M{_short(at)} 24v{_short(-up)}h{_short(wide)}V24z"
-            for at, up, wide in zip(places, heights, widths, strict=False)
-            if up
-        )
-        path, zero = "".join(steps), -low / span * 100 if low <= 0 <= high else None
-    count = statistics.element_count
-    middle = f", median {quantile_text(quantiles[len(quantiles) // 2], count)}" if quantiles else ""
-    ends = quantile_text(low, count), quantile_text(high, count)
-    return Bars(path, zero, *ends, f"1st percentile {ends[0]}{middle}, 99th percentile {ends[1]}")
-
-
-def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marked: Sequence[bool]) -> Figure | None:
-    """Draw the quantiles of activations over depth; None if fewer than two have any."""
-    if sum(row.quantiles is not None for row in rows) < 2:
-        return None
-    at = {
-        level: [row.quantiles[QUANTILE_LEVELS.index(level)] if row.quantiles else None for row in rows]
-        for level in (0.05, 0.25, 0.5, 0.75, 0.95)
-    }
-    known = [abs(value) for value in at[0.25] + at[0.75] if value]
-    linear = float(np.median(known)) if known else 1.0
-    axis = asinh(linear, [value for each in at.values() for value in each if value is not None])
-    across = _across(len(rows))
-    shapes = [
-        ("band", _band(across, at[0.05], at[0.95], axis)),
-        ("core", _band(across, at[0.25], at[0.75], axis)),
-        ("line", _line(across, runs_of(enumerate(at[0.5])), axis)),
-    ]
-    return Figure(
-        "Activations",
-        f"Quantiles of the values of {len(rows)} outputs in forward order. The table of layers has the numbers.",
-        labels,
-        shapes,
-        _ticks(axis),
-        _names(labels),
-        [("band", "5 to 95%"), ("core", "25 to 75%"), ("line", "median")],
-        [("mark", "flagged", [across(place) for place, each in enumerate(marked) if each])],
-    )
 
 
 def over_depth(chart: DepthChart, leads_to: Sequence[str] = ()) -> Figure | None:
@@ -320,15 +244,6 @@ def _line(across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> 
         # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
-
-
-def _band(
-    across: Callable[[float], float], low: Sequence[float | None], high: Sequence[float | None], axis: Axis
-) -> str:
-    # Both are missing in the same places.
-    ends = zip(runs_of(enumerate(high)), runs_of(enumerate(low)), strict=True)
-    there_and_back = ([*_points(across, highs, axis), *_points(across, lows[::-1], axis)] for highs, lows in ends)
-    return "".join(f"M{'L'.join(points)}z" for points in there_and_back)
 
 
 def _names(labels: Sequence[str]) -> list[tuple[float, str]]:

@@ -15,9 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import Column, integer_text, number_text, rate_text, telling
+from hookscope.render.document import Table
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
 from hookscope.text import counted, safe_text, shape_text
+
+_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 
 
 def render_page(
@@ -68,13 +71,17 @@ class PageTable:
     remark: str = ""
 
 
-def page_table(
-    title: str, columns: Sequence[Column], rows: Sequence[Any], *, notable: Sequence[bool] = (), remark: str = ""
-) -> PageTable:
-    """Return the columns that say something of some rows."""
-    told = telling(columns, rows)
+def shown_table(table: Table) -> PageTable:
+    """Return the rows of interest of a table, as many as a browser lays out soon."""
+    shown = table.of_interest()
+    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
+    remark = table.remark
+    if len(rows) < len(table.rows):
+        first = "The first " if len(rows) < len(shown.rows) else ""
+        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
+    told = telling(table.columns, rows)
     cells = [*zip(*(texts for _, texts in told), strict=True)]
-    return PageTable(title, [column for column, _ in told], cells, notable or [False] * len(rows), remark)
+    return PageTable(table.title, [column for column, _ in told], cells, notable or [False] * len(rows), remark.strip())
 
 
 def making_facts(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -112,7 +112,7 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 def _maps(part: Maps) -> list[Block]:
     maps = part.maps()
-    columns = MapColumns(maps[:MOST_STAGES], MARGIN, part.letters, names=part.names, sequences=part.sequences)
+    columns = MapColumns(maps[:MOST_STAGES], part)
     more = _more(len(maps) - MOST_STAGES, "output")
     return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
 

@@ -1,14 +1,15 @@
 """Feature maps in an overview: which layers stand for the network, and how their two maps are drawn."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import scale_text
+from hookscope.render.document import Maps
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
 from hookscope.render.palettes import colour_levels
@@ -30,8 +31,6 @@ _GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
 _HEAD = 3 * line_height(SMALL) + 6
 _UNDER_NAME = line_height(SMALL) + 4
 _UNDER_MAP = 5 + _BAR_HEIGHT + 1 + line_height(SMALL)
-
-MAP_KEY = "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
 
 
 def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
@@ -110,31 +109,20 @@ def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 class MapColumns:
     """Maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
 
-    Attributes:
-        summaries: Of one input, one a layer.
-        left: Where the first column begins, in pixels of the sheet; they fill the rest.
-        letters: By `MapSummary.row`, what stands before the name.
-        with_strongest: Whether the strongest channels are shown.
-        names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
-            channel and why it is shown.
-        sequences: By `MapSummary.row`, those of A-B that show a sequence, a channel in each row.
+    `summaries` are those of the part for which there is room.
     """
 
     summaries: Sequence[MapSummary]
-    left: int
-    letters: Mapping[int, str] = field(default_factory=dict)
-    with_strongest: bool = True
-    names: tuple[str, str] = ("{} over channels", "channel {}, {}")
-    sequences: Collection[int] = ()
+    part: Maps
 
     @property
     def height(self) -> int:
         """Pixels that they take; 0 without any."""
-        return _HEAD + (1 + self.with_strongest) * self._pitch - _BETWEEN if self.summaries else 0
+        return _HEAD + (1 + self.part.with_strongest) * self._pitch - _BETWEEN if self.summaries else 0
 
     @property
     def _width(self) -> int:
-        return (MARGIN + INNER - self.left - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
+        return (INNER - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
 
     @property
     def _pitch(self) -> int:
@@ -144,18 +132,26 @@ class MapColumns:
     def draw(self, image: Image.Image, top: int) -> None:
         """Draw them on the sheet."""
         pen = ImageDraw.Draw(image)
+        letters, (above, below) = self.part.letters, self.part.names
         for column, summary in enumerate(self.summaries):
-            left = self.left + column * (self._width + _GAP)
-            label = f"{self.letters[summary.row]}  {summary.label}" if summary.row in self.letters else summary.label
-            is_sequence = summary.row in self.sequences
+            left = MARGIN + column * (self._width + _GAP)
+            label = (
+                f"{self.part.letters[summary.row]}  {summary.label}"
+                if summary.row in self.part.letters
+                else summary.label
+            )
+            is_sequence = summary.row in self.part.sequences
             size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
             named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            names = self.names[0].format(summary.over_channels), self.names[1].format(summary.channel, _why(summary))
+            names = (
+                self.part.names[0].format(summary.over_channels),
+                self.part.names[1].format(summary.channel, _why(summary)),
+            )
             names = ("|A-B|", "A-B") if is_sequence else names
             drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
-            for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
+            for place, (values, name) in enumerate(drawings[: 1 + self.part.with_strongest]):
                 here = top + _HEAD + place * self._pitch
                 write(pen, [(name, SMALL, INK)], here, left, self._width)
                 size_drawn = (self._width, _height(summary.size, self._width))

@@ -1,0 +1,221 @@
+// Rows that are filtered, sorted and opened. The state of the page is its fragment: #layer=…&q=…&sort=rows:-mean
+// Text of the run is only ever read from and written to the document as text.
+
+const $ = (id) => document.getElementById(id);
+const ROW_HEIGHT = 27; // px of a row of a long table, as in the style
+const panel = $("panel");
+const parts = [...document.querySelectorAll("template.part")].map((template) => {
+  const { name, also = "", kind, flagged } = template.dataset;
+  return { template, name, kind, flagged: flagged !== undefined, text: `${name} ${also}`.toLowerCase(), matches: true };
+});
+const places = new Map();
+for (const part of parts) if (!places.has(part.name)) places.set(part.name, part);
+const tables = [...document.querySelectorAll("table[data-key]")].map((table) => {
+  const rows = [...table.tBodies[0].rows].map((tr, number) => ({ tr, number, part: parts[tr.dataset.part] }));
+  return { table, key: table.dataset.key, rows, order: rows, sorted: "order", isLong: table.id === "table" };
+});
+const query = tables.length ? $("q") : null;
+const boxes = [...document.querySelectorAll('input[name="column"]')];
+const chosen = () => boxes.filter((box) => box.checked).map((box) => box.value).join(",");
+const usual = chosen();
+const onOpen = []; // what else happens with the part of a row that is shown
+let shown = null;
+let later = [];
+
+// --- the fragment
+
+function address(layer) {
+  const sort = tables.filter((each) => each.sorted !== "order").map((each) => `${each.key}:${each.sorted}`).join(",");
+  const state = { layer, q: query?.value, type: $("type")?.value, flagged: $("flagged")?.checked ? "1" : "", sort,
+    columns: chosen() === usual ? null : chosen() };
+  const kept = Object.entries(state).filter(([name, value]) => value || (name === "columns" && value !== null));
+  return `#${kept.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
+}
+
+function remember() {
+  keepInFragment(() => address(shown ? shown.name : ""));
+}
+
+function go(part) {
+  clearTimeout(waiting); // what it would remember has no layer
+  location.hash = address(part.name);
+}
+
+function follow() {
+  clearTimeout(waiting);
+  if (location.hash.length > 1 && !location.hash.includes("=")) return; // a section
+  const given = stateInFragment();
+  if (query) {
+    query.value = given.q || "";
+    if ($("type")) $("type").value = given.type || "";
+    if ($("type")?.selectedIndex < 0) $("type").value = "";
+    if ($("flagged")) $("flagged").checked = Boolean(given.flagged);
+    const columns = (given.columns ?? usual).split(",");
+    for (const box of boxes) box.checked = columns.includes(box.value);
+    chooseColumns();
+    const orders = new Map((given.sort || "").split(",").map((each) => each.split(":")));
+    for (const each of tables) sort(each, orders.get(each.key) || "order");
+    filter();
+  }
+  const part = given.layer === undefined ? undefined : find(given.layer);
+  if (part) open(part);
+  else if (panel.open) panel.close();
+}
+
+// A parameter leads to its layer, and a layer that has no row to its first parameter.
+function find(name) {
+  return places.get(name) ?? places.get(name.slice(0, Math.max(0, name.lastIndexOf(".")))) ??
+    parts.find((part) => part.name.startsWith(`${name}.`));
+}
+
+// --- the tables
+
+function filter() {
+  const words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const kind = $("type")?.value;
+  for (const part of parts) {
+    part.matches = (!kind || part.kind === kind) && (!$("flagged")?.checked || part.flagged) && words.every((word) => part.text.includes(word));
+  }
+  for (const each of tables) {
+    if (each.isLong) hideOfMany(each);
+    else for (const { tr, part } of each.rows) tr.hidden = !part.matches;
+  }
+  const count = parts.filter((part) => part.matches).length;
+  const all = `${parts.length} ${parts.length === 1 ? "row" : "rows"}`;
+  $("matched").value = count === parts.length ? all : `${count} of ${all}`;
+  $("none").hidden = count > 0;
+}
+
+// The row at the top stays there. The next frame draws the rows in sight; the others come after it.
+function hideOfMany({ table, order }) {
+  const region = table.parentElement;
+  const scrolled = region.scrollTop;
+  const fit = Math.ceil(innerHeight / ROW_HEIGHT);
+  const top = scrolled ? order.filter(({ tr }) => !tr.hidden)[Math.floor(scrolled / ROW_HEIGHT)] : undefined;
+  bringLater();
+  const appearing = [];
+  let [above, count] = [0, 0];
+  for (const row of order) {
+    const { matches } = row.part;
+    if (row === top) above = count;
+    if (matches && row.tr.hidden) appearing.push([count, row.tr]);
+    if (row.tr.hidden === matches) row.tr.hidden = !matches;
+    count += matches;
+  }
+  const first = Math.min(above - 1, count - fit);
+  later = appearing.filter(([place]) => place < first || place > above + fit).map(([, tr]) => tr);
+  for (const tr of later) tr.classList.add("later");
+  if (top) region.scrollTop = above * ROW_HEIGHT + (scrolled % ROW_HEIGHT);
+  if (later.length) requestAnimationFrame(() => setTimeout(bringLater));
+}
+
+function bringLater() {
+  for (const tr of later) tr.classList.remove("later");
+  later = [];
+}
+
+function chooseColumns() {
+  for (const box of boxes) $("table").classList.toggle(`no-${box.value}`, !box.checked);
+}
+
+function sort(each, wanted) {
+  const key = wanted.replace(/^-/, "");
+  const button = each.table.querySelector(`th button[data-sort="${CSS.escape(key)}"]`);
+  if (!button || wanted === each.sorted) return;
+  each.sorted = wanted;
+  const head = button.parentElement;
+  const way = wanted.startsWith("-") ? -1 : 1;
+  const numeric = key === "order" || head.classList.contains("number");
+  const cell = ({ tr }) => tr.cells[head.cellIndex];
+  const value = (row) => (key === "order" ? row.number : numeric ? cell(row).dataset.v ?? "" : cell(row).textContent);
+  const compare = numeric ? (a, b) => a - b : new Intl.Collator("en", { numeric: true }).compare;
+  const keyed = each.rows.map((row) => [value(row), row]);
+  keyed.sort(([a, first], [b, second]) => {
+    if (a === "" || b === "") return (a === "") - (b === "") || first.number - second.number;
+    return way * compare(a, b) || first.number - second.number;
+  });
+  each.order = keyed.map(([, row]) => row);
+  each.table.tBodies[0].append(...each.order.map((row) => row.tr));
+  for (const other of each.table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+}
+
+// --- the page of a row
+
+function visible() {
+  return (tables[0]?.isLong ? tables[0].order.map((row) => row.part) : parts).filter((part) => part.matches);
+}
+
+function open(part) {
+  if (shown === part && panel.open) return;
+  shown = part;
+  $("panel-title").textContent = part.name;
+  $("body").replaceChildren(part.template.content.cloneNode(true));
+  $("body").scrollTop = 0;
+  const all = visible();
+  const at = all.indexOf(part);
+  $("back").disabled = at < 1;
+  $("next").disabled = at < 0 || at + 1 >= all.length;
+  if (!panel.open) panel.showModal();
+  $("panel-title").focus();
+  for (const then of onOpen) then(part);
+}
+
+function turn(by) {
+  const all = visible();
+  const next = all[all.indexOf(shown) + by];
+  if (next && shown) go(next);
+}
+
+// --- what people do
+
+for (const figure of document.querySelectorAll("figure.depth")) {
+  followPointer(figure, (label) => {
+    const part = find(label);
+    if (part) go(part);
+  });
+}
+query?.addEventListener("input", () => { filter(); remember(); });
+for (const control of [$("type"), $("flagged")]) control?.addEventListener("change", () => { filter(); remember(); });
+for (const box of boxes) box.addEventListener("change", () => { chooseColumns(); remember(); });
+if (query) document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
+for (const each of tables) {
+  each.table.tHead.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    const key = button.dataset.sort;
+    const isNumber = key !== "order" && button.parentElement.classList.contains("number");
+    const [first, second] = isNumber ? [`-${key}`, key] : [key, `-${key}`]; // the largest first
+    sort(each, each.sorted === first ? second : first);
+    remember();
+  });
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#layer="]');
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const part = find(decodeURIComponent(link.getAttribute("href").slice(7)));
+  if (!part) return;
+  event.preventDefault();
+  go(part);
+});
+$("close").addEventListener("click", () => panel.close());
+$("back").addEventListener("click", () => turn(-1));
+$("next").addEventListener("click", () => turn(1));
+panel.addEventListener("click", (event) => { if (event.target === panel) panel.close(); });
+panel.addEventListener("keydown", (event) => {
+  if (event.target.closest("input")) return;
+  if (event.key === "ArrowLeft" || event.key === "ArrowRight") turn(event.key === "ArrowLeft" ? -1 : 1);
+});
+panel.addEventListener("close", () => {
+  const last = shown;
+  shown = null;
+  $("body").replaceChildren();
+  if (stateInFragment().layer !== undefined) history.pushState(null, "", address(""));
+  const row = last && tables.map((each) => each.rows.find(({ part }) => part === last)).find(Boolean);
+  if (row && !row.tr.hidden) row.tr.querySelector("a").focus({ preventScroll: true });
+});
+addEventListener("hashchange", follow);
+document.addEventListener("DOMContentLoaded", () => {
+  follow(); // the numbers come after this script
+  document.documentElement.classList.add("ready");
+});
