@@ -135,20 +135,13 @@ class MapColumns:
         letters, (above, below) = self.part.letters, self.part.names
         for column, summary in enumerate(self.summaries):
             left = MARGIN + column * (self._width + _GAP)
-            label = (
-                f"{self.part.letters[summary.row]}  {summary.label}"
-                if summary.row in self.part.letters
-                else summary.label
-            )
+            label = f"{letters[summary.row]}  {summary.label}" if summary.row in letters else summary.label
             is_sequence = summary.row in self.part.sequences
             size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
             named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            names = (
-                self.part.names[0].format(summary.over_channels),
-                self.part.names[1].format(summary.channel, _why(summary)),
-            )
+            names = above.format(summary.over_channels), below.format(summary.channel, _why(summary))
             names = ("|A-B|", "A-B") if is_sequence else names
             drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
             for place, (values, name) in enumerate(drawings[: 1 + self.part.with_strongest]):
