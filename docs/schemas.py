@@ -23,9 +23,9 @@ from hookscope.results.runs.record import RunRecord
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
+    TrainingFinding,
     TrainingStart,
     TrainingStep,
-    TrainingVerdict,
     WatchedLayer,
     WatchedParameter,
     WatchedStep,
@@ -181,7 +181,7 @@ def _watch_line() -> Schema:
             "edits",
         ),
         _line("watched", _properties(WatchedStep) | columns, "layers", "tables"),
-        _line("verdict", _properties(TrainingVerdict)),
+        _line("verdict", _properties(TrainingFinding)),
         _line("end", _properties(TrainingEnd)),
     ]
     schema = {"$schema": _DIALECT, "title": "A line of watch.jsonl, as hookscope.watch writes it", "anyOf": lines}

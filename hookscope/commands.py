@@ -258,10 +258,10 @@ def diff(
     of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
     of_inputs += ["input_shape"] * (option.input_shape is not None)
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
-    if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
+    if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
         _refuse([*of_inputs, *of_passes], "two run directories are compared as they are")
         return _compared_runs(a, b, option)
-    names = [str(each) if isinstance(each, str | Path) else None for each in (a, b)]
+    names = [str(model) if isinstance(model, str | Path) else None for model in (a, b)]
     of_a, of_b = sides(names[0], names[1], option)
     if not of_inputs:
         _refuse(of_passes, "without IMAGE, only weights are compared")
@@ -269,8 +269,8 @@ def diff(
         return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
-    own, other = (_with_classes(each, option) for each in _two_models((a, of_a), (b, of_b), option))
-    opened = partial(open_session, own, option=option, began=began, seed=option.seed)
+    loaded, other = (_with_classes(model, option) for model in _two_models((a, of_a), (b, of_b), option))
+    opened = partial(open_session, loaded, option=option, began=began, seed=option.seed)
     session = opened(images)
     return compare_networks(
         session,
@@ -318,21 +318,23 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
         table = table_of(loaded, option.layer)
         real: LoadedModel | None = loaded
     else:
-        given: dict[str, Any] = {"arch": option.arch, "model_arguments": option.model_arg}
-        given["options"] = _file_options(option)
+        kwargs: dict[str, Any] = {"arch": option.arch, "model_arguments": option.model_arg}
+        kwargs["options"] = _file_options(option)
         is_named = option.weights not in ("auto", "none")
         loaded = real = (
-            load_model(str(model), weights=option.weights, **given) if is_named else build_on_meta(str(model), **given)
+            load_model(str(model), weights=option.weights, **kwargs)
+            if is_named
+            else build_on_meta(str(model), **kwargs)
         )
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
         warnings, notes = loaded.warnings, loaded.notes
         first = table_of(loaded, ()) if _device(loaded) == "meta" else None
         if first is not None and first.failure is not None:
             # Data-dependent code (non-maximum suppression, say) needs values.
-            loaded = real = load_model(str(model), weights=weights, **given)
+            loaded = real = load_model(str(model), weights=weights, **kwargs)
         elif first is not None:
             # It ran on the meta device, so nothing depends on values: zeros are timed, if they fit into memory.
-            load = partial(load_model, str(model), weights=weights, **given)
+            load = partial(load_model, str(model), weights=weights, **kwargs)
             real = built_of_zeros(load) if option.cost and fits_into_memory(loaded.module) else None
         table = table_of(loaded, option.layer) if first is None or first.failure is not None or option.layer else first
         remarks = table.warnings[len(loaded.warnings) :]
@@ -386,15 +388,15 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
             checkpoint = loaded
     settings = with_options(_configured(option), option)
-    known = None if settings.baseline is None else read_baseline(settings.baseline)
-    settings, wanted = judged_by(settings, option, known)
+    baseline = None if settings.baseline is None else read_baseline(settings.baseline)
+    settings, wanted = judged_by(settings, option, baseline)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
         settings,
         wanted,
         trust=option.trust,
         device=choose_device(option.device) if isinstance(checkpoint, str | Path) and option.device != "cpu" else None,
-        baseline=known,
+        baseline=baseline,
         evidence=None if option.evidence is None else Path(option.evidence),
     )
 
@@ -437,14 +439,14 @@ def history(
 
     images, named = by_position_and_name(images, option.input)
     inputs = as_sources(images)
-    known = _configured(option)
+    configured = _configured(option)
     has_inputs = bool(named) or option.input_shape is not None or not isinstance(inputs, list) or bool(inputs)
-    arch = option.arch or known.arch or (None if has_inputs else NO_NETWORK)
+    arch = option.arch or configured.arch or (None if has_inputs else NO_NETWORK)
     checked = options.taken(options.Check, option, images=inputs, input=named, arch=arch)
-    settings = replace(with_options(known, checked), baseline=None, survey=None)
+    settings = replace(with_options(configured, checked), baseline=None, survey=None)
     settings, wanted = judged_by(settings, option, None)
     return follow(
-        find_checkpoints([str(each) for each in _several(files)]),
+        find_checkpoints([str(file) for file in _several(files)]),
         settings,
         wanted,
         searches=option.bisect,
@@ -728,18 +730,18 @@ def _two_models(
         choose_device(option.device_b, "device_b")
     is_same = _is_same(model_b)
     if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
-        own = _load(model_a, of_a, of_a)
+        loaded = _load(model_a, of_a, of_a)
     else:
-        own = _given(model_a)  # the options about loading are for B
+        loaded = _given(model_a)  # the options about loading are for B
     if is_same and not isinstance(model_a, str | Path):
-        return own, _another_way(own, option)
+        return loaded, _another_way(loaded, option)
     named = model_a if is_same else model_b
     device, dtype = option.device_b or option.device, option.dtype_b or option.dtype
     if isinstance(named, str | Path):
-        return own, _load(named, of_b, replace(of_b, device=device, dtype=dtype))
+        return loaded, _load(named, of_b, replace(of_b, device=device, dtype=dtype))
     alone = options.ModelOptions(weights=option.weights_b or "auto")
     run = options.RunOptions(device=option.device_b or "auto", dtype=option.dtype_b, seed=option.seed)
-    return own, _load(named, alone, run)
+    return loaded, _load(named, alone, run)
 
 
 def _is_same(model: Model) -> bool:
@@ -749,9 +751,9 @@ def _is_same(model: Model) -> bool:
 def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
     from hookscope.differences.compare_runs import compare_runs
 
-    for each in (a, b):
-        if not isinstance(each, str | Path) or not Path(each).is_dir():
-            shown = repr(printable(str(each), 80)) if isinstance(each, str | Path) else f"A {type(each).__name__}"
+    for run in (a, b):
+        if not isinstance(run, str | Path) or not Path(run).is_dir():
+            shown = repr(printable(str(run), 80)) if isinstance(run, str | Path) else f"A {type(run).__name__}"
             raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
 
@@ -763,7 +765,7 @@ def _how_b_runs(option: options.Diff, *, other_inputs: bool) -> RunOptions:
     texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
     texts += ["train mode"] * (option.mode_b == "train")
     texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
-    texts += [f"edit {each}" for each in option.edit_b]
+    texts += [f"edit {edit}" for edit in option.edit_b]
     texts += ["compiled"] * option.compile_b + ["other inputs"] * other_inputs
     return RunOptions(option.mode_b, option.autocast_b, option.threads_b, option.edit_b, option.compile_b, tuple(texts))
 
@@ -775,9 +777,9 @@ _OF_PASSES = (
 )
 
 
-def _refuse(given: Sequence[str], reason: str) -> None:
+def _refuse(names: Sequence[str], reason: str) -> None:
     """Raise a UsageError for the first of the options, if any is given."""
-    for name in given:
+    for name in names:
         option = {"IMAGE": name, "mode_b": f"{arg('mode_b')} train"}.get(name, arg(name))
         raise UsageError(f"{option} applies to models that run over pictures: {reason}.")
 
@@ -848,11 +850,11 @@ def _module_table(
     from hookscope.results.network import ModuleTable
 
     warnings = loaded.warnings
-    given = _shown_input(loaded, shapes, option)
-    if given is None:
+    batch = _shown_input(loaded, shapes, option)
+    if batch is None:
         remedy = shape_option(loaded.module)
         warnings += (f"No shapes: the input shape cannot be inferred from the first layer. Give {remedy}.",)
-    args, kwargs = (None, None) if given is None else (given.args, given.kwargs)
+    args, kwargs = (None, None) if batch is None else (batch.args, batch.kwargs)
     rows, failure = list_modules(loaded.module, args, patterns, kwargs=kwargs, ops=option.ops)
     if option.ops:
         warnings += unseen_in_scripts(dict(loaded.module.named_modules()))
@@ -870,9 +872,9 @@ def _with_cost(
     from hookscope.errors import ModelError
     from hookscope.inspection.cost import Call, network_cost
 
-    def call_of(each: LoadedModel) -> Call | None:
-        batch = _shown_input(each, shapes, option)
-        return None if batch is None else Call(each.module, batch.args, batch.kwargs)
+    def call_of(model: LoadedModel) -> Call | None:
+        batch = _shown_input(model, shapes, option)
+        return None if batch is None else Call(model.module, batch.args, batch.kwargs)
 
     counted = call_of(loaded)
     if counted is None:
@@ -903,12 +905,12 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
     from hookscope.results.noise_shapes import NoiseShape
 
     by_name = named_inputs(option.input, loaded.preprocessing)
-    if not shapes and all(each.record is None for each in by_name):
-        known = loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
-        if known is None:
+    if not shapes and all(named_input.record is None for named_input in by_name):
+        shape = loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
+        if shape is None:
             return None
-        shapes = (NoiseShape(known),)
-    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name])
+        shapes = (NoiseShape(shape),)
+    shapes = noise_arguments(shapes, loaded.module, given=[named_input.name for named_input in by_name])
     shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
     if shapes:
         batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
@@ -925,6 +927,6 @@ def _device(loaded: LoadedModel) -> str:
     return next((str(parameter.device) for parameter in loaded.module.parameters()), "cpu")
 
 
-def _several(given: Any) -> list[Any]:
+def _several(value: Any) -> list[Any]:
     """Return a single value as a list of one."""
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -133,16 +133,16 @@ def most_severe(exit_codes: Iterable[int]) -> int:
     return min(exit_codes, key=_BY_SEVERITY.index, default=EXIT_DONE)
 
 
-def nearest(wanted: str, known: Iterable[str], count: int = 3, *, prefix: str = "") -> str:
+def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "") -> str:
     """Return a sentence naming the candidates closest to `wanted`, or an empty string.
 
     Args:
         wanted: What the user wrote.
-        known: What would have been right.
+        names: What would have been right.
         count: How many candidates to name at most.
         prefix: What many candidates begin with; it is not compared.
     """
-    by_folded = {name.removeprefix(prefix).lower(): name for name in known}
+    by_folded = {name.removeprefix(prefix).lower(): name for name in names}
     # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
     close = get_close_matches(folded, by_folded, n=count, cutoff=0.5)
@@ -169,4 +169,4 @@ def is_out_of_memory(error: BaseException | str) -> bool:
     while cause is not None and len(causes) < _MOST_CAUSES:
         causes.append(cause)
         cause = cause.__cause__
-    return any(isinstance(each, MemoryError) or any(sign in str(each) for sign in signs) for each in causes)
+    return any(isinstance(link, MemoryError) or any(sign in str(link) for sign in signs) for link in causes)

@@ -113,9 +113,9 @@ def group(section: str = "") -> Callable[[type[T]], type[T]]:
     def declared(kind: type[T]) -> type[T]:
         changed: dict[str, Any] = {"__init__": _init, "__post_init__": _settle}
         for name in get_annotations(kind):
-            own: Field[Any] = vars(kind)[name]
-            here = replace(on_command_line(own), section=on_command_line(own).section or section)
-            changed[name] = field(default=own.default, metadata={"option": here})
+            setting: Field[Any] = vars(kind)[name]
+            here = replace(on_command_line(setting), section=on_command_line(setting).section or section)
+            changed[name] = field(default=setting.default, metadata={"option": here})
         for name, value in changed.items():
             setattr(kind, name, value)
         # One `__init__` for all: to write one for each of 50 classes takes a tenth of the time of --help.
@@ -124,15 +124,15 @@ def group(section: str = "") -> Callable[[type[T]], type[T]]:
     return declared
 
 
-def on_command_line(each: "Field[Any]") -> OnCommandLine:
+def on_command_line(setting: "Field[Any]") -> OnCommandLine:
     """Return an option as the command line has it."""
-    found: OnCommandLine = each.metadata["option"]
-    return found
+    usage: OnCommandLine = setting.metadata["option"]
+    return usage
 
 
-def text_type(each: "Field[Any]") -> Any:
+def text_type(setting: "Field[Any]") -> Any:
     """Return the type that the command line turns an option's text into."""
-    return _ON_COMMAND_LINE.get(each.type, list[str] | None if each.default == () else each.type)
+    return _ON_COMMAND_LINE.get(setting.type, list[str] | None if setting.default == () else setting.type)
 
 
 def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
@@ -140,7 +140,7 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
     every = fields(kind)
     rank = {name: place for place, name in enumerate(_MOST_USED)}
     above = rank if len(every) > _LONG else {}
-    headed = [(each, MOST_USED if each.name in above else on_command_line(each).section) for each in every]
+    headed = [(setting, MOST_USED if setting.name in above else on_command_line(setting).section) for setting in every]
     return sorted(headed, key=lambda row: (_HEADINGS.index(row[1]), rank.get(row[0].name, len(rank))))
 
 
@@ -157,41 +157,41 @@ _HINTS = {
 }
 
 
-def _init(self: Any, **given: Any) -> None:
-    for each in fields(self):
-        object.__setattr__(self, each.name, given.pop(each.name, each.default))
-    if given:
-        raise TypeError(f"{type(self).__name__} has no {next(iter(given))}")
+def _init(self: Any, **kwargs: Any) -> None:
+    for setting in fields(self):
+        object.__setattr__(self, setting.name, kwargs.pop(setting.name, setting.default))
+    if kwargs:
+        raise TypeError(f"{type(self).__name__} has no {next(iter(kwargs))}")
     self.__post_init__()
 
 
 def _settle(self: Any) -> None:
     """Make a tuple of one value where there may be several, and refuse what an option cannot be."""
-    for each in fields(self):
-        if "option" not in each.metadata:
+    for setting in fields(self):
+        if "option" not in setting.metadata:
             continue
-        value = getattr(self, each.name)
-        if value is each.default:
+        value = getattr(self, setting.name)
+        if value is setting.default:
             continue
-        _refuse_other_types(each, value)
-        if each.default == () and each.type != "Images" and not isinstance(value, Mapping):
-            object.__setattr__(self, each.name, tuple(value) if isinstance(value, list | tuple) else (value,))
-        least, most = on_command_line(each).bounds
-        if isinstance(value, int | float) and value != each.default:
+        _refuse_other_types(setting, value)
+        if setting.default == () and setting.type != "Images" and not isinstance(value, Mapping):
+            object.__setattr__(self, setting.name, tuple(value) if isinstance(value, list | tuple) else (value,))
+        least, most = on_command_line(setting).bounds
+        if isinstance(value, int | float) and value != setting.default:
             if least is not None and value < least:
-                raise UsageError(f"{arg(each.name)} {value} is not possible: give {least} or more.")
+                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {least} or more.")
             if most is not None and value > most:
-                raise UsageError(f"{arg(each.name)} {value} is not possible: give {most} or less.")
+                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {most} or less.")
 
 
-def _refuse_other_types(each: "Field[Any]", value: Any) -> None:
-    classes, wanted = _KINDS.get(each.type, ((), ""))
+def _refuse_other_types(setting: "Field[Any]", value: Any) -> None:
+    classes, wanted = _KINDS.get(setting.type, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if each.type == Texts and isinstance(value, list | tuple):
+    if setting.type == Texts and isinstance(value, list | tuple):
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:
-        given = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
-        raise UsageError(f"{arg(each.name)} takes {wanted}, not {printable(given)}.{_HINTS.get(each.name, '')}")
+        actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
+        raise UsageError(f"{arg(setting.name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(setting.name, '')}")
 
 
 def is_given(option: Any, name: str) -> bool:
@@ -204,12 +204,12 @@ def is_given(option: Any, name: str) -> bool:
 
 def any_given(option: Any, kind: Any) -> bool:
     """Tell whether any option of a class is given."""
-    return any(is_given(option, each.name) for each in fields(kind))
+    return any(is_given(option, setting.name) for setting in fields(kind))
 
 
 def taken(kind: type[T], option: Any, **changes: Any) -> T:
     """Return options of another class with the values of those that both have, and with changes."""
-    names = [each.name for each in fields(option) if hasattr(kind, each.name)]
+    names = [setting.name for setting in fields(option) if hasattr(kind, setting.name)]
     return kind(**({name: getattr(option, name) for name in names} | changes))
 
 

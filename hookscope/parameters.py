@@ -49,9 +49,9 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
         try:
             parameters(function).bind(*args, **kwargs)
         except TypeError as error:
-            known = parameters(function).parameters
-            unknown = [name for name in kwargs if name not in known]
-            close = nearest(unknown[0], known, 1) if unknown else ""
+            accepted = parameters(function).parameters
+            unknown = [name for name in kwargs if name not in accepted]
+            close = nearest(unknown[0], accepted, 1) if unknown else ""
             raise TypeError(f"{function.__name__}() {error}{f'.{close}' if close else ''}") from None
         with _python_call():
             return function(*args, **kwargs)

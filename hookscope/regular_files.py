@@ -31,7 +31,7 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
     """
     _check_regular(path.stat(follow_symlinks=follow_links), path)  # to open a device can do things of its own
     flags = _NONBLOCK | (0 if follow_links else _NOFOLLOW)
-    file = open(path, "rb", opener=lambda name, given: os.open(name, given | flags))  # noqa: SIM115 - returned
+    file = open(path, "rb", opener=lambda name, requested: os.open(name, requested | flags))  # noqa: SIM115 - returned
     try:
         _check_regular(os.fstat(file.fileno()), path)  # somebody may just have put a FIFO there
     except OSError:

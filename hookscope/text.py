@@ -20,8 +20,8 @@ def safe_text(text: str) -> str:
     work. What Python calls printable stays as it is. Applying it twice changes nothing more.
     """
     if not text.isprintable():
-        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-    return _WORKFLOW_COMMAND.sub(lambda found: f"\\x{ord(found.group()):x}", text)
+        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return _WORKFLOW_COMMAND.sub(lambda match: f"\\x{ord(match.group()):x}", text)
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -93,15 +93,18 @@ def once_per_file(sentences: Iterable[tuple[str, str]]) -> list[str]:
     for name, sentence in sentences:
         alike.setdefault(sentence.replace(name, ""), []).append(sentence)
     return [
-        f"{each[0]} The same holds for {counted(len(each) - 1, 'more file')}." if each[1:] else each[0]
-        for each in alike.values()
+        f"{group[0]} The same holds for {counted(len(group) - 1, 'more file')}." if group[1:] else group[0]
+        for group in alike.values()
     ]
 
 
 def told_apart(values: Sequence[float]) -> list[str]:
     """Return probabilities with two to six decimals, as many as tell different ones apart: "0.41", "0.0127"."""
     for decimals in range(2, 7):
-        texts = [f"{each:.{decimals}f}" if each >= 0.1 or not each else f"{each:.{decimals + 1}g}" for each in values]
+        texts = [
+            f"{number:.{decimals}f}" if number >= 0.1 or not number else f"{number:.{decimals + 1}g}"
+            for number in values
+        ]
         if len({*texts}) == len({*values}):
             break
     return texts

@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
 
 def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the modules whose class, or whose own name where they hold others, is that of an attention."""
-    found = {}
+    matches = {}
     for name, module in modules.items():
         kind = type(module).__name__
         last = name.rpartition(".")[2]
@@ -47,8 +47,8 @@ def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         by_name = last in _NAMES and any(module.children())
         is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
         if name and (by_class or (by_name and not is_container and not _NOT_OVER_TOKENS.search(kind))):
-            found[name] = module
-    return found
+            matches[name] = module
+    return matches
 
 
 def unseen_blocks(
@@ -67,14 +67,14 @@ def unseen_blocks(
     """
     seen = {*seen}
     ran = [name for name in candidates if name in called]
-    has_seen = {name for name in ran if any(_inside(each, name) for each in seen)}
+    has_seen = {name for name in ran if any(_inside(block, name) for block in seen)}
     unseen: dict[str, UnseenBlock] = {}
     for name in ran:
-        if name in has_seen or any(_inside(name, each) for each in seen):  # a part of one that was seen
+        if name in has_seen or any(_inside(name, block) for block in seen):  # a part of one that was seen
             continue
         if any(other != name and _inside(other, name) for other in ran):
             continue  # it is counted by what is inside
-        around = [each for each in refused if _inside(each, name) or _inside(name, each)]
+        around = [block for block in refused if _inside(block, name) or _inside(name, block)]
         reason = refused[around[0]].reason if around else CANNOT_BE_SEEN
         unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)
     for name, (kind, reason, calls_attention) in refused.items():  # such as DaViT's over channels
@@ -82,7 +82,7 @@ def unseen_blocks(
         if (
             is_attention
             and not _GATES.search(kind)
-            and not any(_inside(name, each) or _inside(each, name) for each in (*unseen, *seen))
+            and not any(_inside(name, block) or _inside(block, name) for block in (*unseen, *seen))
         ):
             unseen[name] = UnseenBlock(name, kind, reason)
     return tuple(unseen.values())

@@ -21,19 +21,19 @@ def query_maps(
 ) -> Iterator[AttentionMap]:
     """Yield the maps of a query in one block: of `heads`, or their mean."""
     chosen = seen.numbers.chosen[at][place]
-    found = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
-    if seen.keys is None or chosen is None or found is None:
+    mapped = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
+    if seen.keys is None or chosen is None or mapped is None:
         return
-    grid, (values, elsewhere) = seen.keys.grid, found
+    grid, (values, elsewhere) = seen.keys.grid, mapped
     for head in heads or (None,):
-        one = values.mean(0) if head is None else values[head]
+        head_map = values.mean(0) if head is None else values[head]
         rest = elsewhere.mean() if head is None else elsewhere[head]
         yield AttentionMap(
             first + place,
             seen.block.label,
             head,
             chosen.label,
-            one.reshape(grid).numpy().copy(),
+            head_map.reshape(grid).numpy().copy(),
             extent(grid, place),
             float(rest),
             _box_on_input(chosen, extent(grid, place)),
@@ -43,11 +43,11 @@ def query_maps(
 def head_maps(seen: Sequence[SeenBlock], place: int, queries: int, first: int) -> Iterator[HeadMaps]:
     """Yield the maps of all heads, by query and block."""
     for at in range(queries):
-        for index, each in enumerate(seen):
-            chosen = each.numbers.chosen[at][place]
-            found = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
-            if each.keys is not None and chosen is not None and found is not None:
-                yield HeadMaps(first + place, index, chosen.label, found[0].reshape(-1, *each.keys.grid).numpy())
+        for index, block in enumerate(seen):
+            chosen = block.numbers.chosen[at][place]
+            mapped = None if block.keys is None else map_of(block.numbers, block.keys, at, place)
+            if block.keys is not None and chosen is not None and mapped is not None:
+                yield HeadMaps(first + place, index, chosen.label, mapped[0].reshape(-1, *block.keys.grid).numpy())
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:

@@ -13,8 +13,8 @@ from hookscope.hooks.attention import AttentionCall
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
 from hookscope.parameters import arg
-from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, layout_of
-from hookscope.statistics.token_places import TokenPlaces, unrolled_halvings
+from hookscope.statistics.layouts import Layout, Tokens, class_token_count, layout_of
+from hookscope.statistics.token_layout import TokenLayout, unrolled_halvings
 from hookscope.statistics.windows import cut, cuts_windows, map_size, padded_to, pair, window_size
 from hookscope.text import counted
 
@@ -57,9 +57,9 @@ class Places:
 
 def head_count_of(running: Sequence[ModuleInput]) -> int | None:
     """Return the head count that the attention module has as an attribute; None without one."""
-    for each in running[:2]:
+    for frame in running[:2]:
         for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"):
-            count = attribute_of(each.module, name)
+            count = attribute_of(frame.module, name)
             if isinstance(count, int) and not isinstance(count, bool):
                 return count
     return None
@@ -116,8 +116,8 @@ def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
 
 def _is_given_parts(inner: ModuleInput, parts: int, tokens: int) -> bool:
     """Tell whether a module was given so many parts of so many tokens, whose heads it then takes one by one."""
-    given = (*inner.args, *inner.kwargs.values())
-    shape = next((tuple(each.shape) for each in given if isinstance(each, Tensor) and each.is_floating_point()), ())
+    args = (*inner.args, *inner.kwargs.values())
+    shape = next((tuple(item.shape) for item in args if isinstance(item, Tensor) and item.is_floating_point()), ())
     counts = {3: shape[1:2], 4: (math.prod(shape[1:3]), math.prod(shape[2:4]))}.get(len(shape), ())
     return shape[:1] == (parts,) and tokens in counts
 
@@ -145,17 +145,17 @@ def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
     assert call.rows is not None  # noqa: S101 - the caller has looked
     *_, queries, keys = call.rows.shape
     counts = [*_token_counts(call.running)]
-    if any(axes.inputs * axes.windows * keys in each for each in counts):
+    if any(axes.inputs * axes.windows * keys in sizes for sizes in counts):
         over_channels = _over_channels(call, keys) if call.rows.features in (0, keys) else ""
         return over_channels or (_of_channels(call, axes, counts) if call.entry == "softmax" else "")
     if call.entry == "multi-head":
         return ""
     if call.entry == "scaled dot product":
-        swapped = any(axes.inputs * axes.windows * call.rows.features in each for each in counts)
-        in_place = any(axes.inputs * axes.windows * queries in each for each in counts)
+        swapped = any(axes.inputs * axes.windows * call.rows.features in sizes for sizes in counts)
+        in_place = any(axes.inputs * axes.windows * queries in sizes for sizes in counts)
         return f"it attends over {keys} channels" if swapped and not in_place else ""
     grids = {height * width for height, width in call.grids}
-    has_queries = queries == 1 or any(axes.inputs * axes.windows * queries in each for each in counts)
+    has_queries = queries == 1 or any(axes.inputs * axes.windows * queries in sizes for sizes in counts)
     has_queries |= axes.windows == 1 and bool(grids & {queries, queries - 1})
     if has_queries and grids & {keys, keys - 1}:
         return _over_channels(call, keys)
@@ -208,9 +208,9 @@ def _halves(grid: Sequence[int]) -> tuple[int, int]:
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
     """Yield how many tokens all inputs together may have, by what the nearest modules were given."""
-    for each in running[:3]:
-        given = [*each.args, *each.kwargs.values()]
-        for tensor in given:
+    for frame in running[:3]:
+        arguments = [*frame.args, *frame.kwargs.values()]
+        for tensor in arguments:
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
             shape = tuple(tensor.shape)
@@ -220,7 +220,7 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
                 yield {shape[0] * shape[1]}
             elif len(shape) > 3:  # of pictures, or of clips
                 sizes = {math.prod(shape[:-1]), shape[0] * math.prod(shape[2:])}
-                window = pair(attribute_of(each.module, "window_size"))
+                window = pair(attribute_of(frame.module, "window_size"))
                 if len(shape) == 4 and window is not None and all(window):  # SAM's global blocks have windows of 0
                     sizes.add(shape[0] * math.prod(padded_to((shape[1], shape[2]), window)))
                 yield sizes
@@ -238,17 +238,17 @@ class Arrangement(NamedTuple):
         remark: Why its tokens have no place, whatever their number; "" where they may have.
     """
 
-    tokens: TokenPlaces
+    tokens: TokenLayout
     class_count: int
     remark: str = ""
 
 
-def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
+def arrangement_of(network: nn.Module, tokens: Tokens | None) -> Arrangement:
     """Return how a network's tokens lie, before anything ran."""
     remark = ""
-    if given is None and unrolled_halvings(network):
+    if tokens is None and unrolled_halvings(network):
         remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-    return Arrangement(TokenPlaces(network, given), class_token_count(network), remark)
+    return Arrangement(TokenLayout(network, tokens), class_token_count(network), remark)
 
 
 def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tuple[Places | None, Places | None, str]:
@@ -257,7 +257,7 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
     *_, queries, keys = call.rows.shape
     if arrangement.remark:
         return None, None, arrangement.remark
-    if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
+    if axes.windows > 1 or any(cuts_windows(frame.module) for frame in call.running):
         windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
     of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids, call.patches)
@@ -271,7 +271,7 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
 
 
 def _no_place(keys: int, reason: str) -> str:
-    """Say why keys have no place, as a reason of `TokenPlaces.of_attention`, in a note on the block."""
+    """Say why keys have no place, as a reason of `TokenLayout.of_attention`, in a note on the block."""
     if keys == 1:
         return "it has one token"
     hint = (
@@ -305,9 +305,9 @@ def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:
     """
     assert call.rows is not None  # noqa: S101
     queries, keys = call.rows.shape[-2:]
-    block = next((each for each in call.running if cuts_windows(each.module)), None)
+    block = next((frame for frame in call.running if cuts_windows(frame.module)), None)
     size = None if block is None else map_size((*block.args, *block.kwargs.values()))
-    window = window_size((each.module for each in call.running), keys)
+    window = window_size((frame.module for frame in call.running), keys)
     if size is None or window is None or queries != keys:
         return _UNPLACED
     padded = padded_to(size, window)

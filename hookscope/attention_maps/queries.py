@@ -51,10 +51,10 @@ def read_queries(texts: Sequence[str]) -> list[Query]:
 def _read(text: str) -> Query:
     if text in ("cls", "mean"):
         return Query(text)
-    if (found := _REGISTER.fullmatch(text)) is not None and int(found[1]):
-        return Query(text, register=int(found[1]))
-    if (found := _PIXEL.fullmatch(text)) is not None:
-        return Query(text, pixel=(float(found[1]), float(found[2])))
+    if (match := _REGISTER.fullmatch(text)) is not None and int(match[1]):
+        return Query(text, register=int(match[1]))
+    if (match := _PIXEL.fullmatch(text)) is not None:
+        return Query(text, pixel=(float(match[1]), float(match[2])))
     raise UsageError(
         f"{arg('query')} '{safe_text(text)}' is not possible: give cls, register:1, mean, or the x,y of a pixel "
         "(120,80)."
@@ -112,7 +112,7 @@ def _placed(query: Query, record: InputRecord, queries: Places, class_count: int
         token = class_count + query.register - 1
         return Chosen(f"register {query.register}", token) if token < queries.prefix else None
     row, column = _cell(query, record, queries.grid)
-    window, token = (int(each) for each in (queries.cells == row * queries.grid[1] + column).nonzero()[0])
+    window, token = (int(index) for index in (queries.cells == row * queries.grid[1] + column).nonzero()[0])
     tall, wide = queries.grid
     box = column / wide, row / tall, (column + 1) / wide, (row + 1) / tall
     return Chosen(f"patch {row},{column}", token, window, box)

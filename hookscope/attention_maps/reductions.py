@@ -102,7 +102,7 @@ def reduced(
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
     picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
-    tokens = {each.token for by_input in chosen.values() for each in by_input if each is not None}
+    tokens = {choice.token for by_input in chosen.values() for choice in by_input if choice is not None}
     has_received = room.numbers or None in tokens
     needs_all = has_received or keeps_whole or save is not None
     for begin, end in chunks_of(rows) if needs_all else ((token, token + 1) for token in tokens if token is not None):
@@ -134,9 +134,9 @@ def _pick(
 ) -> None:
     """Keep the rows that are drawn, of those that a part has."""
     for place, by_input in chosen.items():
-        for at, each in enumerate(by_input):
-            if each is not None and each.token is not None and 0 <= each.token - begin < part.size(3):
-                picked[place][at] = part[at, each.window, :, each.token - begin].clone()
+        for at, choice in enumerate(by_input):
+            if choice is not None and choice.token is not None and 0 <= choice.token - begin < part.size(3):
+                picked[place][at] = part[at, choice.window, :, choice.token - begin].clone()
 
 
 def _add_distances(
@@ -146,11 +146,11 @@ def _add_distances(
     end = begin + part.size(3)
     away = room.distances.rows(queries, keys, begin, end).to(part.device, part.dtype)
     with_places = (keys.cells >= 0).to(part.device, part.dtype)
-    own = (queries.cells[:, begin:end] >= 0).to(part.device)
+    valid = (queries.cells[:, begin:end] >= 0).to(part.device)
     products = room.memory.tensor("products", part.shape, part.dtype, part.device)
     weighted = torch.mul(part, away[None, :, None], out=products).sum(-1)
     on_patches = torch.mul(part, with_places[None, :, None, None], out=products).sum(-1)
-    counts = own[None, :, None] & (on_patches > 0)
+    counts = valid[None, :, None] & (on_patches > 0)
     _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
     _add(totals, "counted", counts.sum((1, 3)))
 
@@ -191,6 +191,6 @@ def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[T
     cells = keys.cells if window is None else keys.cells[window : window + 1]
     weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)
     flat = cells.reshape(-1)
-    known = flat >= 0
+    valid = flat >= 0
     grid = torch.zeros(weights.size(0), keys.grid[0] * keys.grid[1])
-    return grid.index_add_(1, flat[known], weights[:, known]), weights[:, ~known].sum(-1)
+    return grid.index_add_(1, flat[valid], weights[:, valid]), weights[:, ~valid].sum(-1)

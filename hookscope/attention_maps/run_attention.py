@@ -49,7 +49,7 @@ from hookscope.results.attention import (
 )
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
-from hookscope.statistics.token_layout import parse_tokens
+from hookscope.statistics.layouts import parse_tokens
 from hookscope.text import counted, safe_text
 
 _NOT_MET = (
@@ -150,8 +150,8 @@ def run_attention(
     )
 
 
-def _block(given: str | int) -> int | str:
-    text = str(given)
+def _block(block: str | int) -> int | str:
+    text = str(block)
     return int(text) if re.fullmatch(r"-?\d{1,5}", text.strip()) else text.strip()
 
 
@@ -221,13 +221,13 @@ class _Passes:
         seen = ForwardPass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
         self.wanted.arrangement.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
-        given = copy_of(batch)
+        clone = copy_of(batch)
         self.captured.restart()
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
-            output = self.inspected.network(*given.args, **given.kwargs)
-        known = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
+            output = self.inspected.network(*clone.args, **clone.kwargs)
+        labels = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
         for name in mode.softmaxes:
-            if name not in known:
+            if name not in labels:
                 kind = type(self.inspected.modules[name]).__name__
                 seen.refused[name] = Refusal(kind, _NOT_MET)
         return seen, output
@@ -239,9 +239,9 @@ class _Passes:
 
         def plain(_layers: Sequence[str]) -> Outcome:
             began.rewind()
-            given = copy_of(batch)
+            clone = copy_of(batch)
             with torch.no_grad(), self.captured.detached():
-                return outcome_of(self.inspected.network(*given.args, **given.kwargs))
+                return outcome_of(self.inspected.network(*clone.args, **clone.kwargs))
 
         try:
             return verification_warnings(verify_outcome(outcome_of(output), (), plain), self.inspected.info.name)
@@ -307,7 +307,7 @@ def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
 def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
     count = len(gathered.records)
     for index, block in enumerate(gathered.blocks.values()):
-        means = {name: (each / count).tolist() for name, each in gathered.sums[block.label].items()}
+        means = {name: (total / count).tolist() for name, total in gathered.sums[block.label].items()}
         top_tokens = gathered.top_tokens[block.label]
         tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
         distances = means.get("distance", [math.nan] * block.heads)
@@ -331,12 +331,12 @@ def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
 def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
     """Warn of NaN in attention weights, naming the first block that has it."""
     of_rows = [row.block for row in rows if math.isnan(row.entropy)]
-    found = [*dict.fromkeys((*of_rows, *(each.block for each in maps if np.isnan(each.values).any())))]
-    if not found:
+    blocks = [*dict.fromkeys((*of_rows, *(attention.block for attention in maps if np.isnan(attention.values).any())))]
+    if not blocks:
         return []
-    more = f", the first of {counted(len(found), 'block')}," if len(found) > 1 else ""
+    more = f", the first of {counted(len(blocks), 'block')}," if len(blocks) > 1 else ""
     why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
-    return [f"Attention weights of {found[0]}{more} hold NaN: {why}."]
+    return [f"Attention weights of {blocks[0]}{more} hold NaN: {why}."]
 
 
 def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
@@ -345,20 +345,20 @@ def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
     Raises:
         LayerNotFoundError: If there is no such block.
     """
-    found: dict[int, None] = {}
+    chosen: dict[int, None] = {}
     for block in wanted.blocks:
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
                 raise LayerNotFoundError(
                     f"There is no block {block}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
                 )
-            found[block % len(labels)] = None
+            chosen[block % len(labels)] = None
         else:
             places = [place for place, label in enumerate(labels) if label == block]
             if not places:
                 raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
-            found[places[0]] = None
-    return [*found]
+            chosen[places[0]] = None
+    return [*chosen]
 
 
 def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:

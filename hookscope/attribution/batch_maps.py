@@ -20,7 +20,7 @@ from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
 from hookscope.results.concentration import Extent
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.token_layout import TokenLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ def of_pixels(
     passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> Explained:
     """Make maps of the picture itself, of a network like that of the run."""
-    found = _pixels(passes, network, batch, method, targets)
-    gaps = [float(each.gap.max()) for each in found if each.gap is not None]
+    parts = _pixels(passes, network, batch, method, targets)
+    gaps = [float(part.gap.max()) for part in parts if part.gap is not None]
     return Explained(
         targets,
         (),
-        [[map_of(method, each.values).float().cpu()] for each in found],
-        [each.values.float().cpu() for each in found],
-        {label: reason for each in found for label, reason in each.unchanged.items()},
+        [[map_of(method, part.values).float().cpu()] for part in parts],
+        [part.values.float().cpu() for part in parts],
+        {label: reason for part in parts for label, reason in part.unchanged.items()},
         max(gaps, default=None),
-        tuple(dict.fromkeys(note for each in found for note in each.notes)),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
 
@@ -103,7 +103,7 @@ def explain_again(
     modules, _ = module_index(network)
     names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    outputs = LayerOutputs(TokenPlaces(network, passes.outputs.places.given))
+    outputs = LayerOutputs(TokenLayout(network, passes.outputs.token_layout.given))
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),
@@ -120,8 +120,8 @@ def explain_again(
             track=True,
             operations=OperationChoice(operations) if operations else None,
         )
-        _, found = run_and_differentiate(other, hooks.enter_context(watching), batch)
-    by_place = {place: (values, gradients) for place, values, gradients in found}
+        _, captured = run_and_differentiate(other, hooks.enter_context(watching), batch)
+    by_place = {place: (values, gradients) for place, values, gradients in captured}
     again = []
     for layer in layers:
         values, gradients = by_place.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
@@ -135,8 +135,8 @@ def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Ten
     Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
     """
     parts = []
-    for each, extent in zip(maps, extents, strict=True):
-        part = each
+    for grid, extent in zip(maps, extents, strict=True):
+        part = grid
         for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
             cells = part.shape[axis]
             places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)

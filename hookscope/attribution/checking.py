@@ -100,7 +100,7 @@ class Checking:
     def _check(self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
         """Check the maps of one target: of all its layers, of the inputs that have it."""
         passes, network = map_layers.passes, map_layers.passes.inspected.network
-        places = [place for place, each in enumerate(target.targets) if each is not None]
+        places = [place for place, share in enumerate(target.targets) if share is not None]
         if not places:
             return
         maps = _numbers(explained.maps[at], places)
@@ -108,8 +108,8 @@ class Checking:
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
             with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
                 of_other = replace(passes, state=state)
-                found = explain_again(of_other, other, batch, explained.layers, self.method, [its_target])
-            return _numbers(found.maps[0], places)
+                repeated = explain_again(of_other, other, batch, explained.layers, self.method, [its_target])
+            return _numbers(repeated.maps[0], places)
 
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
@@ -122,8 +122,8 @@ class Checking:
         elif next(network.parameters(), None) is None:
             self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
         else:
-            found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
-            self._keep(found, self._weights)
+            scores = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
+            self._keep(scores, self._weights)
         copied = copy_of_network(network)
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
@@ -134,10 +134,10 @@ class Checking:
             self._keep(correlations(maps, again(copied, other)), self._classes)
         self._delete(map_layers, batch, explained, target, at, copied)
 
-    def _keep(self, found: Numbers, known: list[Numbers]) -> None:
+    def _keep(self, scores: Numbers, known: list[Numbers]) -> None:
         """Keep the correlations, (..., maps), of maps that rank places."""
-        ranked = found[..., ~np.isnan(found).reshape(-1, found.shape[-1]).any(0)]
-        if ranked.size < found.size:
+        ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
+        if ranked.size < scores.size:
             self.notes[_NO_ORDER] = None
         if ranked.size:
             known.append(ranked)
@@ -153,20 +153,20 @@ class Checking:
     ) -> None:
         """Blur what the maps of one target mark, and note what becomes of the target's probability."""
         passes, network = map_layers.passes, map_layers.passes.inspected.network
-        places = [place for place, each in enumerate(target.targets) if each is not None]
-        given = batch.args[0] if batch.args else None
-        has_shares = all(each is None or each.probability is not None for each in target.targets)
-        if not isinstance(given, Tensor) or given is not main_input(batch) or not has_shares:
+        places = [place for place, share in enumerate(target.targets) if share is not None]
+        argument = batch.args[0] if batch.args else None
+        has_shares = all(share is None or share.probability is not None for share in target.targets)
+        if not isinstance(argument, Tensor) or argument is not main_input(batch) or not has_shares:
             return
-        if not given.is_floating_point():
+        if not argument.is_floating_point():
             self.notes["Sanity: no deletion test, because whole numbers cannot be blurred."] = None
             return
-        layout = places_of(network, given)
-        inputs = layout.by_channel(given)
+        layout = places_of(network, argument)
+        inputs = layout.by_channel(argument)
 
         def probability(changed: Tensor) -> Tensor:
-            found = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
-            return probabilities(found, target, self.output_key)
+            output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
+            return probabilities(output, target, self.output_key)
 
         for layer, of_layer in enumerate(explained.maps[at]):
             ranking = [place for place in places if puts_places_in_order(of_layer[place].numpy())]
@@ -179,26 +179,26 @@ class Checking:
             if explained.layers:
                 extents = explained.layers[layer].extents
                 of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps
-            ranked = deletions(inputs, [each.numpy() for each in of_layer], probability, self.seed)
+            ranked = deletions(inputs, [heat_map.numpy() for heat_map in of_layer], probability, self.seed)
             self._add_deletions(ranked[:, ranking])
 
-    def _add_deletions(self, found: Numbers) -> None:
+    def _add_deletions(self, deleted: Numbers) -> None:
         """Keep the deletions of inputs that are likely enough to be the target."""
-        likely = found[0] >= _LEAST_PROBABILITY
+        likely = deleted[0] >= _LEAST_PROBABILITY
         if not likely.all():
             self.notes[
                 f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
                 "could hardly lower it."
             ] = None
         if likely.any():
-            self._deleted.append(found[:, likely])
+            self._deleted.append(deleted[:, likely])
 
     def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
-        given = copy_of(replace(batch, args=args))
+        copied = copy_of(replace(batch, args=args))
         with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
-            return network(*given.args, **given.kwargs)
+            return network(*copied.args, **copied.kwargs)
 
 
 def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
     """Return maps by layer, then by input, of these inputs."""
-    return [each[place].numpy() for each in maps for place in places]
+    return [heat_map[place].numpy() for heat_map in maps for place in places]

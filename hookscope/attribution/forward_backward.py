@@ -16,7 +16,7 @@ from hookscope.attribution.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture
-from hookscope.hooks.observed import GradientSite, ModuleCall, Place
+from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.hooks.running import unfused
 from hookscope.inputs import Batch, copy_of
@@ -26,7 +26,7 @@ from hookscope.inspection.run import Break, run_batches
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics.token_layout import Layout
+from hookscope.statistics.layouts import Layout
 from hookscope.text import shape_text
 
 # What is raised here is no error of the model.
@@ -59,8 +59,8 @@ class ForwardBackward:
     state: Preserved
     outputs: LayerOutputs
     capturing: Capture[None]
-    values: dict[Place, Tensor] = field(default_factory=dict)
-    gradients: dict[Place, Tensor] = field(default_factory=dict)
+    values: dict[RowKey, Tensor] = field(default_factory=dict)
+    gradients: dict[RowKey, Tensor] = field(default_factory=dict)
 
     def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Copy what a layer returned, before it can be overwritten."""
@@ -97,9 +97,9 @@ def _plain(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _tracked(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of the arguments, the floating ones with a graph; no leaves, as the model may overwrite them."""
-    given = _plain(batch)
-    leaves = {path: tensor for path, tensor in tensors_in(given) if tensor.is_floating_point()}
-    return with_tensors(given, {path: strided_copy(each.requires_grad_()) for path, each in leaves.items()})  # type: ignore[return-value]
+    arguments = _plain(batch)
+    leaves = {path: tensor for path, tensor in tensors_in(arguments) if tensor.is_floating_point()}
+    return with_tensors(arguments, {path: strided_copy(leaf.requires_grad_()) for path, leaf in leaves.items()})  # type: ignore[return-value]
 
 
 @contextmanager
@@ -156,10 +156,10 @@ def run_and_choose(
         ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
-    given = main_input(batch)
-    if given is not None and not given.is_floating_point():
+    tensor = main_input(batch)
+    if tensor is not None and not tensor.is_floating_point():
         raise UsageError(
-            f"{passes.inspected.info.name} is given whole numbers, {shape_text(given.shape)}, which have no "
+            f"{passes.inspected.info.name} is given whole numbers, {shape_text(tensor.shape)}, which have no "
             f"gradient: look at what its embedding returns, {arg('layer')} "
             f"{embedding_name(passes.inspected.network)}."
         )
@@ -188,7 +188,7 @@ def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
 
 def run_and_differentiate(
     passes: ForwardBackward, captured: Capture[None], batch: Batch
-) -> tuple[list[BatchTarget], list[tuple[Place, Tensor, list[Tensor | None]]]]:
+) -> tuple[list[BatchTarget], list[tuple[RowKey, Tensor, list[Tensor | None]]]]:
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
     Returns:
@@ -211,7 +211,7 @@ def run_and_differentiate(
         del output, scores, tracked
         captured.restart()
         passes.state.rewind()
-    by_target: list[dict[Place, Tensor]] = []
+    by_target: list[dict[RowKey, Tensor]] = []
     captured.listen(on=True)
     for score, target in zip(scores, targets, strict=True):
         passes.gradients.clear()
@@ -220,15 +220,15 @@ def run_and_differentiate(
                 _backward(sum_of(score, target))
         by_target.append(dict(passes.gradients))
     captured.restart()
-    found = []
+    per_layer = []
     for place, values in passes.values.items():
         layout = passes.outputs.by_place[place].layout
         if isinstance(layout, Layout):
             arrived = [gradients.get(place) for gradients in by_target]
-            found.append(
-                (place, layout.maps(values), [None if each is None else layout.maps(each) for each in arrived])
+            per_layer.append(
+                (place, layout.maps(values), [None if grad is None else layout.maps(grad) for grad in arrived])
             )
-    return targets, found
+    return targets, per_layer
 
 
 def _backward(score: Tensor) -> None:
@@ -249,7 +249,7 @@ def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) 
     reached = torch.ones(count, dtype=torch.bool)
     for gradient, target in zip(gradients, targets, strict=True):
         if gradient is None:
-            reached &= torch.tensor([each is None for each in target.targets])
+            reached &= torch.tensor([entry is None for entry in target.targets])
         else:
             reached &= reached_inputs(gradient, target)
     return reached

@@ -192,10 +192,10 @@ def _activation(node: Node) -> str:
     if name == "Relu":
         return "ReLU"
     if name in _LIMITS:
-        lower, upper = (getattr(node, each, None) for each in _LIMITS[name])
-        known: dict[tuple[object, object], str] = {(0, None): "ReLU", (0, 6): "ReLU6"}
+        lower, upper = (getattr(node, limit, None) for limit in _LIMITS[name])
+        names: dict[tuple[object, object], str] = {(0, None): "ReLU", (0, 6): "ReLU6"}
         fixed = not isinstance(lower, Tensor) and not isinstance(upper, Tensor)
-        return known.get((lower, upper), name) if fixed else name
+        return names.get((lower, upper), name) if fixed else name
     return _SMOOTH.get(name) or _OTHER.get(name, "")
 
 

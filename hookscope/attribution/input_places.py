@@ -42,8 +42,8 @@ def main_input(batch: Batch) -> Tensor | None:
     Arguments by name count where none is given by position. None where none has two to five axes; for a list of
     pictures also.
     """
-    given = batch.args or tuple(batch.kwargs.values())
-    tensors = [each for each in given if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]
+    values = batch.args or tuple(batch.kwargs.values())
+    tensors = [value for value in values if isinstance(value, Tensor) and _FEWEST_AXES <= value.dim() <= _MOST_AXES]
     tensors = [tensor for tensor in tensors if tensor.is_floating_point()] or tensors
     return max(tensors, key=Tensor.dim, default=None)
 
@@ -96,4 +96,6 @@ def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
 def embedding_name(network: nn.Module) -> str:
     """Return the name of a network's first embedding for a message; "NAME" without one."""
     kinds = nn.Embedding | nn.EmbeddingBag
-    return next((printable(name) for name, each in network.named_modules() if name and isinstance(each, kinds)), "NAME")
+    return next(
+        (printable(name) for name, module in network.named_modules() if name and isinstance(module, kinds)), "NAME"
+    )

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from hookscope.attribution.scores import BatchTarget
-from hookscope.hooks.observed import ModuleCall, Place
+from hookscope.hooks.observed import ModuleCall, RowKey
 from hookscope.parameters import arg
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
-from hookscope.statistics.token_layout import Layout
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.layouts import Layout
+from hookscope.statistics.token_layout import TokenLayout
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -70,12 +70,12 @@ class LayerOutputs:
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
-    places: TokenPlaces
+    token_layout: TokenLayout
     count: int = 1
     axes: int = 2
     keeps: bool = False
     word_counts: Collection[int] = ()
-    by_place: dict[Place, LayerOutput] = field(default_factory=dict)
+    by_place: dict[RowKey, LayerOutput] = field(default_factory=dict)
     score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
     _grids: list[tuple[int, ...]] = field(default_factory=list)
@@ -85,12 +85,12 @@ class LayerOutputs:
     ) -> None:
         """Begin a forward pass over so many inputs, with so many axes of place, pictures of a size or others."""
         self.score_map, self.axes = "", axes
-        self.places.restart(pictures)
+        self.token_layout.restart(pictures)
         self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
         """Let go of outputs and graphs."""
-        self.by_place = {place: each._replace(edge=None, values=None) for place, each in self.by_place.items()}
+        self.by_place = {place: output._replace(edge=None, values=None) for place, output in self.by_place.items()}
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
@@ -103,9 +103,9 @@ class LayerOutputs:
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             place = (call.layer, call.call, slot)
-            self.places.note_patches(call.maker, tensor)
-            layout = self.places.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
-            is_guess = isinstance(layout, str) or self.places.given is None
+            self.token_layout.note_patches(call.maker, tensor)
+            layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
+            is_guess = isinstance(layout, str) or self.token_layout.given is None
             if self.axes > 1 and is_guess and _follows_words(call, shape, self.word_counts):
                 layout = Layout((shape[1],), 2, 0)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
@@ -129,13 +129,13 @@ class LayerOutputs:
 
 def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
     """Tell whether a layer looks up the network's whole numbers, (N, T): its steps are words, not a grid's places."""
-    given = [tensor for _, tensor in call.inputs]
-    is_looked_up = bool(given) and not any(each.is_floating_point() for each in given)
+    tensors = [tensor for _, tensor in call.inputs]
+    is_looked_up = bool(tensors) and not any(tensor.is_floating_point() for tensor in tensors)
     return (
         is_looked_up
         and len(shape) == _SEQUENCE_AXES
         and shape[1] in word_counts
-        and any(tuple(each.shape) == shape[:2] for each in given)
+        and any(tuple(tensor.shape) == shape[:2] for tensor in tensors)
     )
 
 
@@ -147,7 +147,7 @@ class Choice(NamedTuple):
         reason: Why it was chosen, in a few words.
     """
 
-    place: Place
+    place: RowKey
     output: LayerOutput
     gradients: list[Tensor]
     reason: str
@@ -177,9 +177,9 @@ def choose_layer(
     for_some: Choice | None = None
     remarks: dict[str, str] = {}
     candidates = _candidates(outputs, modules, before)
-    what = "last spatial output"
+    kind = "last spatial output"
     if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
-        what = f"{what} of the {_BACKBONE}"
+        kind = f"{kind} of the {_BACKBONE}"
         candidates = [candidate for candidate in candidates if f"{candidate[0][0]}.".startswith(f"{_BACKBONE}.")]
     for group in _in_groups(candidates):
         edges = [edge for _, output in group if (edge := output.edge) is not None]
@@ -191,12 +191,12 @@ def choose_layer(
             if any(gradient is None for gradient in gradients) or not isinstance(output.layout, Layout):
                 continue
             maps = [output.layout.maps(gradient) for gradient in gradients]
-            reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
+            reached = torch.stack([reached_inputs(grads, target) for grads, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
                 if output.layout.others and any(bool(gradient.any()) for gradient in gradients):
                     remarks["tokens"] = f"after it only {output.layout.others} does"
                 continue
-            if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
+            if all(_holds_scores(grads, target) for grads, target in zip(maps, targets, strict=True)):
                 outputs.score_map = outputs.score_map or row_label(*place)
                 remarks["scores"] = f"{outputs.score_map} holds the scores themselves"
                 continue
@@ -205,7 +205,7 @@ def choose_layer(
                 remarks["unplaced"] = (
                     f"{unplaced}, after it, returns tokens whose grid is not known: see {arg('tokens')}"
                 )
-            reason = "; ".join([f"{what} that reaches the target", *remarks.values()])
+            reason = "; ".join([f"{kind} that reaches the target", *remarks.values()])
             choice = Choice(place, output, maps, reason)
             if bool(reached.all()):
                 return choice
@@ -213,7 +213,7 @@ def choose_layer(
     return for_some
 
 
-def _unplaced_after(place: Place, outputs: LayerOutputs, modules: Mapping[str, nn.Module]) -> str:
+def _unplaced_after(place: RowKey, outputs: LayerOutputs, modules: Mapping[str, nn.Module]) -> str:
     """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
     places = [*outputs.by_place]
     for other in reversed(places[places.index(place) + 1 :]):
@@ -224,15 +224,15 @@ def _unplaced_after(place: Place, outputs: LayerOutputs, modules: Mapping[str, n
 
 def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
     """Tell for each input whether its gradient, (N, C, h, w), is nonzero anywhere; True for inputs without a target."""
-    without = torch.tensor([each is None for each in target.targets])
+    without = torch.tensor([label is None for label in target.targets])
     return (gradient != 0).flatten(1).any(1).cpu() | without
 
 
 def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
     """Return the sum of the scores of the inputs that have the target."""
-    if all(each is not None for each in target.targets):
+    if all(label is not None for label in target.targets):
         return score.sum()
-    return torch.stack([one if each else one * 0 for one, each in zip(score, target.targets, strict=True)]).sum()
+    return torch.stack([term if label else term * 0 for term, label in zip(score, target.targets, strict=True)]).sum()
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
@@ -242,19 +242,19 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
     if gradient.shape[1] != target.class_count:
         return False
     channels = (gradient != 0).flatten(2).any(2).cpu().tolist()  # by input
-    found = [{index for index, reached in enumerate(channel) if reached} for channel in channels]
-    return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
+    active = [{index for index, reached in enumerate(channel) if reached} for channel in channels]
+    return target.is_dense or all(indices <= other for indices, other in zip(active, target.classes, strict=True))
 
 
 def _candidates(
     outputs: LayerOutputs, modules: Mapping[str, nn.Module], before: str | None
-) -> list[tuple[Place, LayerOutput]]:
+) -> list[tuple[RowKey, LayerOutput]]:
     """Return spatial outputs, the last first; outputs that are one tensor come once, under the shortest name."""
     places = [*outputs.by_place]
     if before is not None:
         ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
         places = places[:ends]
-    alike: dict[tuple[int, int, int], list[Place]] = {}
+    alike: dict[tuple[int, int, int], list[RowKey]] = {}
     for at in reversed(range(len(places))):
         place, output = places[at], outputs.by_place[places[at]]
         layout = output.layout
@@ -265,7 +265,7 @@ def _candidates(
             alike.setdefault(_memory(output), []).append(place)
     order = {place: at for at, place in enumerate(places)}
 
-    def rank(place: Place) -> tuple[bool, int, int]:
+    def rank(place: RowKey) -> tuple[bool, int, int]:
         return isinstance(modules.get(place[0]), _PASSING), place[0].count("."), order[place]
 
     best = [min(group, key=rank) for group in alike.values()]
@@ -283,7 +283,7 @@ def _same_before(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOu
 
     An adaptive pooling to the size of its input, for example, copies it.
     """
-    other = next((each for each in earlier if each.shape == output.shape and not each.is_overwritten), None)
+    other = next((prior for prior in earlier if prior.shape == output.shape and not prior.is_overwritten), None)
     if other is None or other.values is None or output.values is None or output.is_overwritten:
         return output
     return other if torch.equal(other.values, output.values) else output
@@ -298,7 +298,7 @@ def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
     return False
 
 
-def _in_groups(candidates: Sequence[tuple[Place, LayerOutput]]) -> Iterator[Sequence[tuple[Place, LayerOutput]]]:
+def _in_groups(candidates: Sequence[tuple[RowKey, LayerOutput]]) -> Iterator[Sequence[tuple[RowKey, LayerOutput]]]:
     begin = 0
     for size in _AT_A_TIME:
         if begin < len(candidates):

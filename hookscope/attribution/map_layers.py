@@ -22,7 +22,7 @@ from hookscope.attribution.padding import padded_extents
 from hookscope.attribution.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import Place
+from hookscope.hooks.observed import RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
@@ -33,7 +33,7 @@ from hookscope.inspection.run import split_patterns
 from hookscope.parameters import arg, listing
 from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
-from hookscope.statistics.token_layout import Layout
+from hookscope.statistics.layouts import Layout
 from hookscope.text import safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
@@ -53,7 +53,7 @@ class MapLayer(NamedTuple):
         extents: The area that the map covers, of each input.
     """
 
-    place: Place
+    place: RowKey
     output: LayerOutput
     reason: str
     values: Tensor
@@ -75,7 +75,7 @@ class _Group(NamedTuple):
     """What one `--layer` means, or several patterns together."""
 
     text: str
-    means: Callable[[Place], bool]
+    means: Callable[[RowKey], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ def given_layers(
     groups: list[_Group] = []
     others: list[str] = []
     for text in patterns:
-        found = _LABEL.fullmatch(text)
-        name = None if found is None else names.get(found["layer"])
-        if found is None or not name:
+        match = _LABEL.fullmatch(text)
+        name = None if match is None else names.get(match["layer"])
+        if match is None or not name:
             others.append(text)
             continue
         modules[name] = inspected.modules[name]
-        groups.append(_Group(text, _is_output(name, found["call"], found["slot"])))
+        groups.append(_Group(text, _is_output(name, match["call"], match["slot"])))
     operations = None
     if others:
         of_layers, operations = split_patterns(others, inspected.modules, ops=False)
@@ -123,13 +123,13 @@ def given_layers(
     return GivenLayers(modules, operations, groups)
 
 
-def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[Place], bool]:
+def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[RowKey], bool]:
     number = None if call is None else int(call)
     return lambda place: place[0] == layer and number in (None, place[1]) and slot in (None, place[2])
 
 
-def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | None) -> Callable[[Place], bool]:
-    def means(place: Place) -> bool:
+def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | None) -> Callable[[RowKey], bool]:
+    def means(place: RowKey) -> bool:
         owner, _, name = place[0].rpartition(":")
         is_operation = operations is not None and bool(owner) and operations.lists(owner, name, place[1])
         return place[0] in selected or is_operation
@@ -149,10 +149,10 @@ class MapLayers:
 
     passes: ForwardBackward
     given: GivenLayers | None
-    chosen: dict[Place, str] = field(default_factory=dict)
+    chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
-    _fields: dict[tuple[Place, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
+    _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: Capture[None] | None = None
     _hooks: ExitStack = field(default_factory=ExitStack)
 
@@ -195,17 +195,17 @@ class MapLayers:
         places = places_of(self.passes.inspected.network, tensor)
         return receptive_field(output.edge.node, len(places.size), places.channel_axis)
 
-    def _find_fields(self, means: Callable[[Place], bool], captured: Capture[None], batch: Batch) -> None:
+    def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
         passes, shape = self.passes, _input_shape(batch)
         if shape is None or shape in {known for _, known in self._fields}:
             return
         captured.listen(on=False)
-        one = part_of(batch, 0)
-        run_output(passes, one, track=True, keeps=True)
+        single = part_of(batch, 0)
+        run_output(passes, single, track=True, keeps=True)
         for place, output in passes.outputs.by_place.items():
             if means(place):
-                self._fields[place, shape] = self._field(output, one)
+                self._fields[place, shape] = self._field(output, single)
         passes.outputs.forget()
         passes.values.clear()
         captured.restart()
@@ -234,8 +234,8 @@ class MapLayers:
         for is_last in (False, True):
             if self._captured is not None:
                 self._find_fields(self.chosen.__contains__, self._captured, batch)
-                targets, found = run_and_differentiate(passes, self._captured, batch)
-                by_place = {place: (values, gradients) for place, values, gradients in found}
+                targets, outputs = run_and_differentiate(passes, self._captured, batch)
+                by_place = {place: (values, gradients) for place, values, gradients in outputs}
                 for place, reason in self.chosen.items():
                     values, gradients = by_place.get(place, (None, []))
                     if values is not None and bool(reaches(gradients, targets).all()):
@@ -264,7 +264,7 @@ class MapLayers:
 
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
         name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
-        layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
+        layouts = [output.layout for (layer, _, _), output in seen.items() if layer]
         tokens = [layout for layout in layouts if arg("tokens") in str(layout)]
         if tokens and not any(isinstance(layout, Layout) and layout.prefix is not None for layout in layouts):
             return (
@@ -288,24 +288,24 @@ class MapLayers:
 
     # --- Layers that are given ---
 
-    def _given(self, given: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
+    def _given(self, selection: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         passes = self.passes
-        captured = self._captured or self._watch(given.modules, given.operations)
-        self._find_fields(lambda place: any(each.means(place) for each in given.groups), captured, batch)
-        targets, found = run_and_differentiate(passes, captured, batch)
-        if given.operations is not None and (missing := given.operations.missing()):
+        captured = self._captured or self._watch(selection.modules, selection.operations)
+        self._find_fields(lambda place: any(group.means(place) for group in selection.groups), captured, batch)
+        targets, outputs = run_and_differentiate(passes, captured, batch)
+        if selection.operations is not None and (missing := selection.operations.missing()):
             raise LayerNotFoundError(missing)
         layers: list[MapLayer] = []
-        zero: list[Place] = []
-        for place, values, gradients in found:
-            if not any(group.means(place) for group in given.groups):
+        zero: list[RowKey] = []
+        for place, values, gradients in outputs:
+            if not any(group.means(place) for group in selection.groups):
                 continue
             reached = reaches(gradients, targets)
             if not bool(reached.any()):
                 zero.append(place)
                 continue
             layers.append(MapLayer(place, passes.outputs.by_place[place], "given", values, arrived(values, gradients)))
-        for group in given.groups:
+        for group in selection.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
         if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
@@ -321,12 +321,12 @@ class MapLayers:
         group: _Group,
         batch: Batch,
         layers: Sequence[MapLayer],
-        zero: Sequence[Place],
+        zero: Sequence[RowKey],
         targets: Sequence[BatchTarget],
     ) -> None:
         """Refuse what cannot be looked at; where others of the same pattern can, leave it out with a note."""
-        seen = {place: each for place, each in self.passes.outputs.by_place.items() if group.means(place)}
-        flat = [place for place, each in seen.items() if isinstance(each.layout, str)]
+        seen = {place: output for place, output in self.passes.outputs.by_place.items() if group.means(place)}
+        flat = [place for place, output in seen.items() if isinstance(output.layout, str)]
         zero = [place for place in zero if place in seen]
         if any(layer.place in seen for layer in layers):
             for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
@@ -340,14 +340,14 @@ class MapLayers:
         if not seen:
             raise UsageError(f"{arg('layer')} {text} did not run for {self._inputs(batch)}: give a layer that runs.")
         place = (zero or flat)[-1]
-        label, each = row_label(*place), seen[place]
+        label, output = row_label(*place), seen[place]
         if zero:
-            others = each.layout.others if isinstance(each.layout, Layout) else ""
+            others = output.layout.others if isinstance(output.layout, Layout) else ""
             why = f"after it only {others} reaches the target" if others else "nothing leads from there to the target"
-            what = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
+            problem = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
         else:
-            what = f"{label} returns {shape_text(each.shape)}, which {each.layout}."
-        raise UsageError(f"{what}{self._nearest(batch, place[0])}")
+            problem = f"{label} returns {shape_text(output.shape)}, which {output.layout}."
+        raise UsageError(f"{problem}{self._nearest(batch, place[0])}")
 
     def _nearest(self, batch: Batch, layer: str) -> str:
         choice: Choice | None = None
@@ -374,7 +374,7 @@ def _input_shape(batch: Batch) -> tuple[int, ...] | None:
     """Return the shape of one of the inputs, if one argument alone has so many axes."""
     tensor = main_input(batch)
     alike = [
-        each for each in batch.args if isinstance(each, Tensor) and tensor is not None and each.dim() == tensor.dim()
+        item for item in batch.args if isinstance(item, Tensor) and tensor is not None and item.dim() == tensor.dim()
     ]
     return tuple(alike[0].shape[1:]) if len(alike) == 1 else None
 

@@ -36,14 +36,14 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
         return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
     covered = (1.0,) * len(grid)
     if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and is_map and _merges(network):
-        patch = next((each.stride for each in network.modules() if isinstance(each, nn.Conv2d)), (1, 1))
+        patch = next((module.stride for module in network.modules() if isinstance(module, nn.Conv2d)), (1, 1))
         rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
         covered = rows, columns
     return [(*((0.0,) * len(grid)), *covered)] * len(batch.indices)
 
 
 def _merges(network: nn.Module) -> bool:
-    return any(_MERGING in type(each).__name__ for each in network.modules())
+    return any(_MERGING in type(module).__name__ for module in network.modules())
 
 
 def _covered(size: int, cells: int, patch: int) -> float:

@@ -141,10 +141,10 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
         span = _score(scored, pixels) - _score(scored, values)
     gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
     while True:
-        found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
-        missing = ((found.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
+        estimate = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
+        missing = ((estimate.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
         better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
-        values[better], gap[better] = found[better].to(values.dtype), missing[better]
+        values[better], gap[better] = estimate[better].to(values.dtype), missing[better]
         if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
             break
         steps *= 2
@@ -170,12 +170,12 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
     deviation = _NOISE * (pixels.amax(axes, keepdim=True) - pixels.amin(axes, keepdim=True))
     deviation = deviation.where(deviation > 0, torch.ones_like(deviation))
     tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(scored, scaled * deviation)))
-    found = tunnel.attribute(
+    gradients = tunnel.attribute(
         (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
     )
-    what = input_word(len(scored.places.size))
-    notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each {what}'s range.",)
-    return Pixels((found / deviation).detach(), notes=notes)
+    noun = input_word(len(scored.places.size))
+    notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each {noun}'s range.",)
+    return Pixels((gradients / deviation).detach(), notes=notes)
 
 
 def occlusion(scored: ScoredBatch) -> Pixels:
@@ -188,13 +188,13 @@ def occlusion(scored: ScoredBatch) -> Pixels:
     channels, *sides = pixels.shape[1:]
     patch, stride = (tuple(max(side // parts, 1) for side in sides) for parts in _PATCH_AND_STRIDE_PARTS[len(sides)])
     with torch.no_grad():
-        found = (
+        drops = (
             _captum()
             .Occlusion(partial(_score, scored))
             .attribute(pixels, sliding_window_shapes=(channels, *patch), strides=(channels, *stride))
         )
-    patches, steps = ("x".join(map(str, each)) for each in (patch, stride))
-    return Pixels(found.detach(), notes=(f"Patches of {patches} in steps of {steps}.",))
+    patches, steps = ("x".join(map(str, shape)) for shape in (patch, stride))
+    return Pixels(drops.detach(), notes=(f"Patches of {patches} in steps of {steps}.",))
 
 
 PIXEL_METHODS: Mapping[Method, Callable[[ScoredBatch], Pixels]] = {
@@ -224,27 +224,27 @@ def _places_given(network: nn.Module, batch: Batch) -> InputPlaces:
     Raises:
         UsageError: If it is no batch of floating numbers.
     """
-    given = _first_given(batch)
-    if isinstance(given, Tensor) and 2 <= given.dim() <= 5 and given.is_floating_point():
-        return places_of(network, given)
-    what = f"a tensor {shape_text(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-    if isinstance(given, Tensor) and not given.is_floating_point():
+    first = _first_given(batch)
+    if isinstance(first, Tensor) and 2 <= first.dim() <= 5 and first.is_floating_point():
+        return places_of(network, first)
+    kind = f"a tensor {shape_text(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
+    if isinstance(first, Tensor) and not first.is_floating_point():
         raise UsageError(
-            f"The network is given whole numbers, {shape_text(given.shape)}, which have no gradient: look at what "
+            f"The network is given whole numbers, {shape_text(first.shape)}, which have no gradient: look at what "
             f"its embedding returns, {arg('method')} grad-cam {arg('layer')} {embedding_name(network)}."
         )
-    what = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else what
+    kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
     raise UsageError(
         "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) or "
-        f"volumes (N, C, D, H, W). The network is given {what}."
+        f"volumes (N, C, D, H, W). The network is given {kind}."
     )
 
 
 def _first_given(batch: Batch) -> Any:
-    given = batch.args[0] if batch.args else None
-    if isinstance(given, list) and given and all(isinstance(each, Tensor) for each in given):
-        return torch.stack(given)
-    return given
+    first = batch.args[0] if batch.args else None
+    if isinstance(first, list) and first and all(isinstance(tensor, Tensor) for tensor in first):
+        return torch.stack(first)
+    return first
 
 
 def _inputs(scored: ScoredBatch) -> Tensor:
@@ -256,10 +256,10 @@ def _inputs(scored: ScoredBatch) -> Tensor:
 def _output(scored: ScoredBatch, pixels: Tensor) -> Any:
     """Run the network on inputs, of which it gets a copy, as it may overwrite them."""
     rest = copy_of(replace(scored.batch, args=scored.batch.args[1:]))
-    given = scored.batch.args[0]
-    is_list = isinstance(given, list)
+    original = scored.batch.args[0]
+    is_list = isinstance(original, list)
     as_given = scored.places.as_given(pixels)
-    first: Any = as_given.to((given[0] if is_list else given).dtype, copy=True)  # captum's are float32
+    first: Any = as_given.to((original[0] if is_list else original).dtype, copy=True)  # captum's are float32
     if is_list:
         first = list(first.unbind())
     return scored.network(first, *rest.args, **rest.kwargs)
@@ -271,12 +271,12 @@ def _score(scored: ScoredBatch, pixels: Tensor) -> Tensor:
 
 def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
     """Return the gradient of each picture's score with respect to it."""
-    found = torch.autograd.grad(score.sum(), pixels, allow_unused=True)[0] if score.requires_grad else None
-    if found is None:
+    grad = torch.autograd.grad(score.sum(), pixels, allow_unused=True)[0] if score.requires_grad else None
+    if grad is None:
         raise UsageError(
             f"No gradient reaches the input: the network cuts it off (no_grad, detach). Use {arg('method')} occlusion."
         )
-    return found
+    return grad
 
 
 def _cuda(tensor: Tensor) -> list[torch.device]:

@@ -34,8 +34,8 @@ from hookscope.parameters import arg
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
-from hookscope.statistics.token_layout import parse_tokens
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.layouts import parse_tokens
+from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import safe_text
 
 
@@ -68,17 +68,17 @@ def run_attribution(
         LayerNotFoundError: If a pattern selects nothing.
         ModelError: If the network raised, with `on_error` on every input.
     """
-    targets, layers = [str(each) for each in cast("Sequence[str | int]", option.target)], option.layer
+    targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
     _check_options(option.method, targets, option.top, layers)
     chosen = option.method
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
     outputs = LayerOutputs(
-        TokenPlaces(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+        TokenLayout(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
     )
     queue = session_batches(session, option.batch_size, on_error)
-    given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
+    resolved = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     checking = Checking(sanity=option.sanity, method=chosen, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(checking)
     finished = batch_progress(session, on_progress)
@@ -97,7 +97,7 @@ def run_attribution(
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
-        with closing(MapLayers(passes=passes, given=given)) as map_layers:
+        with closing(MapLayers(passes=passes, given=resolved)) as map_layers:
             explain_batch = partial(_explain, queue=queue, map_layers=map_layers, method=chosen, gathered=gathered)
             run_model(queue, state, explain_batch, gathered.records, finished)
     if not gathered.records and session.unusable:
@@ -212,19 +212,21 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
     gathered.notes.update(
-        dict.fromkeys((*explained.notes, *(each.remark for each in explained.targets if each.remark)))
+        dict.fromkeys(
+            (*explained.notes, *(batch_target.remark for batch_target in explained.targets if batch_target.remark))
+        )
     )
-    if method == "grad-cam" and any(each.is_box for each in explained.targets):
+    if method == "grad-cam" and any(batch_target.is_box for batch_target in explained.targets):
         gathered.notes[
             f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
             "hires-cam and layer-cam keep to the box."
         ] = None
-    for each in explained.layers:
-        gathered.layers.setdefault(each.label, _layer_choice(each))
-    labels = [each.label for each in explained.layers] or [""]
+    for chosen in explained.layers:
+        gathered.layers.setdefault(chosen.label, _layer_choice(chosen))
+    labels = [entry.label for entry in explained.layers] or [""]
     axes = explained.maps[0][0].dim() - 1
     whole = (*((0.0,) * axes), *((1.0,) * axes))
-    extents: list[Sequence[Extent]] = [each.extents for each in explained.layers] or [[whole] * len(batch.records)]
+    extents: list[Sequence[Extent]] = [entry.extents for entry in explained.layers] or [[whole] * len(batch.records)]
     size = input_size(network, batch)
     if axes != PICTURE_AXES and len(size) == axes:
         gathered.given |= _given(network, batch, first)
@@ -263,10 +265,10 @@ def _layer_choice(layer: MapLayer) -> LayerChoice:
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
     """Return a sentence about a map that shows nothing; "" for others."""
     where = f" at {layer}" if layer else ""
-    what = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
+    subject = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
     if not np.isfinite(values).all():
-        return f"{what} holds NaN or infinite values: look at `hookscope grads`."
+        return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
     if values.max() == values.min():
         where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
-        return f"{what} is {where}."
+        return f"{subject} is {where}."
     return ""

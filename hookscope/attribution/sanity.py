@@ -98,18 +98,18 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
         ModelError: If the network cannot be copied.
     """
     copied = copy_of_network(network)
-    holding = [each for each in copied.modules() if next(each.parameters(recurse=False), None) is not None]
+    holding = [layer for layer in copied.modules() if next(layer.parameters(recurse=False), None) is not None]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in holding[-max(math.ceil(share * len(holding)), _FEWEST_LAYERS) :]:
-            for each in module.parameters(recurse=False):
-                each.copy_(_in_random_order(each, generator))
+            for parameter in module.parameters(recurse=False):
+                parameter.copy_(_in_random_order(parameter, generator))
     return copied
 
 
 def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
     if values.numel() > _SORTED_VALUES and values.is_floating_point():
-        deviation, mean = (float(each) for each in torch.std_mean(values.float()))
+        deviation, mean = (float(scalar) for scalar in torch.std_mean(values.float()))
         return torch.empty(values.shape).normal_(mean, deviation, generator=generator).to(values.device)
     order = torch.randperm(values.numel(), generator=generator).to(values.device)
     return values.reshape(-1)[order].view(values.shape)
@@ -135,9 +135,9 @@ def weights_correlations(
     return np.array(
         [
             [
-                each
+                correlation
                 for draw in range(_DRAWS)
-                for each in correlations(maps, explain(randomised(network, share, seed + draw)))
+                for correlation in correlations(maps, explain(randomised(network, share, seed + draw)))
             ]
             for share in DEPTHS
         ]
@@ -150,12 +150,12 @@ def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
     return np.array([rank_correlation(*pair) if puts_places_in_order(pair[0]) else math.nan for pair in pairs])
 
 
-def weights_check(found: Numbers) -> SanityCheck:
+def weights_check(correlation: Numbers) -> SanityCheck:
     """Judge `weights_correlations` by the depth whose mean is greatest."""
-    by_depth = found.mean(1)
+    by_depth = correlation.mean(1)
     value = float(by_depth.max())
     passed = value <= _WEIGHTS_LIMIT
-    shown = ", ".join(f"{each:.2f}" for each in by_depth)
+    shown = ", ".join(f"{mean:.2f}" for mean in by_depth)
     meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers, maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
@@ -166,9 +166,9 @@ def weights_check(found: Numbers) -> SanityCheck:
     return SanityCheck("weights", value, passed, (), meaning)
 
 
-def class_check(found: Numbers) -> SanityCheck:
+def class_check(correlation: Numbers) -> SanityCheck:
     """Judge `correlations` of maps with those of the runner-up class for the same inputs, by their mean."""
-    value = float(found.mean())
+    value = float(correlation.mean())
     passed = value <= _CLASS_LIMIT
     meaning = f"Maps of the target and of the runner-up class correlate by {value:.3g}"
     if value <= _CLASS_DIFFERS:
@@ -183,10 +183,10 @@ def class_check(found: Numbers) -> SanityCheck:
     return SanityCheck("class", value, passed, (), meaning)
 
 
-def completeness_check(gap: float, limit: float, what: str = "picture") -> SanityCheck:
+def completeness_check(gap: float, limit: float, noun: str = "picture") -> SanityCheck:
     """Judge how far integrated gradients fall short of the score's difference, as a share of it."""
     passed = gap < limit
-    meaning = f"The values add up to the difference that the {what} makes to the score, but for {gap:.2%}"
+    meaning = f"The values add up to the difference that the {noun} makes to the score, but for {gap:.2%}"
     meaning += (
         "." if passed else f" (limit {limit:.0%}): take {arg('method')} gradient or occlusion, or another target."
     )
@@ -207,27 +207,27 @@ def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tens
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        top = torch.stack([_top(torch.as_tensor(each), pictures) for each in maps]).to(pictures.device)
+        top = torch.stack([_top(torch.as_tensor(heat_map), pictures) for heat_map in maps]).to(pictures.device)
         blurred = _blurred(pictures)
-        found = [probability(pictures), probability(torch.where(top, blurred, pictures))]
+        probs = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
             shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
             axes = [*range(2, pictures.dim())]
-            found.append(probability(torch.where(top.roll(shifts, axes), blurred, pictures)))
-        numbers: Numbers = torch.stack(found).double().cpu().numpy()
+            probs.append(probability(torch.where(top.roll(shifts, axes), blurred, pictures)))
+        numbers: Numbers = torch.stack(probs).double().cpu().numpy()
     return numbers
 
 
-def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
+def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest.
 
     The check holds if that share is large enough and blurring the place takes some of the probability away. It fails if
     the share is too small. It is inconclusive where blurring changes too little, or raises the probability
     everywhere.
     """
-    after, others = found[1], found[2:]
+    after, others = probs[1], probs[2:]
     harm = float(((others > after) + (others == after) / 2).mean())
-    before, value, at_random = float(found[0].mean()), float(after.mean()), float(others.mean())
+    before, value, at_random = float(probs[0].mean()), float(after.mean()), float(others.mean())
     least = _LEAST_EFFECT * before
     passed: bool | None = None
     if harm >= _HARM_LIMIT and before - value >= least:
@@ -236,7 +236,7 @@ def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
         passed = False
     texts = told_apart((before, value, at_random))
     meaning = (
-        f"Blurring the tenth of the {what} that the map ranks highest takes the target from {texts[0]} to "
+        f"Blurring the tenth of the {noun} that the map ranks highest takes the target from {texts[0]} to "
         f"{texts[1]}, blurring as much in random places to {texts[2]}: "
     )
     if passed is None:
@@ -252,7 +252,7 @@ def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
             "."
             if passed
             else f" (at least {_HARM_LIMIT:.0%} is required). The map may not show what the target depends on; with "
-            f"few {what}s that happens by chance, so give more of them."
+            f"few {noun}s that happens by chance, so give more of them."
         )
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 

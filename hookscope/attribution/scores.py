@@ -88,8 +88,8 @@ def batch_targets(
         ModelError: If the user's function raises.
     """
     boxes = _boxes(output, count)
-    needs_scores = not wanted or any(each.function is None for each in wanted)
-    found: list[BatchTarget] = []
+    needs_scores = not wanted or any(choice.function is None for choice in wanted)
+    targets: list[BatchTarget] = []
     if needs_scores and boxes is not None:
         return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
     scores = _scores(output, count, output_key) if needs_scores else None
@@ -103,17 +103,17 @@ def batch_targets(
         return [
             replace(_of_classes(scores, best[:, rank], None, names, read, multi_label), remark=remark) for rank in ranks
         ]
-    for each in wanted:
-        if each.function is not None:
-            found.append(_of_function(output, each, count))
-        elif each.box is not None:
-            raise UsageError(f"{arg('target')} {each.text!r} asks for a box, but the network returns no boxes.")
-        elif scores is not None and each.index is not None:
-            for index in (each.index, each.against or 0):
-                _check_range(index, scores, each.text)
-            chosen = torch.full((count,), each.index, device=scores.tensor.device)
-            found.append(replace(_of_classes(scores, chosen, each.against, names, read, multi_label), remark=remark))
-    return found
+    for query in wanted:
+        if query.function is not None:
+            targets.append(_of_function(output, query, count))
+        elif query.box is not None:
+            raise UsageError(f"{arg('target')} {query.text!r} asks for a box, but the network returns no boxes.")
+        elif scores is not None and query.index is not None:
+            for index in (query.index, query.against or 0):
+                _check_range(index, scores, query.text)
+            chosen = torch.full((count,), query.index, device=scores.tensor.device)
+            targets.append(replace(_of_classes(scores, chosen, query.against, names, read, multi_label), remark=remark))
+    return targets
 
 
 # --- Scores of classes, one row per input or one per pixel -----------------------------------------------------------
@@ -132,7 +132,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
         if values.dim() == 2 or math.prod(values.shape[2:]) > 1:
             return chosen
         return chosen._replace(tensor=values.flatten(1))
-    paths = ", ".join(each.label for each in outputs)
+    paths = ", ".join(choice.label for choice in outputs)
     others = f" Or give {arg('output_key')}: it has {paths}." if len(outputs) > 1 else ""
     raise UsageError(
         f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
@@ -141,12 +141,12 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
 
 
 def _outputs(output: object) -> list[Output]:
-    return [Output(*each) for each in tensors_in(output) if each[1].is_floating_point() and not each[1].is_nested]
+    return [Output(*pair) for pair in tensors_in(output) if pair[1].is_floating_point() and not pair[1].is_nested]
 
 
 def _which_output(output: object, scores: Output, output_key: str | None) -> str:
     """Return a sentence about the output that is explained; "" where it is the only one."""
-    others = [each.label for each in _outputs(output) if each.path != scores.path]
+    others = [choice.label for choice in _outputs(output) if choice.path != scores.path]
     if not others:
         return ""
     hint = f" ({arg('output_key')})" if output_key is None else ""
@@ -234,8 +234,8 @@ def _of_classes(
 
 def _places_of(mask: Tensor, *, wins: bool) -> str:
     """Return over which places a class's scores are summed: those where it wins, or all if it wins none."""
-    what = "pixel" if mask.dim() == 2 else "place"
-    return counted(int(mask.sum()), what) if wins else f"all {counted(mask.numel(), what)}"
+    unit = "pixel" if mask.dim() == 2 else "place"
+    return counted(int(mask.sum()), unit) if wins else f"all {counted(mask.numel(), unit)}"
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
@@ -251,8 +251,8 @@ def runner_up(output: object, target: BatchTarget, output_key: str | None) -> Ba
     count = len(target.targets)
     scores = _scores(output, count, output_key)
     best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
-    own = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
-    other = best[:, 0].where(best[:, 0] != own, best[:, 1])
+    indices = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
+    other = best[:, 0].where(best[:, 0] != indices, best[:, 1])
     multi_label = target.reading == "sigmoid"
     return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key), multi_label)
 
@@ -262,8 +262,8 @@ def probabilities(output: object, target: BatchTarget, output_key: str | None) -
     scores = _scores(output, len(target.targets), output_key)
     rows = real(scores.tensor.detach())
     shares = {"as returned": rows, "softmax": rows.softmax(1), "sigmoid": rows.sigmoid()}[target.reading]
-    own = torch.tensor([next(iter(label)) for label in target.classes], device=rows.device)
-    return shares[torch.arange(len(own), device=rows.device), own]
+    indices = torch.tensor([next(iter(label)) for label in target.classes], device=rows.device)
+    return shares[torch.arange(len(indices), device=rows.device), indices]
 
 
 # --- Boxes -----------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _boxes(output: object, count: int) -> Sequence[Mapping[str, Tensor]] | None:
     """Return what torchvision's detectors return, for each input its boxes, labels and scores; None for others."""
     if not isinstance(output, list | tuple) or len(output) != count:
         return None
-    alike = all(isinstance(each, Mapping) and {"boxes", "labels", "scores"} <= each.keys() for each in output)
+    alike = all(isinstance(entry, Mapping) and {"boxes", "labels", "scores"} <= entry.keys() for entry in output)
     return output if alike else None
 
 
@@ -288,24 +288,24 @@ def _of_boxes(
         if not any(len(box["scores"]) for box in boxes):
             raise UsageError("The network found no box, so there is none to explain: give another picture.")
         return [_of_numbers(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
-    found = []
-    for each in wanted:
-        if each.function is not None:
-            found.append(_of_function(boxes, each, len(boxes)))
+    targets = []
+    for query in wanted:
+        if query.function is not None:
+            targets.append(_of_function(boxes, query, len(boxes)))
             continue
-        if each.against is not None:
+        if query.against is not None:
             raise UsageError(
-                f"{arg('target')} '{safe_text(each.text)}': each box has the score of one class. Give one class."
+                f"{arg('target')} '{safe_text(query.text)}': each box has the score of one class. Give one class."
             )
-        if each.box is not None:
-            numbers: list[int | None] = [each.box] * len(boxes)
+        if query.box is not None:
+            numbers: list[int | None] = [query.box] * len(boxes)
         else:  # boxes come by their scores, the best first
-            numbers = [_first_of(per_input["labels"], each.index) for per_input in boxes]
+            numbers = [_first_of(per_input["labels"], query.index) for per_input in boxes]
         target = _of_numbers(boxes, numbers, categories, sizes)
         if not any(target.targets):
-            raise UsageError(_no_box(each, boxes, categories))
-        found.append(target)
-    return found
+            raise UsageError(_no_box(query, boxes, categories))
+        targets.append(target)
+    return targets
 
 
 def _first_of(labels: Tensor, index: int | None) -> int | None:
@@ -322,18 +322,18 @@ def _of_numbers(
     """Return the target that is one box of each input, by its place in the list."""
 
     def score(output: Any) -> Tensor:
-        each = zip(output, numbers, strict=True)
-        return torch.stack([_score_of_box(found["scores"], number) for found, number in each])
+        pairs = zip(output, numbers, strict=True)
+        return torch.stack([_score_of_box(detected["scores"], number) for detected, number in pairs])
 
     targets: list[Target | None] = []
-    for place, (found, number) in enumerate(zip(boxes, numbers, strict=True)):
-        if number is None or number >= len(found["scores"]):
+    for place, (detected, number) in enumerate(zip(boxes, numbers, strict=True)):
+        if number is None or number >= len(detected["scores"]):
             targets.append(None)
             continue
-        index = int(found["labels"][number].cpu())
+        index = int(detected["labels"][number].cpu())
         name = categories[index] if index < len(categories) else f"class {index}"
-        value = float(found["scores"][number].detach().cpu())
-        box = _shares(found["boxes"][number], sizes[place]) if sizes else None
+        value = float(detected["scores"][number].detach().cpu())
+        box = _shares(detected["boxes"][number], sizes[place]) if sizes else None
         targets.append(Target(f"{name} in box {number}", value, index, box=box))
     return BatchTarget(score, tuple(targets), is_box=True)
 
@@ -353,16 +353,16 @@ def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
 def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: Sequence[str]) -> str:
     names = [
         categories[index] if index < len(categories) else f"class {index}"
-        for found in boxes
-        for index in found["labels"].cpu().tolist()
+        for detected in boxes
+        for index in detected["labels"].cpu().tolist()
     ]
-    known = [*dict.fromkeys(names)]
+    distinct = [*dict.fromkeys(names)]
     if wanted.box is not None:
-        most = max(len(found["scores"]) for found in boxes)
-        what = f"There is no box {wanted.box}: the network found {most}"
-        return f"{what}, 0 to {most - 1}." if most else f"{what}. Give another picture."
-    hint = nearest(wanted.text, known) or (
-        f" It found {some_of(known, _NAMED)}." if known else " It found no box at all."
+        most = max(len(detected["scores"]) for detected in boxes)
+        message = f"There is no box {wanted.box}: the network found {most}"
+        return f"{message}, 0 to {most - 1}." if most else f"{message}. Give another picture."
+    hint = nearest(wanted.text, distinct) or (
+        f" It found {some_of(distinct, _NAMED)}." if distinct else " It found no box at all."
     )
     return f"The network found no '{safe_text(wanted.text)}'.{safe_text(hint)}"
 
@@ -371,8 +371,8 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
 
 
 def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
-    def score(given: object) -> Tensor:
-        return _called(wanted, given, count)
+    def score(outputs: object) -> Tensor:
+        return _called(wanted, outputs, count)
 
     values = score(output)
     targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach().cpu())
@@ -388,11 +388,11 @@ def _called(wanted: Wanted, output: object, count: int) -> Tensor:
         value = function(output)
     except (Exception, SystemExit) as error:
         raise ModelError(f"{name} raised {exception_line(error)}") from error
-    what = f"a target has to return one floating-point number per input, here {count}, computed from the output"
+    rule = f"a target has to return one floating-point number per input, here {count}, computed from the output"
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = f"{value.dtype} values" if isinstance(value, Tensor) else safe_text(type(value).__name__)
-        raise UsageError(f"{name} returned {kind}, but {what}.")
+        raise UsageError(f"{name} returned {kind}, but {rule}.")
     if value.numel() != count or value.dim() > 2 or (value.dim() and value.shape[0] != count):
         alone = f" Or give {arg('batch_size')} 1." if value.numel() == 1 else ""
-        raise UsageError(f"{name} returned {shape_text(value.shape)}, but {what}.{alone}")
+        raise UsageError(f"{name} returned {shape_text(value.shape)}, but {rule}.{alone}")
     return real(value.reshape(count))

@@ -49,10 +49,10 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     wanted: dict[tuple[object, ...], Wanted] = {}
     for text in texts:
         for part in [text] if _FUNCTION.fullmatch(text.strip()) else _parts(text, categories):
-            each = _wanted(part.strip(), categories)
+            target = _wanted(part.strip(), categories)
             # A function is loaded anew each time.
-            key = (each.text,) if each.function else (each.index, each.against, each.box)
-            wanted.setdefault(key, each)
+            key = (target.text,) if target.function else (target.index, target.against, target.box)
+            wanted.setdefault(key, target)
     return tuple(wanted.values())
 
 
@@ -69,11 +69,11 @@ def _parts(text: str, categories: Sequence[str]) -> list[str]:
 
 
 def _wanted(text: str, categories: Sequence[str]) -> Wanted:
-    if found := _FUNCTION.fullmatch(text):
-        path = Path(found["file"])
-        return Wanted(f"{path.name}:{found['name']}", function=load_function(path, found["name"]))
-    if found := _BOX.fullmatch(text):
-        return Wanted(text, box=int(found["number"]))
+    if match := _FUNCTION.fullmatch(text):
+        path = Path(match["file"])
+        return Wanted(f"{path.name}:{match['name']}", function=load_function(path, match["name"]))
+    if match := _BOX.fullmatch(text):
+        return Wanted(text, box=int(match["number"]))
     index = class_index(text, categories)
     if index is None and (pair := _contrast(text, categories)):
         if pair[0] == pair[1]:

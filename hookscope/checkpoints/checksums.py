@@ -60,7 +60,7 @@ def _compare(file: BinaryIO, lock: Lock, name: str, first: int) -> None:
     archive = open_archive(SharedReader(file, lock), name)  # type: ignore[arg-type]  # zipfile asks for no more
     member = None
     try:
-        for member in [each for each in archive.infolist() if each.CRC][first::_THREADS]:
+        for member in [info for info in archive.infolist() if info.CRC][first::_THREADS]:
             with archive.open(member) as content:
                 while content.read(2**20):  # zipfile compares at the end
                     pass

@@ -32,14 +32,14 @@ _METADATA = "torch.distributed.checkpoint.metadata."
 _FILES = "torch.distributed.checkpoint.filesystem."
 _CLASSES = frozenset(
     {
-        *(f"{_METADATA}{each}" for each in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
-        *(f"{_METADATA}{each}" for each in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
-        *(f"{_METADATA}{each}" for each in ("MetadataIndex", "StorageMeta")),
-        *(f"{_FILES}{each}" for each in ("_StorageInfo", "_StoragePrefix")),
+        *(f"{_METADATA}{name}" for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
+        *(f"{_METADATA}{name}" for name in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
+        *(f"{_METADATA}{name}" for name in ("MetadataIndex", "StorageMeta")),
+        *(f"{_FILES}{name}" for name in ("_StorageInfo", "_StoragePrefix")),
         *("torch.Size", "torch.serialization._get_layout", "collections.OrderedDict"),
         # Where it was written.
-        *(f"pathlib{local}.{each}Path" for local in ("", "._local") for each in ("", "Posix", "Windows")),
-        *(f"pathlib{local}.Pure{each}Path" for local in ("", "._local") for each in ("", "Posix", "Windows")),
+        *(f"pathlib{local}.{name}Path" for local in ("", "._local") for name in ("", "Posix", "Windows")),
+        *(f"pathlib{local}.Pure{name}Path" for local in ("", "._local") for name in ("", "Posix", "Windows")),
     }
 )
 
@@ -50,7 +50,7 @@ _ITEM_BYTES = {
     **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("int8", "uint8", "bool"), 1),
-    **dict.fromkeys((f"float8_{each}" for each in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    **dict.fromkeys((f"float8_{name}" for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
     "float4_e2m1fn_x2": 1,
 }
 
@@ -132,18 +132,18 @@ def read_metadata(folder: Path) -> list[Stored]:
         raise CheckpointError(f"{name} is truncated; download it again.") from error
     except UnreadablePickleError as error:
         raise _damaged(name, "it is no pickle that torch writes") from error
-    known = {*_CLASSES, *(f"torch.{each}" for each in _ITEM_BYTES)}
-    if foreign := [each for each in unpickler.globals if each not in known]:
+    allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in _ITEM_BYTES)}
+    if foreign := [symbol for symbol in unpickler.globals if symbol not in allowed]:
         raise UntrustedFileError(
             f"{name} holds pickled objects: reading it with torch would import {printable(foreign[0], 80)}, which can "
             "run code; save it again with torch.distributed.checkpoint."
         )
-    sizes = {each: each.stat().st_size for each in stored_files(folder) if each.exists()}
+    sizes = {data_file: data_file.stat().st_size for data_file in stored_files(folder) if data_file.exists()}
     try:
         stored = _stored(held, _Files(path, name, sizes))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _damaged(name, str(error) if type(error) is ValueError else "it is not what torch writes") from error
-    length = sum(place.length for each in stored for place in each.slices())
+    length = sum(place.length for entry in stored for place in entry.slices())
     if length > sum(sizes.values()):
         raise _damaged(name, "it names more bytes than its files have")
     return stored
@@ -198,7 +198,7 @@ class _Files:
         """Return the slice that a `_StorageInfo` describes."""
         fields = _fields(described, f"{_FILES}_StorageInfo")
         file, begin, length = fields["relative_path"], fields["offset"], fields["length"]
-        if type(file) is not str or any(type(each) is not int or each < 0 for each in (begin, length)):
+        if type(file) is not str or any(type(number) is not int or number < 0 for number in (begin, length)):
             raise TypeError
         if fields.get("transform_descriptors"):
             raise CheckpointError(
@@ -254,8 +254,8 @@ def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, 
     chunks = []
     if len(fields["chunks"]) > _CHUNKS_LIMIT:
         raise ValueError(f"'{printable(name, 80)}' has more than {_CHUNKS_LIMIT} chunks")
-    for each in fields["chunks"]:
-        chunk = _fields(each, f"{_METADATA}ChunkStorageMetadata")
+    for entry in fields["chunks"]:
+        chunk = _fields(entry, f"{_METADATA}ChunkStorageMetadata")
         offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
         place = slices.get((name, offsets)) if math.prod(sizes) == 0 else slices[name, offsets]
         if place is not None and math.prod(sizes) * _ITEM_BYTES[kind] > place.length:
@@ -272,7 +272,7 @@ def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
         return False
     ends = [tuple(map(sum, zip(chunk.offsets, chunk.sizes, strict=True))) for chunk in chunks]
-    if any(end > size for each in ends for end, size in zip(each, shape, strict=True)):
+    if any(end > size for corner in ends for end, size in zip(corner, shape, strict=True)):
         return False
     if sum(math.prod(chunk.sizes) for chunk in filled) != math.prod(shape):
         return False

@@ -186,9 +186,9 @@ def _inside(folder: Path) -> str:
             f"its {_SLICES_SUFFIX} files are those of a distributed checkpoint, whose {METADATA} is not there; add that"
         )
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
-        found = [name for name in names if name.endswith(ending)]
-        if found:
-            return f"give the weights file in it, such as '{printable(str(folder / found[0]))}'"
+        matching = [name for name in names if name.endswith(ending)]
+        if matching:
+            return f"give the weights file in it, such as '{printable(str(folder / matching[0]))}'"
     if "data.pkl" in names:
         return "it looks like an unpacked torch.save file; give the file as it was before"
     return "there are no weights in it; give a weights file"
@@ -204,7 +204,7 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
         kind = "legacy torch"
     elif start.lstrip(_BLANKS).startswith(b"{"):
         shards = [str(shard) for shard in read_weight_map(file, name).values()]
-        kind = "safetensors index" if all(each.endswith(".safetensors") for each in shards) else "torch index"
+        kind = "safetensors index" if all(path.endswith(".safetensors") for path in shards) else "torch index"
     elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
         kind = "pickle"
     if kind is None:
@@ -228,12 +228,12 @@ def _is_pickle(start: bytes) -> bool:
 def _foreign(start: bytes) -> str:
     if any(magic.startswith(start) for magic in (_ZIP_START, _LEGACY_START)):
         return f"is truncated after {len(start)} bytes; download it again"
-    for magic, what in _FOREIGN_STARTS.items():
+    for magic, kind in _FOREIGN_STARTS.items():
         if start.startswith(magic) or start.lstrip(_BLANKS).startswith(magic):
-            return f"is {what}. {holds_inputs()[:-1]}" if magic == _NUMPY else f"is {what}"
-    for pattern, what in _FOREIGN_PATTERNS.items():
+            return f"is {kind}. {holds_inputs()[:-1]}" if magic == _NUMPY else f"is {kind}"
+    for pattern, kind in _FOREIGN_PATTERNS.items():
         if re.match(pattern, start, re.DOTALL):
-            return f"is {what}"
+            return f"is {kind}"
     if len(start) < 16:
         size = "1 byte" if len(start) == 1 else f"{len(start)} bytes"
         return f"is only {size} long: truncated, or not a weights file; download it again"
@@ -344,12 +344,12 @@ def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
     if isinstance(weight_map, dict) and weight_map:
         return weight_map
     if isinstance(document, dict) and {"architectures", "model_type"} & document.keys():
-        what = "a Hugging Face configuration, not weights; give the weights file beside it"
+        kind = "a Hugging Face configuration, not weights; give the weights file beside it"
     elif isinstance(weight_map, dict):
-        what = "an index of shards that names no tensors; download it again"
+        kind = "an index of shards that names no tensors; download it again"
     else:
-        what = f"JSON text, {_NO_WEIGHTS}"
-    raise CheckpointError(f"{name} is {what}.")
+        kind = f"JSON text, {_NO_WEIGHTS}"
+    raise CheckpointError(f"{name} is {kind}.")
 
 
 def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
@@ -366,7 +366,7 @@ def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
     kind = _writer(names, name)
     for member in members:
         _check_name(member, name)
-    repeated = [each for each, count in Counter(each.lower() for each in names).items() if count > 1]
+    repeated = [entry for entry, count in Counter(entry.lower() for entry in names).items() if count > 1]
     if repeated:
         raise CheckpointError(
             f"{name} was not written by torch.save: its member {printable(repeated[0], 80)} is there twice, "
@@ -420,22 +420,22 @@ def _directory_offset(file: BinaryIO) -> int | None:
 
 
 def _writer(names: list[str], name: str) -> ArchiveKind:
-    inside = {each.partition("/")[2] for each in names}
+    inside = {entry.partition("/")[2] for entry in names}
     if "constants.pkl" in inside:
         return "torchscript"
     if "archive_format" in inside or "serialized_exported_program.json" in {*inside, *names}:
         return "exported program"
-    if any(each.startswith(".data/extern_modules") for each in inside):
+    if any(entry.startswith(".data/extern_modules") for entry in inside):
         raise CheckpointError(f"{name} is a torch.package archive, which hookscope cannot read; save a state dict.")
     if "data.pkl" in inside:
         return "torch"
-    if names and all(each.endswith(".npy") for each in names):
-        what = "a NumPy .npz archive of arrays"
-    elif "config.json" in names and any(each.endswith(".h5") for each in names):
-        what = "a Keras archive"
+    if names and all(entry.endswith(".npy") for entry in names):
+        kind = "a NumPy .npz archive of arrays"
+    elif "config.json" in names and any(entry.endswith(".h5") for entry in names):
+        kind = "a Keras archive"
     else:
-        what = f"a zip archive of {printable(names[0], 60)}{', …' if names[1:] else ''}" if names else "an empty zip"
-    raise CheckpointError(f"{name} is {what}, not one that torch.save wrote; give a file of PyTorch weights.")
+        kind = f"a zip archive of {printable(names[0], 60)}{', …' if names[1:] else ''}" if names else "an empty zip"
+    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; give a file of PyTorch weights.")
 
 
 def _check_name(member: zipfile.ZipInfo, name: str) -> None:

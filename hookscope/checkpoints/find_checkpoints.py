@@ -48,8 +48,8 @@ def _expand(source: str) -> list[str]:
     except (OSError, ValueError):  # what cannot be a name; loading it raises
         return [source]
     if is_folder:
-        found = files_below(path, WEIGHTS_SUFFIXES, whole=_is_whole)
-        if not found:
+        paths = files_below(path, WEIGHTS_SUFFIXES, whole=_is_whole)
+        if not paths:
             suffixes = ", ".join(WEIGHTS_SUFFIXES)
             pictures = files_below(path, _PICTURE_SUFFIXES)
             remedy = (
@@ -58,7 +58,7 @@ def _expand(source: str) -> list[str]:
                 else f"Looked for {suffixes}."
             )
             raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
-        return [str(each) for each in _with_weights(found)]
+        return [str(file) for file in _with_weights(paths)]
     if exists or not any(character in source for character in "*?["):
         return [source]
     files = files_matching(source, WEIGHTS_SUFFIXES, whole=_is_whole)
@@ -66,7 +66,7 @@ def _expand(source: str) -> list[str]:
         raise NothingMatchedError(
             f"No checkpoint matches '{printable(source)}'. Check the pattern and the folder it starts from."
         )
-    return [str(each) for each in _with_weights(files)]
+    return [str(file) for file in _with_weights(files)]
 
 
 def _is_whole(folder: Path) -> bool:

@@ -27,16 +27,16 @@ def files_below(
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
-    found: list[Path] = []
+    matches: list[Path] = []
     for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
         if whole is not None and whole(Path(root)):
-            found.append(Path(root))
+            matches.append(Path(root))
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".") and not _is_run(Path(root, name))]
         paths = [Path(root, name) for name in files if not name.startswith(".")]
-        found += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
-    return sorted(found + unreadable, key=natural_order)
+        matches += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
+    return sorted(matches + unreadable, key=natural_order)
 
 
 def files_matching(

@@ -10,9 +10,9 @@ import torch
 from hookscope.checkpoints.fileformat import FileKind, stored_files, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import (
-    Look,
     ReadingRules,
-    Verified,
+    ScanResult,
+    Visitor,
     claims_too_much,
     read_content,
     tensors_within,
@@ -38,7 +38,7 @@ class ReadFile:
     is_refused_by_torch: bool = False
 
 
-def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Look, rules: ReadingRules) -> list[Verified]:
+def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
     """Go through files in a separate process, where `look` gets the content of each.
 
     Args:
@@ -56,7 +56,7 @@ def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Look, rule
         lambda: [verify_file(path, kind, look, rules) for path, kind in kinds.items()], kinds, name
     )
     _check_unchanged(kinds, before, name)
-    return [Verified(how, tuple(names), seen) for how, names, seen in answers]
+    return [ScanResult(how, tuple(names), seen) for how, names, seen in answers]
 
 
 def read_verified(

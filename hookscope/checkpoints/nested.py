@@ -37,7 +37,7 @@ class ModuleLike(ABC):  # noqa: B024 - nothing is called
 
 
 def _descends(kind: type, name: str) -> bool:
-    return any(f"{each.__module__}.{each.__qualname__}" == name for each in kind.__mro__)
+    return any(f"{base.__module__}.{base.__qualname__}" == name for base in kind.__mro__)
 
 
 def tensors_in(content: object) -> Iterator[TensorLike]:

@@ -49,8 +49,8 @@ def _any(*_: object) -> bool:
     return True
 
 
-def _is_of_storage(*given: object) -> bool:
-    return bool(given) and isinstance(given[0], Reference)
+def _is_of_storage(*arguments: object) -> bool:
+    return bool(arguments) and isinstance(arguments[0], Reference)
 
 
 # What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
@@ -58,8 +58,8 @@ def _is_of_storage(*given: object) -> bool:
 _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.complex"), _any),
     **dict.fromkeys(("torch.Size", "torch.device", "torch.serialization._get_layout"), _any),
-    "builtins.bytearray": lambda *given: not any(isinstance(each, int) for each in given),
-    "_codecs.encode": lambda *given: given[1:2] == ("latin1",),
+    "builtins.bytearray": lambda *arguments: not any(isinstance(argument, int) for argument in arguments),
+    "_codecs.encode": lambda *arguments: arguments[1:2] == ("latin1",),
     **dict.fromkeys(
         (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
         _is_of_storage,

@@ -185,9 +185,9 @@ def _plain_archive(path: Path) -> object:
         check_checksums(file, name)
         with open_archive(file, name) as archive:
             members = {member.filename: member for member in archive.infolist()}
-            (place,) = (each for each in members if each.endswith("/data.pkl"))
+            (place,) = (filename for filename in members if filename.endswith("/data.pkl"))
             folder = place.removesuffix("data.pkl")
-            if folder.count("/") != 1 or not all(each.startswith(folder) for each in members):
+            if folder.count("/") != 1 or not all(filename.startswith(folder) for filename in members):
                 raise ValueError
             _check_directory(file, archive)
             order = f"{folder}byteorder"
@@ -294,8 +294,8 @@ class _Tensors:
             raise ValueError
         return tensor
 
-    def _storage(self, what: object, kind: object, key: object, location: object, count: object) -> _Storage:
-        if what != "storage" or type(kind) is not Global or type(key) is not str or not key.isascii():
+    def _storage(self, tag: object, kind: object, key: object, location: object, count: object) -> _Storage:
+        if tag != "storage" or type(kind) is not Global or type(key) is not str or not key.isascii():
             raise ValueError
         if type(location) is not str or not _LOCATION.fullmatch(location) or type(count) is not int or count < 0:
             raise ValueError
@@ -323,11 +323,11 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
     if not unpickler.globals.keys() <= _GLOBALS:
         raise ValueError
     tensors = _Tensors(located)
-    found = replace_stand_ins(held, tensors.made_of)
+    rebuilt = replace_stand_ins(held, tensors.made_of)
     for call in unpickler.calls:  # torch makes those that are thrown away as well
         replace_stand_ins(call, tensors.made_of)
-    _check_plain(found)
-    return found
+    _check_plain(rebuilt)
+    return rebuilt
 
 
 def _check_plain(content: object) -> None:
@@ -341,7 +341,7 @@ def _check_plain(content: object) -> None:
         seen.add(id(part))
         if isinstance(part, dict):
             waiting += dict.values(part)
-            if any(type(each) not in _VALUES for key in part for each in (key if type(key) is tuple else (key,))):
+            if any(type(item) not in _VALUES for key in part for item in (key if type(key) is tuple else (key,))):
                 raise ValueError
         elif isinstance(part, list | tuple):
             waiting += part

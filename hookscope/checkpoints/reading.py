@@ -31,10 +31,10 @@ from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
 
-Look = Callable[[Path, FileKind, object], object]
+Visitor = Callable[[Path, FileKind, object], object]
 """Takes a file, its kind and what it holds; returns what is wanted of it, or raises one of hookscope's errors."""
 
-How = Literal["torch", "past unknown", "runs code"]
+ReadMode = Literal["torch", "past unknown", "runs code"]
 """How a file is read: as torch does safely, past what torch's safe reader refuses, or by running what it names."""
 
 # What these are, whatever they hold.
@@ -70,15 +70,15 @@ class ReadingRules:
     option: str = ""
 
 
-class Verified(NamedTuple):
+class ScanResult(NamedTuple):
     """A file that may be read: how, the names in it that torch's safe reader refuses, and what was wanted of it."""
 
-    how: How
+    how: ReadMode
     names: tuple[str, ...] = ()
     seen: object = None
 
 
-def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> Verified:
+def verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules) -> ScanResult:
     """Go through a file of a kind other than an index; return what `look` does of what it holds.
 
     `look` is not asked about a file that is trusted and runs code. What would run code without trust, or is not allowed
@@ -94,17 +94,17 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
                 check_checksums(file, name)
         if not rules.trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
-        return Verified("runs code")
+        return ScanResult("runs code")
     survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _survey_of(path, kind, name, rules)
-    how: How = "torch"
+    how: ReadMode = "torch"
     if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
         how = "runs code" if _is_to_run(survey, rules) else "past unknown"
-    return Verified(
+    return ScanResult(
         how, survey.imports, None if how == "runs code" else look(path, kind, read_content(path, kind, how))
     )
 
 
-def _verify_distributed(path: Path, look: Look, rules: ReadingRules) -> Verified:
+def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanResult:
     """Go through every slice of a distributed checkpoint; none is run, however much it is trusted."""
     rules = replace(rules, trust=False)
     names: dict[str, None] = {}
@@ -117,8 +117,8 @@ def _verify_distributed(path: Path, look: Look, rules: ReadingRules) -> Verified
             if survey.imports and isinstance(stored.value, ChunkedTensor):
                 raise _refusal(shown, "holds more than a tensor", survey.imports, rules.remedy)
             names |= dict.fromkeys(survey.imports)
-    how: How = "past unknown" if names else "torch"
-    return Verified(how, tuple(names), look(path, "distributed", read_content(path, "distributed", how)))
+    how: ReadMode = "past unknown" if names else "torch"
+    return ScanResult(how, tuple(names), look(path, "distributed", read_content(path, "distributed", how)))
 
 
 def _slice_name(path: Path, stored: Stored) -> str:
@@ -169,13 +169,13 @@ def _checked_survey(file: BinaryIO, kind: FileKind, name: str, rules: ReadingRul
     return survey
 
 
-def _refusal(name: str, what: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
+def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
     # TorchScript calls its own classes so, and the containers it knows.
-    plain = [each.removeprefix("__torch__.") for each in imports if not each.startswith("torch.jit._pickle.")]
-    named = [printable(each, 80) for each in plain[:_LISTED_NAMES]]
+    plain = [symbol.removeprefix("__torch__.") for symbol in imports if not symbol.startswith("torch.jit._pickle.")]
+    named = [printable(symbol, 80) for symbol in plain[:_LISTED_NAMES]]
     more = ", …" if plain[_LISTED_NAMES:] else ""
     would = f"would import {', '.join(named)}{more}, which " if plain else ""
-    return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {remedy}.")
+    return UntrustedFileError(f"{name} {reason}: reading it {would}can run code; {remedy}.")
 
 
 def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:
@@ -198,7 +198,7 @@ def _survey_legacy(file: BinaryIO) -> PickleSurvey:
         isinstance(filled, list) and all(isinstance(key, str) for key in filled) and set(filled) >= set(storages)
     )
     return PickleSurvey(
-        tuple(dict.fromkeys(each for survey in surveys for each in survey.imports)),
+        tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports)),
         storages,
         max(survey.protocol for survey in surveys),
         surveys[-1].truncated,
@@ -210,7 +210,7 @@ def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
     """Return what the pickles in a file that runs code would import, as far as they can be read."""
     with open_regular(path) as file, suppress(Exception):
         surveys = [survey_pickle(pickle) for pickle in _pickles(file, kind)]
-        return tuple(dict.fromkeys(each for survey in surveys for each in survey.imports))
+        return tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
     return ()
 
 
@@ -231,7 +231,7 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
                         yield from _pickles(BytesIO(start + content.read(PICKLE_BYTES_LIMIT)), kind)
 
 
-def read_content(path: Path, kind: FileKind, how: How) -> object:
+def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
     It has passed `verify_file`, which finds what these readers would not notice, and how to read it. Raises
@@ -257,11 +257,11 @@ def read_content(path: Path, kind: FileKind, how: How) -> object:
         raise CheckpointError(f"{name} {damaged} ({type(error).__name__}); download it again.") from error
 
 
-def _read_distributed(path: Path, how: How) -> object:
-    return nested([(each, _value_of(path, each, how)) for each in read_metadata(path)], printable(str(path)))
+def _read_distributed(path: Path, how: ReadMode) -> object:
+    return nested([(stored, _value_of(path, stored, how)) for stored in read_metadata(path)], printable(str(path)))
 
 
-def _value_of(path: Path, stored: Stored, how: How) -> object:
+def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
     """Return a value of a distributed checkpoint; the chunks of a tensor are put together."""
     name, value = _slice_name(path, stored), stored.value
     if isinstance(value, Slice):

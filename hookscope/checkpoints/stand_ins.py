@@ -52,7 +52,7 @@ class _Replacer:
                 for key, value in [*dict.items(part)]:
                     dict.__setitem__(part, key, self._replaced_by(value))
             else:
-                part[:] = [self._replaced_by(each) for each in part]
+                part[:] = [self._replaced_by(item) for item in part]
         return content
 
     def _replaced_by(self, value: Any, depth: int = 0) -> Any:
@@ -64,7 +64,7 @@ class _Replacer:
             if isinstance(value, StandIn):
                 new = self._noted(self._replacement(value))
             else:
-                new = tuple([self._replaced_by(each, depth + 1) for each in value])
+                new = tuple([self._replaced_by(item, depth + 1) for item in value])
             self._replaced[id(value)] = value, new
         return self._replaced[id(value)][1]
 

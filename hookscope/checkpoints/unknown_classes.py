@@ -89,10 +89,10 @@ def _in_memory(content: bytes) -> Any:
 def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
     archive = open_archive(file, name)
     members = {member.filename: member for member in archive.infolist()}
-    folder = next(each for each in members if each.endswith("/data.pkl")).removesuffix("data.pkl")
+    folder = next(path for path in members if path.endswith("/data.pkl")).removesuffix("data.pkl")
     if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != sys.byteorder.encode():
         raise UnreadablePickleError("bytes in the other order")
-    begins = {each: content_begins(file, member) for each, member in members.items()}
+    begins = {path: content_begins(file, member) for path, member in members.items()}
 
     def located(key: str, dtype: torch.dtype, count: int) -> int:
         place = f"{folder}data/{key}"
@@ -175,8 +175,8 @@ class _Values:
                 raise UnreadablePickleError("a storage beyond the end of the file")
             held = whole[begin : begin + size] if size else torch.empty(0).untyped_storage()
             self._storages[key] = (held.clone() if begin % _ALIGNMENT else held), dtype
-        held, known = self._storages[key]
-        if known != dtype or held.nbytes() != count * dtype.itemsize:
+        held, kind = self._storages[key]
+        if kind != dtype or held.nbytes() != count * dtype.itemsize:
             raise UnreadablePickleError("a storage of two kinds")
         return held, dtype
 
@@ -259,7 +259,7 @@ class _Values:
     def size(self, call: StandIn) -> Any:
         """Make a tuple of a `torch.Size`."""
         match call.arguments:
-            case (tuple(sizes) | list(sizes),) if all(type(each) is int for each in sizes):
+            case (tuple(sizes) | list(sizes),) if all(type(size) is int for size in sizes):
                 return tuple(sizes)
         return call
 
@@ -279,7 +279,7 @@ def _array_of(raw: bytes | str, described: StandIn, shape: tuple[object, ...]) -
         raise UnreadablePickleError("a byte order that is none")
     content = raw.encode("latin-1") if isinstance(raw, str) else raw
     dtype = np.dtype(text).newbyteorder(order if order in "<>" else "=")  # type: ignore[arg-type]
-    if any(type(each) is not int or each < 0 for each in shape) or math.prod(shape) * dtype.itemsize != len(content):  # type: ignore[arg-type]
+    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(content):  # type: ignore[arg-type]
         raise UnreadablePickleError("an array of another size")
     return np.frombuffer(content, dtype).astype(dtype.newbyteorder("="), copy=True)
 

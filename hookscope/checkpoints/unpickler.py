@@ -296,7 +296,7 @@ def _hashable(key: Any) -> Any:
     kind = type(key)
     if kind in _SCALARS or kind is StandIn or kind is Global:
         return key
-    flat = kind is tuple and len(key) <= _KEY_LENGTH_LIMIT and all(type(each) in _SCALARS for each in key)
+    flat = kind is tuple and len(key) <= _KEY_LENGTH_LIMIT and all(type(item) in _SCALARS for item in key)
     if not flat:
         raise UnreadablePickleError(f"a {kind.__name__} as a key")
     return key
@@ -313,8 +313,8 @@ def _ordered_dict(call: StandIn) -> Any:
 
 def _set_of(kind: type[set[Any]] | type[frozenset[Any]]) -> Callable[[StandIn], Any]:
     def made(call: StandIn) -> Any:
-        given = call.arguments[0] if len(call.arguments) == 1 else [] if not call.arguments else None
-        return kind(map(_hashable, given)) if type(given) in (list, tuple) else call  # type: ignore[arg-type]
+        items = call.arguments[0] if len(call.arguments) == 1 else [] if not call.arguments else None
+        return kind(map(_hashable, items)) if type(items) in (list, tuple) else call  # type: ignore[arg-type]
 
     return made
 
@@ -323,8 +323,8 @@ def _bytearray(call: StandIn) -> Any:
     match call.arguments:
         case ():
             return bytearray()
-        case (given,) if type(given) is bytes:
-            return bytearray(given)
+        case (data,) if type(data) is bytes:
+            return bytearray(data)
         case (str(text), "latin-1" | "latin1"):
             return bytearray(text, "latin-1")
     return call

@@ -181,25 +181,25 @@ def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
         steps = tuple(safe_text(step) for step in record.steps if not step.startswith("warning while reading"))
         return BaselineInput(name, 1, record.sha256, record.shape, steps)
 
-    return tuple(replace(each, count=len([*alike])) for each, alike in groupby(map(described, records)))
+    return tuple(replace(recorded, count=len([*alike])) for recorded, alike in groupby(map(described, records)))
 
 
 _NO_SIGNATURE = OutputSignature(None, None)
 
 
 def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSignature) -> BaselineRow:
-    known = row.activation
+    statistics = row.activation
     quantiles = tuple(rounded for value in signature.quantiles or () if (rounded := _rounded(value)) is not None)
     return BaselineRow(
         label=safe_text(row.label),
         kind=safe_text(row.kind),
-        shape=known.shape,
-        dtype=known.dtype,
-        nan_count=known.nan_count,
-        inf_count=known.inf_count,
-        mean=_rounded(known.mean),
-        std=_rounded(known.std),
-        dead_fraction=_rounded(known.dead_channel_fraction),
+        shape=statistics.shape,
+        dtype=statistics.dtype,
+        nan_count=statistics.nan_count,
+        inf_count=statistics.inf_count,
+        mean=_rounded(statistics.mean),
+        std=_rounded(statistics.std),
+        dead_fraction=_rounded(statistics.dead_channel_fraction),
         gradient_l2=_rounded(gradient_l2),
         quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
         values=values_text(signature.values),
@@ -229,7 +229,7 @@ def baseline_text(baseline: Baseline) -> str:
             "gradients": baseline.gradients and asdict(baseline.gradients),
             "quantile_levels": QUANTILE_LEVELS,
             "given": baseline.given,
-            "inputs": [asdict(each) for each in baseline.inputs],
+            "inputs": [asdict(recorded) for recorded in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
             **labelled_document(baseline.labelled, multi_label=baseline.multi_label),
         }
@@ -299,7 +299,7 @@ _KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
     dict: ("an object", lambda value: isinstance(value, dict)),
     list: ("a list", lambda value: isinstance(value, list)),
     tuple[int, ...]: ("a list of sizes", lambda value: _is_list(value, _is_count)),
-    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda each: isinstance(each, str))),
+    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda item: isinstance(item, str))),
     tuple[float, ...]: (
         "seven numbers",
         lambda value: _is_list(value, _is_number) and len(value) == len(QUANTILE_LEVELS),
@@ -328,13 +328,13 @@ def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
     return value
 
 
-def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **known: Any) -> _T:
+def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **kwargs: Any) -> _T:
     """Return a dataclass whose fields are read from a JSON object, apart from those given."""
     for name, kind in _types_of(cls).items():
-        if name not in known:
+        if name not in kwargs:
             value = _field(record, keys.get(name, name), kind, place)
-            known[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**known)
+            kwargs[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**kwargs)
 
 
 def _parsed(document: Any) -> Baseline:
@@ -345,7 +345,7 @@ def _parsed(document: Any) -> Baseline:
     if tuple(_field(document, "quantile_levels", list)) != QUANTILE_LEVELS:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
     gradients = _field(document, "gradients", dict | None)
-    rows = tuple(_row(each, f"layer {index}") for index, each in enumerate(_field(document, "layers", list), 1))
+    rows = tuple(_row(layer, f"layer {index}") for index, layer in enumerate(_field(document, "layers", list), 1))
     seen = Counter(row.label for row in rows)
     if twice := [label for label, count in seen.items() if count > 1]:
         raise ValueError(f"layer {twice[0]!r} is there twice")
@@ -357,7 +357,7 @@ def _parsed(document: Any) -> Baseline:
         "it",
         {"kind": "class"},
         gradients=None if gradients is None else _fields(BaselineGradients, gradients, "'gradients'", {}),
-        inputs=tuple(_fields(BaselineInput, each, f"input {index}", {}) for index, each in inputs),
+        inputs=tuple(_fields(BaselineInput, record, f"input {index}", {}) for index, record in inputs),
         rows=rows,
         labelled=labelled_from(document),
         multi_label=document.get("multi_label") is True,

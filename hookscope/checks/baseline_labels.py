@@ -54,17 +54,17 @@ def labelled_from(document: Mapping[str, Any]) -> tuple[BaselineClass, ...]:
     held = document.get("labelled", [])
     if not isinstance(held, list):
         raise ValueError("'labelled' is not a list")  # noqa: TRY004 (a fault of the file, as all the others)
-    return tuple(_class(each, f"class {number} of 'labelled'") for number, each in enumerate(held, 1))
+    return tuple(_class(record, f"class {number} of 'labelled'") for number, record in enumerate(held, 1))
 
 
 def _class(record: Any, place: str) -> BaselineClass:
     if not isinstance(record, dict) or record.keys() != {"label", "classes", "right", "wrong"}:
         raise ValueError(f"{place} is not an object of 'label', 'classes', 'right' and 'wrong'")
     label, classes, *digests = (record[key] for key in ("label", "classes", "right", "wrong"))
-    is_count = isinstance(classes, list) and all(type(each) is int and each >= 0 for each in classes)
+    is_count = isinstance(classes, list) and all(type(index) is int and index >= 0 for index in classes)
     if not isinstance(label, str) or not is_count:
         raise ValueError(f"{place} has no text as 'label', or no indices as 'classes'")
-    for each in digests:
-        if not isinstance(each, list) or not all(isinstance(one, str) and len(one) < _LONGEST_DIGEST for one in each):
+    for shas in digests:
+        if not isinstance(shas, list) or not all(isinstance(sha, str) and len(sha) < _LONGEST_DIGEST for sha in shas):
             raise ValueError(f"'right' or 'wrong' of {place} is not a list of digests")
     return BaselineClass(label, tuple(classes), *map(tuple, digests))

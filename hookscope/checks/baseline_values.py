@@ -58,11 +58,11 @@ def values_apart(before: str, now: str) -> float | None:
 
     It is infinite where NaN or Inf stands at other places.
     """
-    was, given = values_from_text(before), values_from_text(now)
-    if was.size != given.size or not was.size:
+    was, current = values_from_text(before), values_from_text(now)
+    if was.size != current.size or not was.size:
         return None
     with np.errstate(all="ignore"):
-        differences = np.where((was == given) | (np.isnan(was) & np.isnan(given)), 0.0, was - given)
+        differences = np.where((was == current) | (np.isnan(was) & np.isnan(current)), 0.0, was - current)
     apart = float(np.linalg.norm(differences) / np.sqrt(was.size))
     return apart if np.isfinite(apart) else np.inf
 
@@ -98,10 +98,10 @@ def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
     Of more than `CHANNEL_SUMS` channels those few are found that explain nearly all that differs; None if more do.
     Raises ValueError for other text.
     """
-    (count, was), (other, given) = (_channels_from_text(text) for text in (before, now))
+    (count, was), (other, current) = (_channels_from_text(text) for text in (before, now))
     if count != other:
         return None
-    difference: NDArray[np.float64] = given - was
+    difference: NDArray[np.float64] = current - was
     return difference if count <= CHANNEL_SUMS else _few(difference, _signs(count))
 
 
@@ -112,11 +112,11 @@ def channels_apart(before: str, now: str) -> float:
     m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
     Of more than `CHANNEL_SUMS` channels it is estimated from the signed sums, with a standard error of 9%.
     """
-    (count, was), (other, given) = (_channels_from_text(text) for text in (before, now))
+    (count, was), (other, current) = (_channels_from_text(text) for text in (before, now))
     if count != other:
         return 0.0
     over = 1 if count <= CHANNEL_SUMS else count
-    return float(np.sqrt(np.mean(np.square(given - was)) / over))
+    return float(np.sqrt(np.mean(np.square(current - was)) / over))
 
 
 def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -124,14 +124,14 @@ def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.fl
 
     This is orthogonal matching pursuit: Tropp and Gilbert 2007.
     """
-    found: NDArray[np.float64] = np.zeros(signs.shape[1])
+    solution: NDArray[np.float64] = np.zeros(signs.shape[1])
     chosen: list[int] = []
     left, norm = sums, np.linalg.norm(sums)
     while len(chosen) < _MOST_FOUND and np.linalg.norm(left) > _ROUNDING * norm:
         chosen.append(int(np.abs(signs.T @ left).argmax()))
-        found[chosen] = np.linalg.lstsq(signs[:, chosen], sums, rcond=None)[0]
-        left = sums - signs @ found
-    return found if np.linalg.norm(left) <= _UNEXPLAINED * norm else None
+        solution[chosen] = np.linalg.lstsq(signs[:, chosen], sums, rcond=None)[0]
+        left = sums - signs @ solution
+    return solution if np.linalg.norm(left) <= _UNEXPLAINED * norm else None
 
 
 @cache

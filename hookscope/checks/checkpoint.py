@@ -192,9 +192,9 @@ def _with_evidence(
     from hookscope.render.overviews.document import draw_document  # noqa: PLC0415 (likewise)
     from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (likewise)
 
-    told = replace(report, evidence=str(folder))
+    updated = replace(report, evidence=str(folder))
     forward = measured.forward if measured is not None else None
-    parts = told.overview_parts or OverviewParts()
+    parts = updated.overview_parts or OverviewParts()
     rows = parts.failing
     grids: Sequence[Grid] = ()
     try:
@@ -202,12 +202,12 @@ def _with_evidence(
             seen = None
             if rows and prepared is not None and forward is not None:
                 seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
-            if prepared is not None and told.accuracy is not None:
-                parts = replace(parts, pictures=_wrong_pictures(prepared, told.accuracy))
-            told = replace(told, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
-            overview = draw_document(describe_check(told), wrong_pictures(told))
+            if prepared is not None and updated.accuracy is not None:
+                parts = replace(parts, pictures=_wrong_pictures(prepared, updated.accuracy))
+            updated = replace(updated, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
+            overview = draw_document(describe_check(updated), wrong_pictures(updated))
             overview.save(run.path / OVERVIEW, compress_level=6)
-            (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
+            (run.path / "report.json").write_text(checks_to_json([updated]), encoding="utf-8")
             if seen is not None and forward is not None:
                 failing = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
@@ -218,7 +218,7 @@ def _with_evidence(
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report
-    return told
+    return updated
 
 
 def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.uint8] | None, ...]:
@@ -257,20 +257,20 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
 def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
     labels = {row.label for row in rows}
     maps = () if seen is None else seen.map_summaries
-    return tuple(each for each in maps if each.label in labels and each.input_index == 0)
+    return tuple(summary for summary in maps if summary.label in labels and summary.input_index == 0)
 
 
 def _draw(folder: Path, seen: Activations, rows: Sequence[LayerRow]) -> list[Grid]:
     from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
 
     labels = {row.label for row in rows[:_MOST_DRAWN]}
-    maps = [each for each in seen.feature_maps if each.label in labels]
+    maps = [feature_map for feature_map in seen.feature_maps if feature_map.label in labels]
     if maps:
         (folder / "grids").mkdir()
     grids = []
-    for each in maps:
-        path = f"grids/{grid_name(each, len(seen.rows))}"
-        picture, grid = draw_for_run(each, path, input_name=seen.inputs[each.input_index].name)
+    for layer_maps in maps:
+        path = f"grids/{grid_name(layer_maps, len(seen.rows))}"
+        picture, grid = draw_for_run(layer_maps, path, input_name=seen.inputs[layer_maps.input_index].name)
         (folder / path).write_bytes(encode_png(picture))
         grids.append(grid)
     return grids

@@ -10,8 +10,8 @@ from hookscope.checks.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_
 from hookscope.checks.rules.forward import raised
 from hookscope.checks.rules.rule import (
     WHOLE_NETWORK,
-    Objection,
     Rule,
+    RuleFinding,
     RuleTerms,
     is_on_for_some,
     level_for_all,
@@ -104,8 +104,10 @@ def judge(
         elif missing:
             outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
         else:
-            found = _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
-            outcomes[name] = _outcome(name, terms[name].findings(found))
+            problems = (
+                _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
+            )
+            outcomes[name] = _outcome(name, terms[name].findings(problems))
     error = _error(measured)
     return CheckReport(
         checkpoint,
@@ -146,19 +148,19 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
     them; those left out keep their defaults.
     """
-    known = grads_limits()
+    all_limits = grads_limits()
     changed: dict[str, dict[str, float]] = {}
     for name, value in (limits or {}).items():
-        rule, own = known[name]
-        changed.setdefault(rule.identifier, {})[own] = value
-    settings = CheckSettings(rules={name: RuleSettings(limits=own) for name, own in changed.items()})
+        rule, limit = all_limits[name]
+        changed.setdefault(rule.identifier, {})[limit] = value
+    settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
     terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
     folded = _judged(gradients)
     forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows, repeated=folded.repeated)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
     objections = _evaluated(measured, terms.values())
-    found = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
-    return _failures_first(found)
+    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
+    return _failures_first(findings)
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
@@ -170,13 +172,13 @@ def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
     terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
     objections = _evaluated(measured, terms)
-    known: set[str] = set()
-    found: list[Finding] = []
+    places: set[str] = set()
+    findings: list[Finding] = []
     for term in terms:
-        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in known]
-        known.update(every.target.where for every in new)
-        found += term.findings(new)
-    return _failures_first(found)
+        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in places]
+        places.update(every.target.where for every in new)
+        findings += term.findings(new)
+    return _failures_first(findings)
 
 
 def refused(
@@ -255,7 +257,7 @@ def judged_by(
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         matched = {name for name in RULES if fnmatchcase(name, pattern)}
         if not matched:
@@ -263,14 +265,14 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
             raise UsageError(
                 f"{option} '{printable(pattern, 80)}' is no rule.{hint} List them with `hookscope check --rules`."
             )
-        found |= matched
-    return found
+        names |= matched
+    return names
 
 
 def _refuse_unknown(settings: CheckSettings) -> None:
     for name, changes in [
         *settings.rules.items(),
-        *(each for layer in settings.layers for each in layer.rules.items()),
+        *(pair for layer in settings.layers for pair in layer.rules.items()),
     ]:
         if name not in RULES:
             raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
@@ -280,14 +282,14 @@ def _refuse_unknown(settings: CheckSettings) -> None:
                 raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
 
 
-def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[Objection]]:
+def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
     """Return what rules object to, by identifier; a rule is left out if a cause before it objects.
 
     Of gradients `measured` has what rules look at, see `_judged`.
     """
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
-    found: dict[str, list[Objection]] = {}
+    objections: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
         # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
@@ -295,9 +297,9 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         possible = (
             complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
         )
-        if possible and not any(found.get(cause) for cause in causes):
-            found[rule.identifier] = [*rule.evaluate(measured, term)]
-    return found
+        if possible and not any(objections.get(cause) for cause in causes):
+            objections[rule.identifier] = [*rule.evaluate(measured, term)]
+    return objections
 
 
 def _judged(run: Run) -> Run:
@@ -313,8 +315,8 @@ def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: finding.level != "fail"))
 
 
-def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
-    findings = _failures_first(found)
+def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
+    findings = _failures_first(unsorted)
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
@@ -348,10 +350,10 @@ def _unjudged(
     said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-    return _outcome(terms.rule.identifier, terms.findings([Objection(WHOLE_NETWORK, message)]))
+    return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
 
-def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcomes: Mapping[str, RuleOutcome]) -> str:
+def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
     """Return which finding silences a rule, in a sentence; "" if none does."""
     cause = _cause(rule, objections)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
@@ -365,7 +367,7 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcom
     return f"the gradients violate {cause}, which causes the rest"
 
 
-def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> Sequence[Objection]:
+def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
     """Return what a rule about gradients objects to; where a cause that is not reported silences it, the cause."""
     cause = _cause(rule, objections)
     if not cause:
@@ -375,7 +377,7 @@ def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection
     return [replace(first, message=message)]
 
 
-def _cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> str:
+def _cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> str:
     return next((cause for cause in rule.silenced_by if objections.get(cause)), "")
 
 

@@ -153,11 +153,11 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
             where there is to be none.
     """
     _refuse_without_network(settings, option)
-    given = {each.name for each in fields(Check) if is_given(option, each.name)}
-    settable = {each.name for each in fields(CheckSettings)}
-    changes: dict[str, Any] = {_NAMES.get(name, name): getattr(option, name) for name in given}
+    names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}
+    settable = {setting.name for setting in fields(CheckSettings)}
+    changes: dict[str, Any] = {_NAMES.get(name, name): getattr(option, name) for name in names}
     changes = {name: value for name, value in changes.items() if name in settable}
-    has_shape, has_images = "input_shape" in given, "images" in given
+    has_shape, has_images = "input_shape" in names, "images" in names
     given_shape = option.input_shape if has_shape else settings.shape
     shapes = None if given_shape is None else parse_noise_shapes(given_shape)
     by_position = any(not shape.name for shape in shapes or ())

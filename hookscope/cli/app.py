@@ -239,33 +239,33 @@ def _wrong_usage(error: Any) -> UsageError:
     """Return what typer found wrong in one line, with what would be right."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     parameters = [] if context is None else context.command.params
-    known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    names = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     # "No such command 'model'. Did you mean 'models'?."
-    sentence = _wrong_value(error) or _right_name(option, known, parameters) or error.format_message().removesuffix(".")
-    sentence += _way_for_inputs(sentence, option, known, "" if context is None else context.info_name)
+    sentence = _wrong_value(error) or _right_name(option, names, parameters) or error.format_message().removesuffix(".")
+    sentence += _way_for_inputs(sentence, option, names, "" if context is None else context.info_name)
     if context and sentence.startswith("No such command") and not sentence.endswith("?"):
         sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
     path = context.command_path if context else "hookscope"
     return UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`.")
 
 
-def _right_name(option: str, known: Collection[str], parameters: Sequence[Any]) -> str:
+def _right_name(option: str, names: Collection[str], parameters: Sequence[Any]) -> str:
     """Return what an option that does not exist is called here, if the command has it; else ""."""
-    alike = get_close_matches(option.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
+    alike = get_close_matches(option.strip("-"), sorted(name.strip("-") for name in names), 1, _MISSPELT)
     meant = _CALLED_OTHERWISE.get(option) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
-        return f"No such option: {option}. Did you mean {meant}?" if meant in known else ""
+        return f"No such option: {option}. Did you mean {meant}?" if meant in names else ""
     is_argument = meant and any(meant in (parameter.metavar or "") for parameter in parameters)
     return f"{option} is not an option: {meant} is given without one" if is_argument else ""
 
 
-def _way_for_inputs(sentence: str, option: str, known: Collection[str], command: str) -> str:
+def _way_for_inputs(sentence: str, option: str, names: Collection[str], command: str) -> str:
     """Return how inputs are given, where a file is one argument too many or an option may be the network's; else ""."""
     if command == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
         return ". Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`"
     if command == "survey" and option in ("--input", "--input-shape"):
         return ". Inputs of a survey are files; several arguments of forward are a dict or a tuple in one .pt file"
-    if "--input" not in known:
+    if "--input" not in names:
         return ""
     if sentence.startswith("Got unexpected extra argument"):
         return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"

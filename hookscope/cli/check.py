@@ -77,20 +77,20 @@ def check(
             )
         began = time.perf_counter()
         settings = with_options(read_settings(config, Path()), option)
-        found = find_checkpoints(checkpoints)
-        known = _known_baseline(settings, found, renews=option.update_baseline)
-        settings, wanted = judged_by(settings, option, known, renews_baseline=option.update_baseline)
+        paths = find_checkpoints(checkpoints)
+        baseline = _known_baseline(settings, paths, renews=option.update_baseline)
+        settings, wanted = judged_by(settings, option, baseline, renews_baseline=option.update_baseline)
         ci = ci_output(option)
         if option.page is not None:
             check_report_target(option.page)
         work = [
-            CheckJob(name, settings, wanted, option.trust, option.device, known, folder, option.update_baseline)
-            for name, folder in zip(found, _evidence_folders(evidence, found), strict=True)
+            CheckJob(name, settings, wanted, option.trust, option.device, baseline, folder, option.update_baseline)
+            for name, folder in zip(paths, _evidence_folders(evidence, paths), strict=True)
         ]
         tables, messages = consoles(json=ci.format in ("json", "markdown"))
-        at_once = min(option.jobs, len(found))
+        at_once = min(option.jobs, len(paths))
         results = _run(work, _limits(option, at_once), at_once, messages)
-        reports = [each.report for each in results]
+        reports = [outcome.report for outcome in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
         writers = [
             *ci.writers(reports, seconds=seconds, job=job),
@@ -104,11 +104,11 @@ def check(
     _show(reports, ci, tables, job, time.perf_counter() - began)
     if option.page is not None and not failures:
         print_page(option.page, tables)
-    if evidence is not None and all(each.passed for each in reports):
+    if evidence is not None and all(outcome.passed for outcome in reports):
         path = safe_text(str(evidence))
         typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
     _show_bugs(results)
-    return most_severe([*(each.exit_code for each in reports), *map(report, failures)])
+    return most_severe([*(outcome.exit_code for outcome in reports), *map(report, failures)])
 
 
 def _inform(option: options.Check) -> int:
@@ -139,7 +139,7 @@ def _inform(option: options.Check) -> int:
     return 0
 
 
-def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: bool) -> "Baseline | None":
+def _known_baseline(settings: "CheckSettings", checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
     """Read the baseline to compare with; None without one, and where `--update-baseline` is to write it."""
     if not renews:
         from hookscope.checks.baseline import read_baseline
@@ -149,22 +149,22 @@ def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: 
 
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
-    if len(found) != 1:
-        raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
+    if len(checkpoints) != 1:
+        raise UsageError(f"--update-baseline takes one checkpoint, not {len(checkpoints)}: name one.")
     check_writable(settings.baseline, "--baseline")
     return None
 
 
-def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
+def _evidence_folders(evidence: Path | None, checkpoints: Sequence[str]) -> list[Path | None]:
     if evidence is None:
-        return [None] * len(found)
+        return [None] * len(checkpoints)
     from hookscope.results.runs.directory import check_target
 
     folders: list[Path | None] = []
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         name = slug(checkpoint)
-        taken = {each.name.casefold() for each in folders if each is not None}  # some file systems know no case
-        candidates = (name, *(f"{name}-{number}" for number in range(2, len(found) + 2)))
+        taken = {path.name.casefold() for path in folders if path is not None}  # some file systems know no case
+        candidates = (name, *(f"{name}-{number}" for number in range(2, len(checkpoints) + 2)))
         folder = evidence / next(candidate for candidate in candidates if candidate.casefold() not in taken)
         check_target(folder, "--evidence")
         folders.append(folder)

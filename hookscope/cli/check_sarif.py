@@ -54,14 +54,14 @@ def write_sarif(
     # "owner/repository/.github/workflows/ci.yml@refs/heads/main"
     workflow = os.environ.get("GITHUB_WORKFLOW_REF", "").partition("@")[0].split("/", 2)[-1]
     stand_ins = (config, "hookscope.toml", "pyproject.toml", repository / workflow)
-    found = (repository_file(str(each), repository) for each in stand_ins if each is not None)
+    files = (repository_file(str(stand_in), repository) for stand_in in stand_ins if stand_in is not None)
     rules = [RuleText(rule.identifier, rule.level, rule.meaning, rule_help(rule)) for rule in RULES.values()]
     text = checks_to_sarif(
         reports,
         rules,
         version=version("hookscope"),
         repository=repository,
-        instead=next(filter(None, found), ""),
+        instead=next(filter(None, files), ""),
         error=error,
         exit_code=exit_code,
     )

@@ -36,9 +36,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     completes = not {"model", "a"}.isdisjoint(arguments)
 
     @wraps(command)
-    def spread(**given: Any) -> Any:
-        values = {each.name: given.pop(each.name) for each, _ in options}
-        return command(**given, option=kind(**{name: value for name, value in values.items() if value is not None}))
+    def spread(**kwargs: Any) -> Any:
+        values = {option.name: kwargs.pop(option.name) for option, _ in options}
+        return command(**kwargs, option=kind(**{name: value for name, value in values.items() if value is not None}))
 
     parameters = [*arguments.values(), *(_parameter(*option, completes=completes) for option in options)]
     spread.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
@@ -48,17 +48,17 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return spread
 
 
-def _parameter(each: "Field[Any]", section: str, *, completes: bool) -> Parameter:
+def _parameter(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
     """Return an option as typer takes it: "--layer -l PATTERN  Layers by name" has names, metavar and help."""
-    here = on_command_line(each)
+    here = on_command_line(field)
     usage, _, text = here.help.rpartition("  ")
     names = [word for word in usage.split() if word.startswith("-")]
     metavar = next((word for word in usage.split() if not word.startswith("-")), None)
-    own = each.name.replace("_", "-")
-    turns_off = each.default is True
+    flag = field.name.replace("_", "-")
+    turns_off = field.default is True
     option = partial(
         typer.Option,
-        *(names or [f" /--no-{own}" if turns_off else f"--{own}"]),
+        *(names or [f" /--no-{flag}" if turns_off else f"--{flag}"]),
         metavar=metavar,
         help=text,
         min=here.bounds[0],
@@ -66,11 +66,11 @@ def _parameter(each: "Field[Any]", section: str, *, completes: bool) -> Paramete
         show_default=not turns_off,
         rich_help_panel=section,
     )
-    info = option(autocompletion=complete_layer) if completes and each.name == "layer" else option()
-    default = each.default if here.command_default is None else here.command_default
+    info = option(autocompletion=complete_layer) if completes and field.name == "layer" else option()
+    default = field.default if here.command_default is None else here.command_default
     return Parameter(
-        each.name,
+        field.name,
         Parameter.KEYWORD_ONLY,
         default=None if default == () else default,
-        annotation=Annotated[text_type(each), info],
+        annotation=Annotated[text_type(field), info],
     )

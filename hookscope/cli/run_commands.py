@@ -92,7 +92,9 @@ class GradsCommand(SectionedCommand):
         paragraphs = ["Verdicts (`hookscope check --explain RULE` explains a rule):"]
         for name in GRADS_RULES:
             rule = RULES[name]
-            limits = (f" Limit {each.grads_name}={each.default:g}: {each.meaning}." for each in rule.limits.values())
+            limits = (
+                f" Limit {limit.grads_name}={limit.default:g}: {limit.meaning}." for limit in rule.limits.values()
+            )
             paragraphs.append(f"{name}: {rule.meaning}{''.join(limits)}")
         self.epilog = "\n\n".join(paragraphs)
         super().format_epilog(ctx, formatter)
@@ -157,13 +159,13 @@ def _over_inputs(
             result = function(model, images, option=asked, on_progress=advance, on_error=run.failures.append)
         except (ForwardError, PassError) as error:
             result = error.inspection
-            if all(getattr(each, "reason", None) != str(error) for each in run.failures):  # not reported for an input
+            if all(getattr(fault, "reason", None) != str(error) for fault in run.failures):  # not reported for an input
                 run.failures.append(error)
     if result.inputs:
         run.show(result)
     folder = run.save(result) if result.inputs and result.provenance else None
     levels = {"fail": ("fail",), "warn": ("fail", "warn")}.get(getattr(option, "fail_on", None) or "", ())
-    failed = any(each.level in levels for each in getattr(result, "verdicts", ()))
+    failed = any(verdict.level in levels for verdict in getattr(result, "verdicts", ()))
     return run.end(result, folder, EXIT_CHECK_FAILED if failed else EXIT_DONE)
 
 
@@ -210,7 +212,7 @@ def diff(
         try:
             result = commands.diff(a, b, images, option=option, on_progress=advance, on_error=run.failures.append)
         except HookscopeError as error:
-            said = {each.reason if isinstance(each, UnfitInputError) else str(each) for each in run.failures}
+            said = {fault.reason if isinstance(fault, UnfitInputError) else str(fault) for fault in run.failures}
             return report_all([*run.failures, *([] if str(error) in said else [error])])
     run.show(result)
     folder = run.save(result)
@@ -264,7 +266,7 @@ def history(
     with run.progress(of="files") as advance:
         result = commands.history(several, images, option=option, on_progress=advance)
     run.show(result)
-    for error in once_per_file((PurePath(each.name).name, each.error) for each in result.unreadable):
+    for error in once_per_file((PurePath(file.name).name, file.error) for file in result.unreadable):
         print_error(error)
     return run.end(result, run.save(result), result.exit_code)
 
@@ -366,8 +368,8 @@ def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
     ChunkFolder(_chunk_folder(run.folder)).remove()
     if result.features is not None and not option.quiet:
         run.tables.print(f"Inputs of the features: {safe_text(result.features.files[-1])}", soft_wrap=True)
-    for each in result.unusable:
-        print_error(each.message)
+    for unusable in result.unusable:
+        print_error(unusable.message)
     return run.end(result, folder, result.exit_code)
 
 

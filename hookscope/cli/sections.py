@@ -26,19 +26,19 @@ class SectionedCommand(TyperCommand):
             UsageError: If there is one.
         """
         options = {
-            name: each
-            for each in self.get_params(ctx)
-            if isinstance(each, TyperOption)
-            for name in (*each.opts, *each.secondary_opts)
+            name: get_param
+            for get_param in self.get_params(ctx)
+            if isinstance(get_param, TyperOption)
+            for name in (*get_param.opts, *get_param.secondary_opts)
         }
-        before_arguments = takewhile(lambda each: each != "--", args)
+        before_arguments = takewhile(lambda arg: arg != "--", args)
         for name, value in pairwise(before_arguments):
             if name in options and value in options and not options[name].is_flag:
                 raise UsageError(f"{name} needs a value; '{value}' is the next option.")
-        _, _, given = self.make_parser(ctx).parse_args([*args])
-        for each, count in Counter(given).items():
-            if count > 1 and isinstance(each, TyperOption) and not (each.multiple or each.is_flag):
-                raise UsageError(f"{each.opts[0]} is given {count} times, and takes one value.")
+        _, _, parameters = self.make_parser(ctx).parse_args([*args])
+        for parameter, count in Counter(parameters).items():
+            if count > 1 and isinstance(parameter, TyperOption) and not (parameter.multiple or parameter.is_flag):
+                raise UsageError(f"{parameter.opts[0]} is given {count} times, and takes one value.")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -61,9 +61,9 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     record = parameter.get_help_record(ctx)
     if record is None:
         return None
-    text = _BETWEEN.sub(lambda found: f"{_bound(found[1])} to {_bound(found[2])}", record[1])
+    text = _BETWEEN.sub(lambda match: f"{_bound(match[1])} to {_bound(match[2])}", record[1])
     # click writes " / --no-grids" where there is no --grids.
-    return record[0].removeprefix(" / "), _AT_LEAST.sub(lambda found: f"{_bound(found[1])} or more", text)
+    return record[0].removeprefix(" / "), _AT_LEAST.sub(lambda match: f"{_bound(match[1])} or more", text)
 
 
 def _bound(digits: str) -> str:

@@ -59,7 +59,7 @@ def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: 
 def _survey(result: Survey) -> Iterator[Summary.Value]:
     labels = [row.label for row in result.rows]
     yield from _statistics("activation", labels, [row.activation for row in result.rows])
-    factors = [{each.format: each.factor for each in row.headroom}.get("float16") for row in result.rows]
+    factors = [{headroom.format: headroom.factor for headroom in row.headroom}.get("float16") for row in result.rows]
     yield from _scalars("float16 headroom", labels, factors)
     yield from _scalars("dead channels", labels, [float(len(row.dead_channels)) for row in result.rows])
     if result.accuracy is not None:
@@ -93,7 +93,7 @@ def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Summary.Val
 def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Summary.Value]]]:
     for step in log.steps:
         rates = {f"learning rate/group {group}": rate for group, rate in enumerate(step.learning_rates)}
-        known = {
+        scalars = {
             "training/loss": step.loss,
             "training/gradient norm": step.gradient_norm,
             "training/gradient norm before clipping": step.norm_before_clipping,
@@ -101,17 +101,19 @@ def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Summary.Value]]]:
             **rates,
             **{f"loss/{place}": loss for place, loss in step.losses},
         }
-        yield step.step, [_scalar(tag, value) for tag, value in known.items() if value is not None]
-    parameters = _tag_names(row.name for each in log.watched for row in each.parameters)
-    layers = _tag_names(row.label for each in log.watched for row in each.layers)
+        yield step.step, [_scalar(tag, value) for tag, value in scalars.items() if value is not None]
+    parameters = _tag_names(row.name for watched_step in log.watched for row in watched_step.parameters)
+    layers = _tag_names(row.label for watched_step in log.watched for row in watched_step.layers)
     for watched in log.watched:
         values = []
         for group in _WATCHED_PARAMETER:
             values += [(group, parameters[row.name], getattr(row, group)) for row in watched.parameters]
         for group in _WATCHED_LAYER:
             values += [(group, layers[row.label], getattr(row, group)) for row in watched.layers]
-        told = [_scalar(f"{group.replace('_', ' ')}/{tag}", value) for group, tag, value in values if value is not None]
-        yield watched.step, told
+        summary = [
+            _scalar(f"{group.replace('_', ' ')}/{tag}", value) for group, tag, value in values if value is not None
+        ]
+        yield watched.step, summary
 
 
 def _scalar(tag: str, value: float) -> Summary.Value:
@@ -129,8 +131,8 @@ def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> It
     yield from _statistics("activation", [row.label for row in rows], [row.activation for row in rows])
     tokens = [(row.label, row.tokens) for row in rows if row.tokens is not None]
     labels = [label for label, _ in tokens]
-    yield from _scalars("token norm median", labels, [each.median for _, each in tokens])
-    yield from _scalars("token norm max", labels, [each.max for _, each in tokens])
+    yield from _scalars("token norm median", labels, [norms.median for _, norms in tokens])
+    yield from _scalars("token norm max", labels, [norms.max for _, norms in tokens])
     if isinstance(inspection, Gradients):
         yield from _gradients(inspection)
         yield from _grids("gradient grids", inspection.gradient_maps, pictures)
@@ -141,19 +143,19 @@ def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> It
 def _gradients(inspection: Gradients) -> Iterator[Summary.Value]:
     if inspection.loss is not None:
         yield _scalar("loss", inspection.loss.value)
-    for what, role in (("gradient", "output"), ("input gradient", "input")):
+    for group, role in (("gradient", "output"), ("input gradient", "input")):
         rows = [row for row in inspection.gradients if row.role == role]
-        yield from _statistics(what, [row.label for row in rows], [row.gradient for row in rows])
+        yield from _statistics(group, [row.label for row in rows], [row.gradient for row in rows])
     names = [row.name for row in inspection.parameters]
     yield from _statistics("parameter gradient", names, [row.gradient for row in inspection.parameters])
     yield from _scalars("parameter weight_l2", names, [row.weight_l2 for row in inspection.parameters])
     yield from _scalars("parameter ratio", names, [row.ratio for row in inspection.parameters])
 
 
-def _statistics(what: str, labels: Sequence[str], rows: Sequence[TensorStatistics]) -> Iterator[Summary.Value]:
+def _statistics(group: str, labels: Sequence[str], rows: Sequence[TensorStatistics]) -> Iterator[Summary.Value]:
     for name in NUMBERS:
-        yield from _scalars(f"{what} {name}", labels, [getattr(row, name) for row in rows])
-    for tag, row in zip(_tags(what, labels), rows, strict=True):
+        yield from _scalars(f"{group} {name}", labels, [getattr(row, name) for row in rows])
+    for tag, row in zip(_tags(group, labels), rows, strict=True):
         yield from _histogram(tag, row)
 
 
@@ -190,7 +192,7 @@ def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value
 
 
 def _grids(group: str, maps: Sequence[FeatureMaps], pictures: Sequence[Path]) -> Iterator[Summary.Value]:
-    labels = [f"{each.label} input {each.input_index}" for each in maps]
+    labels = [f"{grid.label} input {grid.input_index}" for grid in maps]
     for tag, path in zip(_tags(group, labels), pictures, strict=True):
         with Image.open(path) as picture:
             width, height = picture.size

@@ -60,11 +60,11 @@ def watch(
     from hookscope.hooks.patterns import refuse_positions
 
     if (script is None) == (option.module is None):
-        what = "Nothing to run is given" if script is None else "Both a script and -m are given"
-        raise UsageError(f"{what}: give SCRIPT or -m MODULE, and the arguments of the script after --.")
+        problem = "Nothing to run is given" if script is None else "Both a script and -m are given"
+        raise UsageError(f"{problem}: give SCRIPT or -m MODULE, and the arguments of the script after --.")
     if script is not None and not os.path.isfile(script):  # noqa: PTH113 never raises
-        what = "is a folder" if os.path.isdir(script) else "does not exist"  # noqa: PTH112
-        raise UsageError(f"There is no script to run: '{printable(script)}' {what}.")
+        problem = "is a folder" if os.path.isdir(script) else "does not exist"  # noqa: PTH112
+        raise UsageError(f"There is no script to run: '{printable(script)}' {problem}.")
     refuse_positions(option.layer)
     out = None if option.out is None else Path(option.out)
     if out is not None and _is_first_process():
@@ -99,8 +99,8 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
     with suppress(OSError):
         if not file.path.stat().st_size:
             file.path.unlink()
-            for each in made:
-                each.rmdir()
+            for path in made:
+                path.rmdir()
 
 
 def _is_first_process() -> bool:

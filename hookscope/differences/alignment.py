@@ -79,11 +79,11 @@ class Pairing:
 
     def inverse(self) -> "Pairing":
         """Return which call of B belongs to which of A."""
-        known = None if self.known is None else frozenset(found[0] for found in map(self.partner, self.known) if found)
+        keys = None if self.known is None else frozenset(pair[0] for pair in map(self.partner, self.known) if pair)
         return Pairing(
             {partner: (name, how) for name, (partner, how) in self.names.items()},
             {partner: key for key, partner in self.calls.items()},
-            known,
+            keys,
             frozenset(self.names[name][0] for name in self.around),
         )
 
@@ -130,7 +130,7 @@ def match_names(
 
 def _holds(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: tuple[Shape, ...]) -> bool:
     """Tell whether a module without parameters of its own is a wrapper of a layer with parameters of these shapes."""
-    inside = (own for name, own in layers.items() if is_inside(name, module))
+    inside = (sizes for name, sizes in layers.items() if is_inside(name, module))
     return bool(shapes) and not layers[module] and shapes in inside
 
 
@@ -156,26 +156,26 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
         raise UsageError(f"{arg('map')} {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
     pairs = []
     for name in a:
-        found = _filled(left, name)
-        if found is None:
+        parts = _filled(left, name)
+        if parts is None:
             continue
         partner = right
-        for part in found:
+        for part in parts:
             partner = partner.replace("*", part, 1) if "*" not in part else partner
         if partner in b:
             pairs.append((name, partner))
     if not pairs:
-        side, known, wanted = ("B", b, right) if any(_filled(left, name) is not None for name in a) else ("A", a, left)
+        side, names, wanted = ("B", b, right) if any(_filled(left, name) is not None for name in a) else ("A", a, left)
         raise LayerNotFoundError(
-            f"{arg('map')} {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), known)}"
+            f"{arg('map')} {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), names)}"
         )
     return pairs
 
 
 def _filled(pattern: str, name: str) -> Sequence[str] | None:
     """Return what each star of a pattern matches in a name, the first ones as short as possible; None for no match."""
-    found = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
-    return None if found is None else found.groups()
+    match = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
+    return None if match is None else match.groups()
 
 
 def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
@@ -214,12 +214,12 @@ def align(
         if partner is not None and partner[0] in places:
             fixed.append((place, places[partner[0]]))
     aligned: dict[CallKey, CallKey] = {}
-    named_a, named_b = {one for one, _ in fixed}, {other for _, other in fixed}
+    named_a, named_b = {index for index, _ in fixed}, {other for _, other in fixed}
     start_a = start_b = 0
     for end_a, end_b in [*_in_order(fixed), (len(a), len(b))]:
         rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if _is_open(at, call, named_a)]
         rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if _is_open(at, call, named_b)]
-        aligned |= {one.key: other.key for one, other in _best(rest_a, rest_b)}
+        aligned |= {first.key: other.key for first, other in _best(rest_a, rest_b)}
         start_a, start_b = end_a + 1, end_b + 1
     return aligned, {a[place].key for place in named_a}
 

@@ -59,9 +59,9 @@ class _Pair:
 
     def add(self, values: Sequence[Value | None], rows: RowPair, first_input: int = 0, count: int = -1) -> None:
         """Add the gradients of A, B and the reference over a batch."""
-        known = [value for value in values if value is not None]
+        present = [value for value in values if value is not None]
         if None not in values[:2]:
-            self.compared.add(known, first_input, count)
+            self.compared.add(present, first_input, count)
             return
         self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
         if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
@@ -113,7 +113,7 @@ class GradientDifferences:
 def _largest(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest difference of an input or output; infinite if rounding does not explain it."""
     values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
-    return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
+    return max((math.inf if exceeds(*pair) else pair[0] for pair in values), default=0.0)
 
 
 def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
@@ -153,18 +153,18 @@ class GradientComparison:
         spool = Spool()
         passes = [_differentiate(side, batch, self.loss, spool) for side in self.sides]
         of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
-        (one, ours), (other, theirs) = passes[:2]
+        (first, ours), (other, theirs) = passes[:2]
         exact = [gradients for _, gradients in passes[2:]]
-        self._sites = self._sites or one.gradients
-        for rows in pair_gradients(one.gradients, other.gradients, self.pairing.partner):
+        self._sites = self._sites or first.gradients
+        for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
             pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
-            values = [ours.get(rows.label), theirs.get(rows.label_b), *(each.get(rows.label) for each in exact)]
+            values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
             pair.add(values, rows, first_input, len(batch.indices))
-        paired = pair_parameters(one.parameters, other.parameters, _layers(self.pairing))
+        paired = pair_parameters(first.parameters, other.parameters, _layers(self.pairing))
         self._parameters |= {rows.label: rows for rows in paired}
         for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
             _add_parameters(total, gradients)
-        for letter, seen in (("A", one), ("B", other)):
+        for letter, seen in (("A", first), ("B", other)):
             self._notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
     def result(
@@ -210,20 +210,20 @@ def _of_whole(
     parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
 ) -> tuple[str, ...]:
     """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
-    known = {row.label: row for row in rows}
-    found = []
+    by_label = {row.label: row for row in rows}
+    exceeding = []
     for parameter in parameters:
-        one, other = ours.get(parameter.rows.label), theirs.get(parameter.rows.label_b)
-        by_blocks = known[parameter.rows.label]
-        sums = None if one is None or other is None else sums_of(one, other)
+        gradient, other = ours.get(parameter.rows.label), theirs.get(parameter.rows.label_b)
+        by_blocks = by_label[parameter.rows.label]
+        sums = None if gradient is None or other is None else sums_of(gradient, other)
         if sums is None or by_blocks.measures is None:
             continue
         limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
         if exceeds(sums.relative_l2, limit):
-            found.append((sums.relative_l2, parameter.rows.label))
-    if not found:
+            exceeding.append((sums.relative_l2, parameter.rows.label))
+    if not exceeding:
         return ()
-    worst, label = max(found)
+    worst, label = max(exceeding)
     piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
     return (f"{piece}, though no block does that is compiled by itself.",)
 
@@ -241,7 +241,7 @@ def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Seq
     """
     layers = {site.layer for site in sites}
     containers = around(layers)
-    found: list[tuple[float, str]] = []
+    candidates: list[tuple[float, str]] = []
     arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
         site, other = pair.rows.a, pair.rows.b
@@ -251,25 +251,25 @@ def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Seq
         if index is not None and site.role == "output":
             arrived[site.layer] = max(arrived.get(site.layer, 0), index)
         if index is not None and exceeds(pair.relative_l2, limit):
-            found.append((index, pair.rows.label))
-    for owner, own in _by_owner(parameters, arrived).items():
-        if exceeds(_jointly(own), limit):
-            most = max(own, key=lambda pair: (pair.missing or 0.0, pair.sums.difference))
+            candidates.append((index, pair.rows.label))
+    for owner, owned in _by_owner(parameters, arrived).items():
+        if exceeds(_jointly(owned), limit):
+            most = max(owned, key=lambda pair: (pair.missing or 0.0, pair.sums.difference))
             # After those of the layer's outputs; when that of a container's own parameter arrives is not known.
-            found.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
-    return min(found, default=(0.0, ""))[1]
+            candidates.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
+    return min(candidates, default=(0.0, ""))[1]
 
 
 def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str, list[_Pair]]:
     """Return parameters by the layer that they belong to, the nearest around them that ran."""
-    found: dict[str, list[_Pair]] = {}
+    by_owner: dict[str, list[_Pair]] = {}
     for pair in parameters:
         row = pair.rows.a
         owner = parameter_owner(row.name, row.kind) if isinstance(row, ParameterRow) else ""
         while owner and owner not in layers:
             owner = owner.rpartition(".")[0]
-        found.setdefault(owner, []).append(pair)
-    return found
+        by_owner.setdefault(owner, []).append(pair)
+    return by_owner
 
 
 def _jointly(parameters: Sequence[_Pair]) -> float:

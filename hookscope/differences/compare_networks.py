@@ -67,7 +67,7 @@ from hookscope.models.construction import copied
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import counted
 
 
@@ -226,7 +226,7 @@ def compare_networks(
     networks = _hooked_networks(session, apart, option, options_b, queue)
     if others is not None:
         networks[B].own_inputs = others.instead_of
-    outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=option.output_key)
+    outputs = Outputs([side.inspected for side in networks], may_differ=bool(layers), output_key=option.output_key)
     comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=option.map)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
@@ -244,11 +244,11 @@ def compare_networks(
         paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
     )
     rows = _rows_of_a(every_row, networks)
-    found = outputs.results()
+    results = outputs.results()
     gradients = GradientDifferences()
     if compared is not None:
         gradients = compared.result(every_row, eps, networks[A].has_rows)
-    about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
+    about_compiling = compiled.warnings(every_row, results, eps, differs=bool(first_differences)) if compiled else ()
     # An edit of a gradient is applied in the backward pass alone.
     about_edits = networks[B].edits.warnings() if loss is None else ()
     warnings = _warnings(session, other, comparison, *about_compiling, *gradients.notes, *about_edits, *made.warnings)
@@ -262,11 +262,11 @@ def compare_networks(
         rows=rows,
         gradients=gradients.rows,
         unmatched=unmatched(networks, passes.rows, comparison.pairing, with_b=not layers),
-        outputs=found,
+        outputs=results,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
         maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
-        exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
+        exceeded=exceeded(conditions, (*rows, *gradients.rows), results),
         reference="A's weights in float64" if option.reference else "",
         warnings=warnings,
         notes=_notes(session, other, comparison, options_b, made.notes),
@@ -300,7 +300,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
     selected = [row for row in every_row if networks[A].has_rows(row.layer)]
     if not selected:
         a, b = (
-            f"{each.inspected.info.name}, {counted(len(each.inspected.modules) - 1, 'module')}" for each in networks[:2]
+            f"{side.inspected.info.name}, {counted(len(side.inspected.modules) - 1, 'module')}" for side in networks[:2]
         )
         raise NothingMatchedError(
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
@@ -349,7 +349,7 @@ def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
         )
     inside = {arg("ops"): ops, arg("edit_b"): bool(options_b.edits)}
     if options_b.compiles and any(inside.values()):
-        option = next(name for name, given in inside.items() if given)
+        option = next(name for name, enabled in inside.items() if enabled)
         raise UsageError(
             f"{option} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."
         )
@@ -364,9 +364,9 @@ def _differentiated(
     if len(networks) > len(loaded):
         loaded.append(replace(session.loaded, module=networks[REFERENCE].inspected.network))
     differentiated = []
-    for each, network in zip(loaded, networks, strict=True):
+    for model, network in zip(loaded, networks, strict=True):
         options = replace(network.options, hooked=frozenset(network.hooked))
-        differentiated.append(Differentiated(each, partial(_placed_for, network), options, network.cpu_threads))
+        differentiated.append(Differentiated(model, partial(_placed_for, network), options, network.cpu_threads))
     if compiled is None:
         return differentiated, None
     b = differentiated[B]
@@ -386,7 +386,7 @@ def _hooked_network(
     keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
-    recorder.places = TokenPlaces(inspected.network) if side == "A" else None  # maps lie as in A
+    recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps lie as in A
     observed = GradientOptions(
         layers=layers,
         ops=ops,
@@ -414,7 +414,7 @@ def _hooked_network(
 def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool) -> Pairing:
     """Pair the layers by name, and the rest by order, type and shapes, which takes a forward pass of each network."""
     a, b = networks[:2]
-    owned_a, owned_b = ({name: parameter_shapes(each) for name, each in side.hooked.items()} for side in (a, b))
+    owned_a, owned_b = ({name: parameter_shapes(module) for name, module in side.hooked.items()} for side in (a, b))
     named = match_names(owned_a, owned_b, maps)
     # Parametrisations have no rows, but the operations that they call do.
     rest_a, rest_b = ([name for name in side.inspected.modules if name not in side.hooked] for side in (a, b))
@@ -468,8 +468,8 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
         return key if pairing.partner(key) is not None else None
 
     def of_b(key: CallKey) -> CallKey | None:
-        found = backwards.partner(key)
-        return None if found is None else found[0]
+        pair = backwards.partner(key)
+        return None if pair is None else pair[0]
 
     for network, partner in zip(networks, (of_a, of_b, of_a), strict=False):
         network.partner = partner

@@ -59,79 +59,79 @@ class Outputs:
         Raises:
             UsageError: If A and B return tensors that cannot be compared, or there is no such output.
         """
-        found = self._paired([tensors_in(each) for each in returned])
-        forms = [_form(each) for each in found]
+        sides = self._paired([tensors_in(output) for output in returned])
+        forms = [_form(side) for side in sides]
         if forms[0] != forms[1]:
             names = [network.info.name for network in self.networks[:2]]
             self.remark = (
                 f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
             )
             if not self.may_differ:
-                several = f", or {arg('output_key')} to choose an output" if max(map(len, found)) > 1 else ""
+                several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""
                 raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
             return [[]]
-        return found
+        return sides
 
-    def add(self, found: Sequence[Sequence[tuple[str, Tensor]]], first_input: int, count: int) -> None:
+    def add(self, sides: Sequence[Sequence[tuple[str, Tensor]]], first_input: int, count: int) -> None:
         """Compare the tensors that `chosen` returned for a batch."""
-        for at, (slot, a) in enumerate(found[0]):
-            others = [each[at][1] for each in found[1:] if at < len(each)]
+        for at, (slot, a) in enumerate(sides[0]):
+            others = [side[at][1] for side in sides[1:] if at < len(side)]
             self._add(slot, [a, *others], first_input, count)
 
-    def _paired(self, found: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
+    def _paired(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
         """Return the outputs to compare, paired by name.
 
         With a key these are the ones that it names. A network that returns a single tensor, beside one that returns
         several, is compared by that tensor.
         """
         if self.output_key is not None:
-            are_plain = [[path for path, _ in side] == [""] for side in found]
+            are_plain = [[path for path, _ in side] == [""] for side in sides]
             return [
                 side if is_plain and not all(are_plain) else [_at(side, self.output_key)]
-                for side, is_plain in zip(found, are_plain, strict=True)
+                for side, is_plain in zip(sides, are_plain, strict=True)
             ]
-        a = [path for path, _ in found[0]]
+        a = [path for path, _ in sides[0]]
         return [
             [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
-            for side in found
+            for side in sides
         ]
 
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
-        known = self._seen.setdefault(slot, _Output())
-        known.compared.add([Value(tensor) for tensor in tensors], first_input, count)
+        output = self._seen.setdefault(slot, _Output())
+        output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
         is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
         if is_rows and a.is_floating_point() and b.is_floating_point():
             cpu = torch.device("cpu")
-            self._add_scores(known, plain(a, cpu), plain(b, cpu), first_input)
+            self._add_scores(output, plain(a, cpu), plain(b, cpu), first_input)
         else:
-            known.has_scores = False
+            output.has_scores = False
 
-    def _add_scores(self, known: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
+    def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""
         count, best = len(a), min(_BEST, a.shape[1])
         places = range(first_input, first_input + count)
         a_best, b_best = a.topk(best).indices, b.topk(best).indices
-        known.inputs += count
+        output.inputs += count
         # Among NaN there is no best class: such rows agree where both sides have them.
         alike = a.isnan().any(1) == b.isnan().any(1)
-        known.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
+        output.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
         shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
-        known.shared_best += float(shared[alike].sum())
+        output.shared_best += float(shared[alike].sum())
         multi = self.networks[0].multi_label
-        known.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
+        output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
         for side, scores in enumerate((a, b)):
             categories = self.networks[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()
-            known.predictions[side].extend(top_classes(scores, names, places, best, multi_label=multi))
+            output.predictions[side].extend(top_classes(scores, names, places, best, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
         """Return the result for each output."""
-        return tuple(_result(slot, known) for slot, known in self._seen.items())
+        return tuple(_result(slot, output) for slot, output in self._seen.items())
 
 
-def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
-    chosen = output_at([Output(path, each) for path, each in found if each.is_floating_point()], key)
+def _at(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
+    chosen = output_at([Output(path, tensor) for path, tensor in tensors if tensor.is_floating_point()], key)
     return chosen.path, chosen.tensor
 
 
@@ -154,24 +154,24 @@ def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
     return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
 
 
-def _result(slot: str, known: _Output) -> OutputDifference:
-    compared = known.compared
+def _result(slot: str, output: _Output) -> OutputDifference:
+    compared = output.compared
     result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
-    if not known.has_scores or not known.inputs:
+    if not output.has_scores or not output.inputs:
         return result
     return replace(
         result,
-        input_count=known.inputs,
-        top1=known.same_best,
-        top5=known.shared_best / known.inputs if known.predictions[0][0].class_indices[4:] else None,
-        kl=known.divergence / known.inputs,
-        predictions=(tuple(known.predictions[0]), tuple(known.predictions[1])),
+        input_count=output.inputs,
+        top1=output.same_best,
+        top5=output.shared_best / output.inputs if output.predictions[0][0].class_indices[4:] else None,
+        kl=output.divergence / output.inputs,
+        predictions=(tuple(output.predictions[0]), tuple(output.predictions[1])),
     )
 
 
-def _form(found: Sequence[tuple[str, Tensor]]) -> str:
+def _form(tensors: Sequence[tuple[str, Tensor]]) -> str:
     """Return the form of an output for people, batch axis included."""
-    shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in found]
+    shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in tensors]
     if len(shapes) == 1:
         return shapes[0]
     return (

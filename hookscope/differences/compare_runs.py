@@ -104,25 +104,25 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     began = time.perf_counter()
     conditions = [parse_condition(text) for text in fail_over]
     with ExitStack() as files:
-        one, other = (_read(path, files) for path in (a, b))
-        warnings = _check_inputs(one, other)
-        pairs, unmatched = pair_rows(one.run.result.rows, other.run.result.rows, maps)
+        base, other = (_read(path, files) for path in (a, b))
+        warnings = _check_inputs(base, other)
+        pairs, unmatched = pair_rows(base.run.result.rows, other.run.result.rows, maps)
         if not pairs:
             raise NothingMatchedError(
                 f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): pair them with "
                 f"{arg('map')} 'a.*=b.*'."
             )
-        drawing = _RunMaps(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
-        rows, first_differences = with_origins([_row(pair, one, other, drawing) for pair in pairs], _eps(pairs))
-        gradients = tuple(_gradients(one, other, pairs))
-    outputs = _outputs(one, other, rows)
+        drawing = _RunMaps(KeptMaps(_eps(pairs)), len(base.run.result.inputs))
+        rows, first_differences = with_origins([_row(pair, base, other, drawing) for pair in pairs], _eps(pairs))
+        gradients = tuple(_gradients(base, other, pairs))
+    outputs = _outputs(base, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
-    partly = any(each.value_count is not None for each in measured)
+    partly = any(measures.value_count is not None for measures in measured)
     return Differences(
-        a=_shown(one),
+        a=_shown(base),
         b=_shown(other),
         way="values" if partly else "tensors",
-        inputs=one.run.result.inputs,
+        inputs=base.run.result.inputs,
         rows=rows,
         gradients=gradients,
         unmatched=unmatched,
@@ -130,9 +130,9 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         first_differences=first_differences,
         maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
-        warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
-        notes=((_measured_partly(),) if partly else ()) + _verbs(one, other),
-        seed=one.run.result.seed,
+        warnings=(*warnings, *_of_both(base, other, lambda run: run.result.warnings)),
+        notes=((_measured_partly(),) if partly else ()) + _verbs(base, other),
+        seed=base.run.result.seed,
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
     )
@@ -170,18 +170,21 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
     """
     remedy = "Make both runs over the same inputs."
     inputs_a, inputs_b = a.run.result.inputs, b.run.result.inputs
-    for number, (one, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
-        if one.sha256 != other.sha256:
-            what = f"input {number} is {_named(one)} in A, {_named(other)} in B"
-            raise UsageError(f"The runs used different inputs: {what}. {remedy}")
+    for number, (ref, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
+        if ref.sha256 != other.sha256:
+            mismatch = f"input {number} is {_named(ref)} in A, {_named(other)} in B"
+            raise UsageError(f"The runs used different inputs: {mismatch}. {remedy}")
     if len(inputs_a) != len(inputs_b):
         raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
     if a.run.record.named_inputs != b.run.record.named_inputs:
         raise UsageError(f"The runs used different inputs by name ({arg('input')}). {remedy}")
     warnings = []
-    if any(one.steps != other.steps or one.shape != other.shape for one, other in zip(inputs_a, inputs_b, strict=True)):
+    if any(
+        record.steps != other.steps or record.shape != other.shape
+        for record, other in zip(inputs_a, inputs_b, strict=True)
+    ):
         warnings.append("The inputs were preprocessed differently, which makes a difference by itself.")
-    unknown = [each.name for each in inputs_a if each.sha256 is None]
+    unknown = [record.name for record in inputs_a if record.sha256 is None]
     if "noise" in unknown and a.run.result.seed != b.run.result.seed:
         seeds = f"A has seed {a.run.result.seed}, B {b.run.result.seed}"
         raise UsageError(f"The runs used different noise: {seeds}. {remedy}")
@@ -226,15 +229,15 @@ def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple
     if pair.label not in a.labels or pair.label_b not in b.labels:
         return None, ""
     try:
-        one, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
+        tensor, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
-    sums = sums_of(without_float8(one), without_float8(other))
+    sums = sums_of(without_float8(tensor), without_float8(other))
     if sums is None:
-        return None, comparable(one, other)
-    measures = sums.measured(coarser(one.dtype, other.dtype))
+        return None, comparable(tensor, other)
+    measures = sums.measured(coarser(tensor.dtype, other.dtype))
     if drawing is not None:
-        drawing.offer(pair, one, other, measures.relative_l2)
+        drawing.offer(pair, tensor, other, measures.relative_l2)
     return measures, ""
 
 
@@ -250,7 +253,7 @@ def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, 
     if values_a.shape != values_b.shape:
         return None, "shapes differ"
     sums = sums_of(torch.tensor(values_a), torch.tensor(values_b)) or Sums()
-    lost = [(max(one - other, 0), max(other - one, 0)) for one, other in zip(_broken(a), _broken(b), strict=True)]
+    lost = [(max(count - other, 0), max(other - count, 0)) for count, other in zip(_broken(a), _broken(b), strict=True)]
     (nan_a, nan_b), (inf_a, inf_b) = lost
     if nan_a or inf_a or nan_b or inf_b:
         nonfinite = NonFinite(nan_a, inf_a, nan_b, inf_b, a.element_count)
@@ -280,7 +283,7 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
         return [abs((getattr(a, name) or 0.0) - (getattr(b, name) or 0.0)) for name in names]
 
     root = math.sqrt(a.element_count)
-    most = max(*differences("l2", "min", "max"), *(root * each for each in differences("mean", "std", "mean_abs")))
+    most = max(*differences("l2", "min", "max"), *(root * gap for gap in differences("mean", "std", "mean_abs")))
     at_least = most / a.l2 if a.l2 else math.inf if most else 0.0
     if any(differences("min", "max", "zero_fraction")):
         return max(at_least, np.finfo(np.float64).tiny)
@@ -297,30 +300,30 @@ def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceR
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:
-    names = {each.statistics.dtype for pair in pairs for each in (pair.a, pair.b)}
+    names = {row.statistics.dtype for pair in pairs for row in (pair.a, pair.b)}
     dtypes = [getattr(torch, name, None) for name in names]
-    known = [torch.finfo(dtype).eps for dtype in dtypes if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
-    return max(known, default=torch.finfo(torch.float32).eps)
+    eps = [torch.finfo(dtype).eps for dtype in dtypes if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
+    return max(eps, default=torch.finfo(torch.float32).eps)
 
 
 def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
     """Compare the best classes, where both runs have them."""
     best_a, best_b = a.run.result.predictions, b.run.result.predictions
     both = [
-        (one, other) for one, other in zip(best_a, best_b, strict=False) if one.class_indices and other.class_indices
+        (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
     ]
     whole = next((row for row in rows if not row.layer), None)
     if not both or len(best_a) != len(best_b):
         return () if whole is None else (OutputDifference("", whole.shape, whole.measures),)
-    shared = [len({*one.class_indices} & {*other.class_indices}) / 5 for one, other in both]
+    shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
     return (
         OutputDifference(
             "",
             () if whole is None else whole.shape,
             None if whole is None else whole.measures,
             input_count=len(both),
-            top1=sum(one.class_indices[0] == other.class_indices[0] for one, other in both),
-            top5=sum(shared) / len(shared) if all(len(one.class_indices) == 5 for one, _ in both) else None,
+            top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
+            top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,
             predictions=(best_a, best_b),
         ),
     )

@@ -84,7 +84,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     """
     began = time.perf_counter()
     conditions = [parse_condition(text) for text in fail_over]
-    shapes_a, shapes_b = ({name: (tuple(each.shape),) for name, each in side.tensors.items()} for side in (a, b))
+    shapes_a, shapes_b = ({name: (tuple(tensor.shape),) for name, tensor in side.tensors.items()} for side in (a, b))
     named = match_names(shapes_a, shapes_b, maps)
     aligned, _ = align(_calls(shapes_a), _calls(shapes_b), named)
     ordered: dict[str, tuple[str, Match]] = {name: (other, "order") for (name, _), (other, _) in aligned.items()}
@@ -128,16 +128,16 @@ def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
 
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
     """Return the tensors as calls to align: their kind is the last part of their name."""
-    return [Call((name, 0), name.rpartition(".")[2], own, ()) for name, own in shapes.items()]
+    return [Call((name, 0), name.rpartition(".")[2], shape, ()) for name, shape in shapes.items()]
 
 
 def _compared(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
     forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
-    one, other = (a, b) if comparable(a, b) else (without_float8(plain(each, torch.device("cpu"))) for each in (a, b))
-    sums = sums_of(one, other)
+    first, other = (a, b) if comparable(a, b) else (without_float8(plain(side, torch.device("cpu"))) for side in (a, b))
+    sums = sums_of(first, other)
     if sums is None:
         return WeightDifference(name, name_b, matched, *forms, None)
-    flips = _sign_flips(one, other) / sums.count if sums.unequal else 0.0
+    flips = _sign_flips(first, other) / sums.count if sums.unequal else 0.0
     return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a.dtype, b.dtype)), flips)
 
 
@@ -145,7 +145,7 @@ def _sign_flips(a: Tensor, b: Tensor) -> int:
     """Count the elements that are above zero on one side and below on the other."""
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     parts = zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)  # type: ignore[no-untyped-call]
-    return sum(int((((one > 0) & (other < 0)) | ((one < 0) & (other > 0))).sum()) for one, other in parts)
+    return sum(int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)
 
 
 def _shown(weights: Weights, name: str) -> tuple[str, str, tuple[int, ...]]:

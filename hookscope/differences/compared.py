@@ -36,11 +36,11 @@ class Compared:
         self.dtype = coarser(values[A].dtype, values[B].dtype)
         for shapes, value in zip(self.shapes, values, strict=False):
             shapes.add(count, value.shape)
-        for one, other in combinations(range(len(values)), 2):
-            axis = channel_axis if (one, other) == (A, B) else None
-            sums = values[one].less(values[other], first_input, count, axis)
+        for first, other in combinations(range(len(values)), 2):
+            axis = channel_axis if (first, other) == (A, B) else None
+            sums = values[first].less(values[other], first_input, count, axis)
             if sums is not None:
-                self._add((one, other), sums)
+                self._add((first, other), sums)
         if (A, B) not in self.sums:
             self.note = self.note or comparable(values[A].read(), values[B].read())
 
@@ -49,8 +49,8 @@ class Compared:
         for pair, sums in other.sums.items():
             self._add(pair, sums)
         self.dtype, self.note = other.dtype, self.note or other.note
-        for own, others in zip(self.shapes, other.shapes, strict=True):
-            own.merge(others)
+        for shapes, others in zip(self.shapes, other.shapes, strict=True):
+            shapes.merge(others)
 
     def _add(self, pair: tuple[int, int], sums: Sums) -> None:
         self.sums[pair] = self.sums[pair] + sums if pair in self.sums else sums

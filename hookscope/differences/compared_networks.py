@@ -54,8 +54,8 @@ def sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.D
 
 def separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
     """Return the other network, as a copy if it has modules of the first."""
-    own = {id(module) for module in loaded.module.modules()}
-    return copied(other) if any(id(module) in own for module in other.module.modules()) else other
+    module_ids = {id(module) for module in loaded.module.modules()}
+    return copied(other) if any(id(module) in module_ids for module in other.module.modules()) else other
 
 
 def in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:
@@ -76,22 +76,22 @@ def different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
     Raises:
         UsageError: If they take inputs of different kinds.
     """
-    one, two = loaded.preprocessing, other.preprocessing
+    first, two = loaded.preprocessing, other.preprocessing
     names = f"A ({loaded.info.name})", f"B ({other.info.name})"
-    if one.kind != two.kind:
-        raise UsageError(f"{names[0]} takes inputs of kind '{one.kind}', {names[1]} of kind '{two.kind}'.")
-    if one.mean != two.mean or one.std != two.std or one.crop != two.crop or one.resize != two.resize:
+    if first.kind != two.kind:
+        raise UsageError(f"{names[0]} takes inputs of kind '{first.kind}', {names[1]} of kind '{two.kind}'.")
+    if first.mean != two.mean or first.std != two.std or first.crop != two.crop or first.resize != two.resize:
         return [f"{names[1]} expects different preprocessing: both get A's."]
     return []
 
 
 def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
     """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
-    given = {"A": loaded, **({} if compiles else {"B": other})}
+    models = {"A": loaded, **({} if compiles else {"B": other})}
     return [
         f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
-        for letter, each in given.items()
-        if "_orig_mod" in each.module._modules
+        for letter, model in models.items()
+        if "_orig_mod" in model.module._modules
     ]
 
 
@@ -102,7 +102,7 @@ def training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> li
     """
     notes: list[str] = []
     modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
-    if all(map(all, (each.values() for each in modes))) or not any(map(any, (each.values() for each in modes))):
+    if all(map(all, (flags.values() for flags in modes))) or not any(map(any, (flags.values() for flags in modes))):
         return notes
     for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
         trained = [name for name in side.modules if training[name] and mode != "train"]

@@ -81,18 +81,18 @@ class KeptMaps:
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
         begins = {first.row for first in first_differences}
-        known = [(rows[each.key], each) for each in self._held if each.key in rows]
-        known.sort(key=lambda pair: (pair[0].label in begins, pair[1].rank), reverse=True)
-        chosen = sorted(known[:MOST_MAPS], key=lambda pair: pair[0].index)
+        pairs = [(rows[entry.key], entry) for entry in self._held if entry.key in rows]
+        pairs.sort(key=lambda pair: (pair[0].label in begins, pair[1].rank), reverse=True)
+        chosen = sorted(pairs[:MOST_MAPS], key=lambda pair: pair[0].index)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
 
     def _others(self) -> list[_Held]:
         """Return the maps kept only for their size, the smallest first."""
-        return sorted((each for each in self._held if not each.may_begin), key=lambda each: each.rank)
+        return sorted((item for item in self._held if not item.may_begin), key=lambda item: item.rank)
 
     def _drop(self) -> None:
         others = self._others()
-        while others and (len(others) > MOST_MAPS or sum(each.bytes for each in self._held) > _MOST_BYTES):
+        while others and (len(others) > MOST_MAPS or sum(item.bytes for item in self._held) > _MOST_BYTES):
             self._held.remove(others.pop(0))
 
 
@@ -105,11 +105,11 @@ def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | 
     if a.channel_axis is not None and difference.numel():
         channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
-    found = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
-    if found is None or found.values.nbytes > _MOST_BYTES_OF_ONE:
+    saved = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
+    if saved is None or saved.values.nbytes > _MOST_BYTES_OF_ONE:
         return None
-    is_part = found.values.numel() < difference.numel()  # whose rest is not held
-    return replace(found, values=found.values.clone()) if is_part else found
+    is_part = saved.values.numel() < difference.numel()  # whose rest is not held
+    return replace(saved, values=saved.values.clone()) if is_part else saved
 
 
 def _rank(relative_l2: float) -> float:
@@ -126,7 +126,7 @@ def _of_first(tensor: Tensor, count: int) -> Tensor:
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
     """Return A-B in float32, 0 where both are the same, NaN or infinite too."""
-    a, b = (each.detach().dequantize() if each.is_quantized else each.detach() for each in (a, b))
+    a, b = (tensor.detach().dequantize() if tensor.is_quantized else tensor.detach() for tensor in (a, b))
     if a.device != b.device or a.device.type == "mps":
         a, b = a.cpu(), b.cpu()
     if a.dtype == b.dtype == torch.float32:

@@ -60,7 +60,7 @@ def with_origins(
     begins = _begins(judged, eps, sizes)
     if not same_inputs:
         given_same = {row.label for row in judged if _has_equal_inputs(row)}
-        begins = [each for each in begins if each.row in given_same and not (each.in_own_code and not each.layer)]
+        begins = [first for first in begins if first.row in given_same and not (first.in_own_code and not first.layer)]
     if any(row.added is not None for row in rows):
         begins = _of_single_layers(judged, begins, eps, sizes)
     return tuple(judged), _sorted_by_stay(judged, begins)
@@ -104,22 +104,22 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.arriving_relative_l2, row.limit):
         begins.append(_first(rows, differing[0]))
     later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
-    inside = {each.layer for each in begins} | {each.layer for each in later}
+    inside = {start.layer for start in begins} | {entry.layer for entry in later}
     inside |= {rows[at].layer for at in differing if rows[at].arriving_relative_l2 is None}
-    layers = {each.layer for each in rows}
+    layers = {entry.layer for entry in rows}
     for row in later:
         if not any(is_inside(layer, row.layer) for layer in inside):
             in_own_code = _has_parts(row.layer, layers)
             begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
     by_layer: dict[str, FirstDifference] = {}
-    for each in begins:
-        by_layer.setdefault(each.layer, each)
+    for first in begins:
+        by_layer.setdefault(first.layer, first)
     return [*by_layer.values()]
 
 
 def _has_equal_inputs(row: DifferenceRow) -> bool:
-    given, total = row.arriving_relative_l2, _relative_l2(row)
-    return given is not None and given <= row.limit and not (total is not None and total <= row.limit + _GROWTH * given)
+    prior, total = row.arriving_relative_l2, _relative_l2(row)
+    return prior is not None and prior <= row.limit and not (total is not None and total <= row.limit + _GROWTH * prior)
 
 
 def _relative_l2(row: DifferenceRow) -> float | None:
@@ -134,11 +134,11 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     """
     row = rows[at]
     if not exceeds(row.arriving_relative_l2, row.limit):
-        in_own_code = _has_parts(row.layer, {each.layer for each in rows})
+        in_own_code = _has_parts(row.layer, {other.layer for other in rows})
         return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else _around(row.layer)
-    calls = {each.layer: each for each in reversed(rows[at:])}  # a module around the row finishes after it
+    calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
     while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
         around = _around(around)
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
@@ -148,16 +148,16 @@ def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDiffere
     """Return where differences begin, those last that are gone again before the next one begins."""
     places = {row.label: at for at, row in enumerate(rows)}
     passed_on = max((at for at, row in enumerate(rows) if _differs(row) and not _has_equal_inputs(row)), default=-1)
-    starts = sorted(places[each.row] for each in begins if _differs(rows[places[each.row]]))
-    found = []
-    for each in begins:
-        at = places[each.row]
+    starts = sorted(places[difference.row] for difference in begins if _differs(rows[places[difference.row]]))
+    differences = []
+    for first in begins:
+        at = places[first.row]
         end = next((start for start in starts if start > at), None)
         gone_at = _gone_at(rows[at:end], is_last=end is None)
         if not gone_at and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
             gone_at = next(row.label for row in rows[at:] if not _differs(row))
-        found.append(replace(each, gone_at=gone_at))
-    return tuple(sorted(found, key=lambda each: bool(each.gone_at)))
+        differences.append(replace(first, gone_at=gone_at))
+    return tuple(sorted(differences, key=lambda difference: bool(difference.gone_at)))
 
 
 def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
@@ -188,7 +188,7 @@ def _of_single_layers(
     A container is among them only if the layers inside it add none.
     """
     layers = {row.layer for row in rows}
-    first_differences = {each.layer: each for each in first}
+    first_differences = {difference.layer: difference for difference in first}
     for row in _adding(rows, eps, sizes):
         first_differences.setdefault(
             row.layer, FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), _added(row))
@@ -203,8 +203,8 @@ def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
 
 
 def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
-    inside = [each for each in layers if is_inside(each, layer)]
-    return sizes.get(layer, 1) + sum(sizes.get(each, 1) for each in inside)
+    inside = [name for name in layers if is_inside(name, layer)]
+    return sizes.get(layer, 1) + sum(sizes.get(name, 1) for name in inside)
 
 
 def _added(row: DifferenceRow) -> float:

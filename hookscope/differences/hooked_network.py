@@ -187,10 +187,10 @@ class HookedNetwork:
         self.recorder.start(batch.indices, pictures=batch.pictures)
         with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
             finished = self._forward(batch)
-            for each in self._captured.restart():
-                if each.value is not None:
-                    key = (each.layer, each.call, each.value)
-                    self.passed_through[key] = each.passed_through and self.passed_through.get(key, True)
+            for observation in self._captured.restart():
+                if observation.value is not None:
+                    key = (observation.layer, observation.call, observation.value)
+                    self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
         self._observer, self.rewinds = None, bool(finished.message)  # with the observer go values of tensors
         return finished
 
@@ -236,32 +236,34 @@ class HookedNetwork:
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
         """Show the observer an output that has a partner; return the output's index among the call's tensors."""
         place = (call.layer, call.call)
-        which = self._counts[place]
+        index = self._counts[place]
         self._counts[place] += 1
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
-        if (*place, which) not in self.output_forms:
+        if (*place, index) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
             shape = () if tensor.is_nested else tuple(tensor.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            names = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
+            names = () if call.operation is None else [self._stored_name(source, tensor) for _, source in call.inputs]
             label = row_label(call.layer, call.call, slot)
             form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
-            self.output_forms[*place, which] = form
+            self.output_forms[*place, index] = form
         partner, observer = self.partner(place), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
-            inputs = [overwrote] if overwrote else [version_of(physical(given)[0]) for _, given in call.inputs]
-            grids = () if self.recorder.places is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
-            kept = self._kept.get(call.layer) if not which else None
+            inputs = [overwrote] if overwrote else [version_of(physical(source)[0]) for _, source in call.inputs]
+            grids = (
+                () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
+            )
+            kept = self._kept.get(call.layer) if not index else None
             before = kept.pop() if kept else None
-            key = (*partner, which)
+            key = (*partner, index)
             observer.observe(PairedOutput(key, call.layer, version_of(tensor), axis, grids, inputs, before))
-        return which
+        return index
 
-    def _stored_name(self, given: Tensor, output: Tensor) -> str | None:
-        if given is output:
+    def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
+        if source is output:
             return None
-        tensor, name, version = self._stored.get(id(given), (None, "", 0))
+        tensor, name, version = self._stored.get(id(source), (None, "", 0))
         return name if tensor is not None and tensor._version == version else ""
 
     def run_alone(self, layer: str, args: Any, kwargs: Any, kept: Any) -> list[Tensor]:
@@ -309,19 +311,19 @@ class HookedNetwork:
             casting = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             self._keep(layer, (*casting, RandomStates()))
 
-    def _keep(self, layer: str, what: Any) -> None:
+    def _keep(self, layer: str, state: Any) -> None:
         # Nested calls need several; calls that raised leave extra ones.
-        self._kept[layer] = [*self._kept.get(layer, [])[-3:], what]
+        self._kept[layer] = [*self._kept.get(layer, [])[-3:], state]
 
     def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_alone or self._observer is None:
             return
         place = (layer, self._counts[layer])
         self._counts[layer] += 1
-        given, partner = tensors_given(args, kwargs), self.partner(place)
-        if given and partner is not None:
+        inputs, partner = tensors_given(args, kwargs), self.partner(place)
+        if inputs and partner is not None:
             with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
-                tensor = physical(given[0][1])[0]
+                tensor = physical(inputs[0][1])[0]
                 self._overwrote[place] = value = self._observer.versions.of(tensor)
                 self._observer.overwrites(partner, value)
 
@@ -354,12 +356,12 @@ class RandomStates:
 
 def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:
     """Return the parameters, buffers and other tensors that modules hold, by `id`, with names and versions."""
-    found: dict[int, tuple[Tensor, str, int]] = {}
+    stored: dict[int, tuple[Tensor, str, int]] = {}
     for name, module in modules.items():
         for key, value in {**vars(module), **module._buffers, **module._parameters}.items():
             if isinstance(value, Tensor) and not value.is_inference():
-                found.setdefault(id(value), (value, f"{name}.{key}" if name else key, value._version))
-    return found
+                stored.setdefault(id(value), (value, f"{name}.{key}" if name else key, value._version))
+    return stored
 
 
 def layers_to_hook(
@@ -369,12 +371,12 @@ def layers_to_hook(
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
     wanted |= around(wanted)
     held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-    return {name: each for name, each in inspected.modules.items() if name in wanted and not isinstance(each, held)}
+    return {name: layer for name, layer in inspected.modules.items() if name in wanted and not isinstance(layer, held)}
 
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the parameters that a module owns itself."""
-    return tuple(tuple(each.shape) for each in owned_parameters(module))
+    return tuple(tuple(parameter.shape) for parameter in owned_parameters(module))
 
 
 def coarsest_eps(networks: Sequence[HookedNetwork]) -> float:
@@ -395,11 +397,11 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
     device, dtype = network.inspected.placed
     kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
     kinds += [network.options.autocast] if network.options.autocast else []
-    known = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
+    epsilons = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
     cudnn: Any = torch.backends.cudnn
     if device.startswith("cuda") and torch.float32 in kinds and cudnn.conv.fp32_precision == "tf32":
-        known.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
-    return max(known)
+        epsilons.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
+    return max(epsilons)
 
 
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:

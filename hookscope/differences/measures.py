@@ -119,21 +119,21 @@ def sums_of(a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None
         first_input: Position in the run of the first input on axis 0.
         channel_axis: The axis that counts channels; None if none does.
     """
-    found = squared_sums(a, b, channel_axis)
-    if found is not None:
+    squared = squared_sums(a, b, channel_axis)
+    if squared is not None:
         sums = Sums(
-            found.a,
-            found.b,
-            found.product,
-            found.difference,
-            found.max_abs,
-            found.max_at,
-            found.max_value,
-            found.unequal,
+            squared.a,
+            squared.b,
+            squared.product,
+            squared.difference,
+            squared.max_abs,
+            squared.max_at,
+            squared.max_value,
+            squared.unequal,
             a.numel(),
-            found.mismatched,
-            _nonfinite(a, b) if found.mismatched else _NONE,
-            found.squares,
+            squared.mismatched,
+            _nonfinite(a, b) if squared.mismatched else _NONE,
+            squared.squares,
         )
     elif comparable(a, b):
         return None
@@ -219,7 +219,7 @@ def comparable(a: Tensor, b: Tensor) -> str:
 
 def _sizes(tensor: Tensor) -> list[torch.Size]:
     """Return the shape of a tensor, of a nested one those of its parts."""
-    return [each.shape for each in tensor.unbind()] if tensor.is_nested else [tensor.shape]
+    return [part.shape for part in tensor.unbind()] if tensor.is_nested else [tensor.shape]
 
 
 def plain(tensor: Tensor, device: torch.device) -> Tensor:
@@ -260,8 +260,8 @@ def culprit(sums: Sums) -> ChannelShare | None:
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> NDArray[np.float64]:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
-    for one, other in zip(a, b, strict=True):
-        differences = (one.double() - other.double()).movedim(axis - 1, 0).reshape(a.shape[axis], -1)
+    for sample, other in zip(a, b, strict=True):
+        differences = (sample.double() - other.double()).movedim(axis - 1, 0).reshape(a.shape[axis], -1)
         total += differences.square_().sum(1).cpu()
     return total.numpy()
 

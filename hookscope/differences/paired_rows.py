@@ -36,7 +36,7 @@ def paired_rows(
 
 def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
     measured = row.output.sums.get((A, B))
-    given, total, arriving = _given(form, other, row)
+    words, total, arriving = _given(form, other, row)
     error, error_b = row.output.errors
     return DifferenceRow(
         index=index,
@@ -54,7 +54,7 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
         input_relative_l2=total,
         arriving_relative_l2=arriving,
         source="" if form.operation is None else form.operation.source,
-        given=given,
+        given=words,
         added=None if row.added is None else row.added.measured(row.output.dtype),
         error=error,
         error_b=error_b,
@@ -71,16 +71,16 @@ def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | 
     total = row.input_relative_l2
     if form.operation is None or other.operation is None:
         return "", total, total
-    one, two = (
+    of_a, two = (
         {path: repr(value) for path, value in operation.constants} for operation in (form.operation, other.operation)
     )
-    differing = [path for path in one if two.get(path, one[path]) != one[path]]
-    parts = [] if sorted(one.values()) == sorted(two.values()) else [_constant(path, one, two) for path in differing]
+    differing = [path for path in of_a if two.get(path, of_a[path]) != of_a[path]]
+    parts = [] if sorted(of_a.values()) == sorted(two.values()) else [_constant(path, of_a, two) for path in differing]
     if None in form.inputs:
         return in_words(parts), None, None
     if row.input_shapes_differ or len(row.inputs) != len(form.inputs):
         return in_words(parts), total, total
-    amounts = [(name, each.relative_l2) for name, each in zip(form.inputs, row.inputs, strict=True)]
+    amounts = [(name, sums.relative_l2) for name, sums in zip(form.inputs, row.inputs, strict=True)]
     stored = [(printable(name), figure(value, 3)) for name, value in amounts if name and value]
     parts += [f"given {name}, which differs by {amount}" for name, amount in stored]
     arriving = [value for name, value in amounts if not name]
@@ -89,9 +89,9 @@ def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | 
     return in_words(parts), total, math.nan if any(map(math.isnan, arriving)) else max(arriving)
 
 
-def _constant(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> str:
+def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str:
     name = f"{path[2:-2]}=" if path.startswith("['") else ""
-    return f"given {name}{printable(one[path], 40)} in A and {name}{printable(two[path], 40)} in B"
+    return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(two[path], 40)} in B"
 
 
 def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
@@ -127,7 +127,7 @@ def _unpaired(
 
 def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
     namesake = pairing.namesake(place[0])
-    own, others = (
+    calls, others = (
         Counter((layer, call) for layer, call, _ in side.output_forms if layer == name)
         for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
     )
@@ -135,9 +135,9 @@ def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str
         return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
     if not others:
         return f"{title} does not call it"
-    if len(own) != len(others):
-        return f"called {_times(len(own))} here, {_times(len(others))} by {title}"
-    fewer = others[namesake[0], place[1]] < own[place[:2]]
+    if len(calls) != len(others):
+        return f"called {_times(len(calls))} here, {_times(len(others))} by {title}"
+    fewer = others[namesake[0], place[1]] < calls[place[:2]]
     return f"{title} {FEWER_TENSORS}" if fewer else UNPAIRED_CALL
 
 

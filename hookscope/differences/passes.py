@@ -43,7 +43,7 @@ class Row:
         """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
         if self.input_shapes_differ:
             return math.inf
-        values = [each.relative_l2 for each in self.inputs]
+        values = [sums.relative_l2 for sums in self.inputs]
         return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
 
     def merge(self, other: "Row") -> None:
@@ -150,8 +150,8 @@ class Passes:
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
-            sums = [one.less(other, *batch) for one, other in zip(a.inputs, b.inputs, strict=True)]
-            row.inputs = tuple([each for each in sums if each is not None]) if None not in sums else ()
+            sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
+            row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
         if self.shadows:
             self._shadow(row, a, b)
@@ -168,8 +168,8 @@ class Passes:
 
     def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
         """Compare A's output with that of B's layer on A's input."""
-        key, which = a.key[:2], a.key[2]
-        if which == 0:
+        key, index = a.key[:2], a.key[2]
+        if index == 0:
             if a.kept is None or b.layer not in self.networks[B].hooked:
                 return
             like = iter(b.inputs)
@@ -182,8 +182,8 @@ class Passes:
                 row.note = f"B's layer on A's input: {exception_line(error)}"
                 return
         outputs = self._shadowed.get(key, [])
-        if which < len(outputs):
-            row.added = sums_of(a.value.read(), outputs[which])
+        if index < len(outputs):
+            row.added = sums_of(a.value.read(), outputs[index])
 
 
 def _keep(outputs: dict[Key, PairedOutput], seen: PairedOutput) -> None:

@@ -32,7 +32,7 @@ class RowPair:
 
     def measured(self, measures: Measures | None, note: str) -> DifferenceRow:
         """Return the row of the pair."""
-        one, other = self.a.statistics, self.b.statistics
+        statistics, other = self.a.statistics, self.b.statistics
         return DifferenceRow(
             index=self.a.index,
             layer=self.call[0],
@@ -41,9 +41,9 @@ class RowPair:
             label_b=self.label_b,
             kind_b=self.b.kind,
             matched=self.matched,
-            shape=one.shape,
+            shape=statistics.shape,
             shape_b=other.shape,
-            dtype=one.dtype,
+            dtype=statistics.dtype,
             dtype_b=other.dtype,
             measures=measures,
             source=self.a.source if isinstance(self.a, LayerRow) else "",
@@ -74,9 +74,9 @@ def pair_rows(
     pairs: list[RowPair] = []
     taken: set[int] = set()
     for row in a:
-        found = _partner(row, pairing, by_place, by_label)
-        if found is not None and found[0].index not in taken:
-            other, how = found
+        partner = _partner(row, pairing, by_place, by_label)
+        if partner is not None and partner[0].index not in taken:
+            other, how = partner
             taken.add(other.index)
             pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
     have = {pair.a.index for pair in pairs}
@@ -90,20 +90,20 @@ def pair_gradients(
     partner: Callable[[CallKey], tuple[CallKey, Match] | None],
 ) -> Iterator[RowPair]:
     """Pair the gradients that either side has of outputs and inputs, those of a call in their order."""
-    known: dict[tuple[CallKey, str], list[GradientRow]] = {}
+    by_call: dict[tuple[CallKey, str], list[GradientRow]] = {}
     for row in b:
-        known.setdefault((_call(row), row.role), []).append(row)
+        by_call.setdefault((_call(row), row.role), []).append(row)
     counts: Counter[tuple[CallKey, str]] = Counter()
     for row in a:
         call = _call(row)
-        which, counts[call, row.role] = counts[call, row.role], counts[call, row.role] + 1
-        found = partner(call)
-        if found is None:
+        index, counts[call, row.role] = counts[call, row.role], counts[call, row.role] + 1
+        matched = partner(call)
+        if matched is None:
             continue
-        others = known.get((found[0], row.role), [])
-        if which < len(others) and _arrived(row, others[which]):
-            label, label_b = (f"{each.label} grad_{each.role}" for each in (row, others[which]))
-            yield RowPair(row, others[which], call, found[0], label, label_b, found[1])
+        others = by_call.get((matched[0], row.role), [])
+        if index < len(others) and _arrived(row, others[index]):
+            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, others[index]))
+            yield RowPair(row, others[index], call, matched[0], label, label_b, matched[1])
 
 
 def partners(pairs: Sequence[RowPair]) -> dict[str, tuple[str, Match]]:
@@ -115,11 +115,11 @@ def pair_parameters(
     a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
 ) -> Iterator[RowPair]:
     """Pair the gradients that either side has of parameters, by their names within the layers that are paired."""
-    known = {row.name: row for row in b}
+    by_name = {row.name: row for row in b}
     for row in a:
         owner, dot, name = row.name.rpartition(".")
         partner, how = layers.get(owner, (owner, "name"))
-        other = known.get(f"{partner}{dot}{name}")
+        other = by_name.get(f"{partner}{dot}{name}")
         if other is not None and _arrived(row, other):
             yield RowPair(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
 
@@ -139,9 +139,9 @@ def _partner(
     by_label: Mapping[str, LayerRow],
 ) -> tuple[LayerRow, Match] | None:
     """Return the row of B that belongs to a row of A; one that B folded into another is found by its label."""
-    found = pairing.partner(_call(row))
-    if found is not None and (other := by_place.get((*found[0], row.slot))) is not None:
-        return other, found[1]
+    partner = pairing.partner(_call(row))
+    if partner is not None and (other := by_place.get((*partner[0], row.slot))) is not None:
+        return other, partner[1]
     for label in (row.label, *row.also):
         if label in by_label:
             return by_label[label], "name"
@@ -160,16 +160,16 @@ def _calls(rows: Sequence[LayerRow]) -> list[Call]:
     for row in rows:
         calls.setdefault(_call(row), []).append(row)
     return [
-        Call(key, own[0].kind, tuple([row.shape[1:] for row in own]), ((own[0].parameter_count,),))
-        for key, own in calls.items()
+        Call(key, group[0].kind, tuple([row.shape[1:] for row in group]), ((group[0].parameter_count,),))
+        for key, group in calls.items()
     ]
 
 
 def _wrapped(layers: Sequence[LayerRow], others: Sequence[LayerRow]) -> set[str]:
     """Return the layers without parts of which the other run has rows of parts alone: modules of their name."""
-    own, named = ({row.layer for row in rows if row.owner is None} for rows in (layers, others))
+    listed, named = ({row.layer for row in rows if row.owner is None} for rows in (layers, others))
     inside, parts = (around(row.layer.replace(":", ".") for row in rows) for rows in (layers, others))
-    return (own - named - inside) & parts
+    return (listed - named - inside) & parts
 
 
 def _alone(
@@ -178,7 +178,7 @@ def _alone(
     other = "B" if side == "A" else "A"
     for row in rows:
         if row.index not in taken:
-            what = "operation" if row.owner is not None else "layer"
-            reason = f"{other} has no such {'output' if row.layer in others else what}"
+            kind = "operation" if row.owner is not None else "layer"
+            reason = f"{other} has no such {'output' if row.layer in others else kind}"
             reason = f"{other}{PARTS_ALONE}" if row.layer in wrapped else reason
             yield Unmatched(side, row.label, row.kind, row.shape, reason)

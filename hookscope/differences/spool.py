@@ -50,9 +50,9 @@ class Value:
             count: Number of inputs in the batch.
             channel_axis: The axis that counts channels; None if none does.
         """
-        known = other.sums.get(self.number)
-        if self.number in other.sums and (known is None or channel_axis is None or known.squares is not None):
-            return known
+        cached = other.sums.get(self.number)
+        if self.number in other.sums and (cached is None or channel_axis is None or cached.squares is not None):
+            return cached
         a, b = self.read(), other.read()
         sums = None
         if a is not None and b is not None:
@@ -107,9 +107,9 @@ class Versions:
         """Return the value that a tensor has now."""
         if tensor.is_inference():  # writes to it are not counted
             return self.make(tensor)
-        known, version = self._known.get(id(tensor)), tensor._version
-        if known is not None and known[0]() is tensor and known[1] == version:
-            return known[2]
+        cached, version = self._known.get(id(tensor)), tensor._version
+        if cached is not None and cached[0]() is tensor and cached[1] == version:
+            return cached[2]
         value = self.make(tensor)
         self._known[id(tensor)] = weakref.ref(tensor), version, value
         return value

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
-from hookscope.results.differences import DifferenceRow, Exceeded, Measures, OutputDifference
+from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding
 from hookscope.text import safe_text
 
 T = TypeVar("T", DifferenceRow, OutputDifference)
@@ -63,44 +63,44 @@ def parse_condition(text: str) -> Condition:
     Raises:
         UsageError: If it is malformed.
     """
-    found = _FORM.fullmatch(text.strip())
-    known = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    names = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
+    if match is None:
         raise UsageError(
             f"{arg('fail_over')} {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'."
         )
-    measure, pattern = found["measure"], found["pattern"]
-    if measure not in known:
-        measures = ", ".join(dict.fromkeys(known))
+    measure, pattern = match["measure"], match["pattern"]
+    if measure not in names:
+        measures = ", ".join(dict.fromkeys(names))
         raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
     try:
-        limit = float(found["limit"])
+        limit = float(match["limit"])
     except ValueError:
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {found['limit']!r} is not a number.") from None
+        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {match['limit']!r} is not a number.") from None
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
         raise UsageError(
             f"{arg('fail_over')} {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
         )
     parsed = None if pattern is None or of_output else parse_pattern(pattern)
-    return Condition(text, parsed, of_output, measure, found["sign"] == ">", limit)
+    return Condition(text, parsed, of_output, measure, match["sign"] == ">", limit)
 
 
 def exceeded(
     conditions: Sequence[Condition], rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
-) -> tuple[Exceeded, ...]:
+) -> tuple[ToleranceFinding, ...]:
     """Return the rows and outputs that are beyond a condition.
 
     Raises:
         LayerNotFoundError: If the pattern of a condition matches no row.
         UsageError: If a condition's measure was not taken.
     """
-    return tuple(each for condition in conditions for each in _exceeded(condition, rows, outputs))
+    return tuple(breach for condition in conditions for breach in _exceeded(condition, rows, outputs))
 
 
 def _exceeded(
     condition: Condition, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
-) -> Iterator[Exceeded]:
+) -> Iterator[ToleranceFinding]:
     measure = condition.measure
     meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
     if condition.pattern is not None and not meant:
@@ -113,17 +113,17 @@ def _exceeded(
         raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
     for label, value in values:
         if value is not None and condition.holds(value):
-            yield Exceeded(condition.text, label, value)
+            yield ToleranceFinding(condition.text, label, value)
 
 
 def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:
     return pattern is None or pattern.matches(row.layer, row.kind)
 
 
-def _value(judged: T, own: Mapping[str, Callable[[T], float | None]], measure: str) -> float | None:
+def _value(judged: T, getters: Mapping[str, Callable[[T], float | None]], measure: str) -> float | None:
     """Return a measure of a row or an output; NaN, beyond every limit, if a value is not finite on one side only."""
-    if measure in own:
-        return own[measure](judged)
+    if measure in getters:
+        return getters[measure](judged)
     measures: Measures | None = judged.measures
     if measures is None or measure not in _MEASURES:
         return None

@@ -130,18 +130,18 @@ class Compiled:
         self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float, *, differs: bool
     ) -> list[str]:
         """Return what was not compiled, and whether the whole differs though no block does."""
-        found = []
+        messages = []
         as_written = [name for name in self._ran() if not self._graphs[name] and [*self.blocks[name].parameters()]]
         if as_written:
             names = some_of([printable(name, 80) for name in as_written], 3)
-            found.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
+            messages.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
         if not differs and any(output.measures and exceeds(output.measures.relative_l2, limit) for output in outputs):
-            found.append(
+            messages.append(
                 "The whole network, compiled in one piece, differs beyond rounding, though no block does that is "
                 "compiled by itself: the difference arises in what torch.compile makes of several blocks together."
             )
-        return found
+        return messages
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -156,12 +156,12 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
     causes: list[BaseException] = [error]
     for cause in causes:  # the list grows by the causes of each
         inner = (getattr(cause, "inner_exception", None), cause.__cause__, cause.__context__)
-        causes += [one for one in inner if isinstance(one, BaseException) and one not in causes]
+        causes += [nested for nested in inner if isinstance(nested, BaseException) and nested not in causes]
     kinds = {type(cause).__name__ for cause in causes}
-    for kind, what in (("InvalidCxxCompiler", "a C++ compiler (g++, or what CXX names)"), ("TritonMissing", "Triton")):
+    for kind, tool in (("InvalidCxxCompiler", "a C++ compiler (g++, or what CXX names)"), ("TritonMissing", "Triton")):
         if kind in kinds:
             return UsageError(
-                f"torch.compile needs {what} and finds none: install it, or leave out {arg('compile_b')}."
+                f"torch.compile needs {tool} and finds none: install it, or leave out {arg('compile_b')}."
             )
     where = f" at {printable(block, 80)}" if block else ""
     return ModelError(f"{title} cannot be compiled{where}: {exception_line(causes[-1])}. Leave out {arg('compile_b')}.")
@@ -187,7 +187,7 @@ def compile_in_blocks(
     a, b = networks[:2]
     modules_a, modules_b = a.inspected.modules, b.inspected.modules
     shapes_a, shapes_b = (
-        {name: parameter_shapes(each) for name, each in side.items()} for side in (modules_a, modules_b)
+        {name: parameter_shapes(module) for name, module in side.items()} for side in (modules_a, modules_b)
     )
     named = match_names(shapes_a, shapes_b, maps)
     called_a, called_b = (
@@ -200,7 +200,7 @@ def compile_in_blocks(
         around = {name for name in modules if any(is_inside(block, name) for block in blocks)}
         if chosen and network is not b:
             network.selected = {
-                name: each for name, each in network.selected.items() if name in blocks or name in around
+                name: module for name, module in network.selected.items() if name in blocks or name in around
             }
         else:
             network.selected = {name: modules[name] for name in blocks}
@@ -231,8 +231,8 @@ def partition(
     while waiting:
         name = waiting.pop(0)
         inside = [module for module in modules if is_inside(module, name)]
-        runs_inside = name not in called and any(each in called for each in inside)
-        if runs_inside or any(each in wanted for each in inside):
+        runs_inside = name not in called and any(child in called for child in inside)
+        if runs_inside or any(child in wanted for child in inside):
             waiting[:0] = _children(name, modules)
         elif not isinstance(modules[name], _HELD):
             blocks.append(name)
@@ -246,9 +246,9 @@ def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
 def _whole(network: HookedNetwork) -> HookedNetwork:
     """Return a network without hooks that runs a copy of the network, on the same parameters."""
     module = network.inspected.network
-    known: dict[int, Any] = {id(each): each for each in module.parameters()}
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     try:
-        copy = deepcopy(module, copied_results(module) | known)
+        copy = deepcopy(module, copied_results(module) | memo)
     except Exception as error:
         raise UsageError(
             f"{network.title} cannot be copied to be compiled in one piece: {exception_line(error)}. Leave out "

@@ -89,36 +89,36 @@ class AttentionMode(TorchFunctionMode):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and look at it if it is part of an attention."""
-        given = kwargs or {}
+        keywords = kwargs or {}
         if torch.compiler.is_dynamo_compiling():  # flex attention compiles itself, and traces this function, too
-            return func(*args, **given)
+            return func(*args, **keywords)
         name = operation_name(func)
         if name not in _LOOKED_AT:
-            return run_networks(func, args, given)
+            return run_networks(func, args, keywords)
         call = MultiHeadCall()
-        output = run_networks(call.noting(func) if name == _MULTI_HEAD else func, args, given)
+        output = run_networks(call.noting(func) if name == _MULTI_HEAD else func, args, keywords)
         if name == _FUSED:
-            self._attention("scaled dot product", of_scaled_dot_product, args, given, sys._getframe(1))
+            self._attention("scaled dot product", of_scaled_dot_product, args, keywords, sys._getframe(1))
         elif name == _MULTI_HEAD:
-            self._attention("multi-head", call.rows, args, given, sys._getframe(1))
+            self._attention("multi-head", call.rows, args, keywords, sys._getframe(1))
         elif name == _FLEX:
             self._hand_on("flex", sys._getframe(1), None, "flex attention")
         elif name in _PRODUCTS:
-            met = self._products.product(name, args, given)
+            met = self._products.product(name, args, keywords)
             if met is not None:
                 self._met(met, sys._getframe(1))
         elif name in FOLLOWED:
             with torch.no_grad():
-                self._products.follow(name, func, args, given, output)
+                self._products.follow(name, func, args, keywords, output)
         elif isinstance(output, Tensor):
-            self._note(name, args, given, output)
+            self._note(name, args, keywords, output)
         return output
 
     def _note(self, name: str, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> None:
         """Note what places of tokens, or the weights of an attention, are known by."""
         if name == "softmax":
             if self._products.begin(args, kwargs, output):
-                self.softmaxes |= {each.name: None for each in running_modules(sys._getframe(2), self._names)[:1]}
+                self.softmaxes |= {module.name: None for module in running_modules(sys._getframe(2), self._names)[:1]}
         elif name in _GRIDS and output.dim() == 4:
             self._grids.append((output.shape[-2], output.shape[-1]))
             if self._patches is None and name == "conv2d" and _cuts_patches(args, kwargs):
@@ -158,14 +158,14 @@ class AttentionMode(TorchFunctionMode):
 
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
-        given = args[0] if args else kwargs.get("input")
+        tensor = args[0] if args else kwargs.get("input")
         shifts = kwargs.get("shifts", args[1] if len(args) > 1 else None)
         axes = kwargs.get("dims", args[2] if len(args) > 2 else None)
-        if not isinstance(given, Tensor) or given.dim() != 4 or tuple(axes or ()) != (1, 2):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(axes or ()) != (1, 2):
             return
         down, across = (int(shift) for shift in shifts)
         if down <= 0 and across <= 0:
-            self._roll = ((given.shape[1], given.shape[2]), (-down, -across))
+            self._roll = ((tensor.shape[1], tensor.shape[2]), (-down, -across))
 
 
 def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -75,9 +75,9 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: n
     elif maker is None:
         reason = "nothing before it requires a gradient"
     elif isinstance(maker, str):
-        cut = any(given.requires_grad for _, given in inputs)
+        cut = any(value.requires_grad for _, value in inputs)
         reason = "the operation cuts it off" if cut else "nothing before it requires a gradient"
-    elif any(given.requires_grad for _, given in inputs) or any(each.requires_grad for each in maker.parameters()):
+    elif any(value.requires_grad for _, value in inputs) or any(weight.requires_grad for weight in maker.parameters()):
         reason = "it was cut off inside the module (no_grad or detach)"
     else:
         reason = "no parameter before it is trainable"
@@ -243,14 +243,14 @@ def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list
         if key[3] == "output":
             sites.setdefault(node, []).append(key)
     places = {key: place for place, key in enumerate(nodes)}
-    found: dict[SiteKey, list[SiteKey | None]] = {}
+    by_site: dict[SiteKey, list[SiteKey | None]] = {}
     for node, keys in sites.items():
         if node is loss.grad_fn or node in users:
             met = _first_met(node, users, sites)
-            direct = sorted([key for each in met for key in sites.get(each, ())], key=lambda key: places[key])
-            by_loss = node is loss.grad_fn or any(each not in sites for each in met)
-            found |= dict.fromkeys(keys, [*direct, None] if by_loss else [*direct])
-    return found
+            direct = sorted([key for reader in met for key in sites.get(reader, ())], key=lambda key: places[key])
+            by_loss = node is loss.grad_fn or any(reader not in sites for reader in met)
+            by_site |= dict.fromkeys(keys, [*direct, None] if by_loss else [*direct])
+    return by_site
 
 
 def _users(loss: Tensor) -> dict[Node, list[Node]]:

@@ -74,8 +74,8 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
     known_codes = _known_codes
     while frame is not None:
         code = frame.f_code
-        known = known_codes.get(id(code))  # by hand what `whose_code` does: this runs at every torch function
-        kind = whose_code(code) if known is None else known[1]
+        cached = known_codes.get(id(code))  # by hand what `whose_code` does: this runs at every torch function
+        kind = whose_code(code) if cached is None else cached[1]
         if kind == "network":
             return frame
         if kind == "torch":
@@ -93,10 +93,10 @@ _known_lines: dict[tuple[int, int], str] = {}
 
 def whose_code(code: CodeType) -> Whose:
     """Classify code by its owner; torch's is "module" around every forward, "wrapper" around a public function."""
-    known = _known_codes.get(id(code))
-    if known is None:
-        known = _known_codes[id(code)] = code, _whose(code.co_filename)
-    return known[1]
+    cached = _known_codes.get(id(code))
+    if cached is None:
+        cached = _known_codes[id(code)] = code, _whose(code.co_filename)
+    return cached[1]
 
 
 def _whose(path: str) -> Whose:
@@ -139,8 +139,8 @@ def is_operators(code: CodeType) -> bool:
 
 def have_own_operations(modules: Iterable[nn.Module]) -> bool:
     """Tell whether any module's forward is not torch's own, so that operations in it are the network's."""
-    known: dict[type, bool] = {}
-    return any(runs_networks_code(module, known) and not stands_for_torchs(module) for module in modules)
+    cache: dict[type, bool] = {}
+    return any(runs_networks_code(module, cache) and not stands_for_torchs(module) for module in modules)
 
 
 def stands_for_torchs(module: nn.Module) -> bool:
@@ -148,14 +148,14 @@ def stands_for_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
 
 
-def runs_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:
-    """Tell whether a module's forward is the network's own code; `known` caches the answer for each class."""
+def runs_networks_code(module: nn.Module, cache: dict[type, bool]) -> bool:
+    """Tell whether a module's forward is the network's own code; `cache` caches the answer for each class."""
     kind = type(module)
     if "forward" in vars(module):
         return _is_networks(module, vars(module)["forward"])
-    if kind not in known:
-        known[kind] = _is_networks(module, getattr(kind, "forward", None))
-    return known[kind]
+    if kind not in cache:
+        cache[kind] = _is_networks(module, getattr(kind, "forward", None))
+    return cache[kind]
 
 
 def _is_networks(module: nn.Module, forward: object) -> bool:

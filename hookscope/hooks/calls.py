@@ -20,7 +20,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import is_traced, plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place, physical
+from hookscope.hooks.observed import ModuleCall, Observation, Operation, RowKey, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
 
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
     call: ModuleCall
     versions: list[int]
     args: tuple[Any, ...]
-    sources: tuple[Place | str, ...]
+    sources: tuple[RowKey | str, ...]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -141,7 +141,7 @@ class CallHooks(Generic[T]):
             index = self._count(layer, inputs, recomputes=recomputes)
             if index is None:
                 return None
-            sources: tuple[Place | str, ...] = ()
+            sources: tuple[RowKey | str, ...] = ()
             if self.with_operations:
                 sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
             call = ModuleCall(layer, module, index, inputs)
@@ -155,17 +155,17 @@ class CallHooks(Generic[T]):
         call = self._begin(layer, module, inputs)
         if call is None:
             return None
-        given: object = None
+        replaced: object = None
         if self.watch is not None and self.watch.replaces_inputs(type(module)):
             with self.lock, self._without_overrides(inputs, ()):
-                args, kwargs = given = self.watch.inputs(call, args, kwargs)
+                args, kwargs = replaced = self.watch.inputs(call, args, kwargs)
                 before, inputs = inputs, tensors_given(args, kwargs)
                 self._identities.replaced(before, inputs)
             call = call._replace(inputs=inputs)
         with self._without_overrides(inputs, ()):
             sources = self._identities.sources(inputs, self.names) if self.with_operations else ()
             entries.append(Entry(id(sys._getframe(1)), call, _versions(inputs), args, sources))
-        return given
+        return replaced
 
     def forward_hook(
         self, entries: list[Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
@@ -176,14 +176,14 @@ class CallHooks(Generic[T]):
         entry = _ended(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of a call that was observed when it first ran
             return None
-        given = entry.call.inputs
-        with self._without_overrides(given, ()):
-            in_place = entry.versions != _versions(given)
+        inputs = entry.call.inputs
+        with self._without_overrides(inputs, ()):
+            in_place = entry.versions != _versions(inputs)
         if entry.args is not args:  # torch, or a later hook, has replaced the inputs
-            given = [*given, *tensors_given(args, kwargs)]
-        return self._end(entry.call, given, entry.sources, output, in_place=in_place)
+            inputs = [*inputs, *tensors_given(args, kwargs)]
+        return self._end(entry.call, inputs, entry.sources, output, in_place=in_place)
 
-    def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[Place | str, ...]]:
+    def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[RowKey | str, ...]]:
         """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
         with self.lock, _plainly(inputs):  # the mode is off while it runs
             return _versions(inputs), self._identities.sources(inputs, self.names)
@@ -194,7 +194,7 @@ class CallHooks(Generic[T]):
         module: nn.Module,
         operation: Operation,
         inputs: Sequence[tuple[str, Tensor]],
-        begun: tuple[list[int], tuple[Place | str, ...]],
+        begun: tuple[list[int], tuple[RowKey | str, ...]],
         output: object,
         outputs: Sequence[tuple[str, Tensor]],
     ) -> object:
@@ -247,22 +247,22 @@ class CallHooks(Generic[T]):
     def _end(
         self,
         call: ModuleCall,
-        given: Sequence[tuple[str, Tensor]],
-        sources: tuple[Place | str, ...],
+        inputs: Sequence[tuple[str, Tensor]],
+        sources: tuple[RowKey | str, ...],
         output: object,
         *,
         in_place: bool,
     ) -> object:
         """Observe the output of a call; return its replacement, or None to keep it."""
         outputs = tensors_in(output)
-        with self.lock, self._without_overrides(given, outputs):
-            return self._finish(call, given, sources, output, outputs, in_place=in_place, recomputes=_recomputes())
+        with self.lock, self._without_overrides(inputs, outputs):
+            return self._finish(call, inputs, sources, output, outputs, in_place=in_place, recomputes=_recomputes())
 
     def _finish(
         self,
         call: ModuleCall,
-        given: Sequence[tuple[str, Tensor]],
-        sources: tuple[Place | str, ...],
+        inputs: Sequence[tuple[str, Tensor]],
+        sources: tuple[RowKey | str, ...],
         output: object,
         outputs: Sequence[tuple[str, Tensor]],
         *,
@@ -271,10 +271,10 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Do what `_end` does, for a caller that holds the lock."""
         if not recomputes:
-            self._observe(call, given, sources, outputs, in_place=in_place)
+            self._observe(call, inputs, sources, outputs, in_place=in_place)
         if self.watch is None:
             return None
-        result = self.watch.outputs(call, output, outputs, [] if in_place else given)
+        result = self.watch.outputs(call, output, outputs, [] if in_place else inputs)
         if result is not None:  # the network continues with another output
             self._identities.replaced(outputs, tensors_in(result))
         return result
@@ -282,8 +282,8 @@ class CallHooks(Generic[T]):
     def _observe(
         self,
         call: ModuleCall,
-        given: Sequence[tuple[str, Tensor]],
-        sources: tuple[Place | str, ...],
+        inputs: Sequence[tuple[str, Tensor]],
+        sources: tuple[RowKey | str, ...],
         outputs: Sequence[tuple[str, Tensor]],
         *,
         in_place: bool,
@@ -293,13 +293,13 @@ class CallHooks(Generic[T]):
             self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
         for slot, tensor in outputs:
             place = (call.layer, call.call, slot)
-            passed_through, repeats = self._identities.show(place, tensor, given, in_place=in_place)
+            passed_through, duplicate_of = self._identities.show(place, tensor, inputs, in_place=in_place)
             vmapped = 0
             if _transform_level() is not None:  # inside vmap, jvp or another transform
                 value, vmapped = _observe_physical(self.observe, call, slot, tensor)
             else:
                 value = self._observed(call, slot, tensor)
-            seen = Observation(place, value, passed_through, in_place, repeats, call.operation, sources, vmapped)
+            seen = Observation(place, value, passed_through, in_place, duplicate_of, call.operation, sources, vmapped)
             self.observations.append(seen)
 
     def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:

@@ -29,9 +29,9 @@ class RowsUsed(TorchFunctionMode):
         super().__init__()
         self._failed = failed
         tensors = [*network.named_parameters(), *network.named_buffers()]
-        held = [(name, each, place) for name, each in tensors if (place := _place(each)) is not None]
-        self._names = {place: name.removesuffix(".weight") for name, each, place in held if each.dim() == 2}
-        self._stored = {each.untyped_storage().data_ptr() for _, each, _ in held}
+        held = [(name, tensor, place) for name, tensor in tensors if (place := _place(tensor)) is not None]
+        self._names = {place: name.removesuffix(".weight") for name, tensor, place in held if tensor.dim() == 2}
+        self._stored = {tensor.untyped_storage().data_ptr() for _, tensor, _ in held}
         self._latest: dict[tuple[str, torch.device], Tensor] = {}
         self.used: dict[str, NDArray[np.bool_]] = {}
 
@@ -39,15 +39,15 @@ class RowsUsed(TorchFunctionMode):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and look at its indices if it looks up rows."""
-        given = kwargs or {}
+        keywords = kwargs or {}
         if torch.compiler.is_dynamo_compiling():
-            return func(*args, **given)
-        output = run_networks(func, args, given)
+            return func(*args, **keywords)
+        output = run_networks(func, args, keywords)
         looked_up = _LOOK_UPS.get(func)
         if looked_up is not None:
             try:
                 with temporarily_clear_interpreter_stack():
-                    self._note(*looked_up(args, given))
+                    self._note(*looked_up(args, keywords))
             except Exception as error:
                 if self._failed is None:
                     raise
@@ -103,21 +103,21 @@ forwards(RowsUsed.__torch_function__)
 
 def looks_up_rows(network: nn.Module) -> bool:
     """Tell whether a network has embeddings, or matrices of its own code, which may be codebooks."""
-    return any(isinstance(each, _EMBEDDINGS) for each in network.modules()) or any(_own_matrices(network))
+    return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(_own_matrices(network))
 
 
 def _own_matrices(network: nn.Module) -> Iterator[bool]:
     for module in network.modules():
         if not type(module).__module__.startswith("torch."):
-            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            yield any(each.dim() == 2 and each.is_floating_point() for each in own)
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            yield any(tensor.dim() == 2 and tensor.is_floating_point() for tensor in tensors)
 
 
-def merge_rows(known: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[np.bool_]]) -> None:
+def merge_rows(merged: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[np.bool_]]) -> None:
     """Take in the rows used in another chunk."""
     for name, rows in other.items():
-        before = known.get(name)
-        known[name] = rows if before is None or before.size != rows.size else before | rows
+        before = merged.get(name)
+        merged[name] = rows if before is None or before.size != rows.size else before | rows
 
 
 def _place(tensor: Tensor) -> tuple[int, int] | None:
@@ -142,7 +142,7 @@ def _of_torch_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, o
 
 def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
     index = args[1]
-    if isinstance(index, tuple) and index and all(each in (slice(None), ...) for each in index[1:]):
+    if isinstance(index, tuple) and index and all(part in (slice(None), ...) for part in index[1:]):
         index = index[0]
     return args[0], index
 

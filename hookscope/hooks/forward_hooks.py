@@ -239,7 +239,7 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         module._forward_hooks_with_kwargs[key] = True
 
 
-_TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+_TORCHS_OWN = frozenset(member for member in vars(nn).values() if isinstance(member, type))
 
 
 def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:

@@ -106,8 +106,8 @@ class GradientWatch(Generic[T]):
         for handle in self._handles:
             handle.remove()
         self._latest = None
-        for each in (self._attached, self._handles, self._views, self._made_aliases, self._parts, self._aliases):
-            each.clear()
+        for container in (self._attached, self._handles, self._views, self._made_aliases, self._parts, self._aliases):
+            container.clear()
 
     def must_repeat(self, loss: Tensor) -> bool:
         """Prepare for the backward pass; tell whether the forward pass must be repeated first.
@@ -189,8 +189,8 @@ class GradientWatch(Generic[T]):
 
     def _token(self, tensor: Tensor) -> object:
         """Return the token that an alias shares with its original; None if the tensor has no alias."""
-        known = self._aliases.get(id(tensor))
-        return None if known is None or known[0]() is not tensor else known[1]
+        alias = self._aliases.get(id(tensor))
+        return None if alias is None or alias[0]() is not tensor else alias[1]
 
     def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
         """Return an alias of the same memory with identical strides, by which kernels are chosen."""
@@ -233,22 +233,22 @@ class GradientWatch(Generic[T]):
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         met, replacements = self._sites_of(call, "input", replaceable_inputs(args, kwargs), (), self._input_replacement)
-        given: Any = (args, kwargs)
+        inputs: Any = (args, kwargs)
         if replacements:
             try:
-                given = (with_tensors(args, replacements), with_tensors(kwargs, replacements))
+                inputs = (with_tensors(args, replacements), with_tensors(kwargs, replacements))
             except TypeError as error:
                 for site, _ in met:
                     site.untracked = site.untracked or f"its container cannot be copied: {error}"
         for site, tensor in met:
             self._watch(site.key, site, tensor)
-        return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
+        return inputs  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
     def _sites_of(
         self,
         call: ModuleCall,
         role: Role,
-        found: Sequence[tuple[str, Tensor]],
+        tensors: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
@@ -256,7 +256,7 @@ class GradientWatch(Generic[T]):
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
         ours: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
-        for path, tensor in found:
+        for path, tensor in tensors:
             why = why_untracked(tensor, sources, None if role == "input" else call.maker)
             shape, dtype = physical_shape(tensor), tensor.dtype
             site: GradientSite[T] = GradientSite(
@@ -283,20 +283,20 @@ class GradientWatch(Generic[T]):
         self,
         call: ModuleCall,
         output: object,
-        found: Sequence[tuple[str, Tensor]],
+        tensors: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
         """Hook the tensors in the output; return the output's replacement, or None to keep it.
 
         `sources` are the original inputs of the call; empty if it overwrote one.
         """
-        if len(found) == 1:  # nearly always
-            slot, tensor = found[0]
+        if len(tensors) == 1:  # nearly always
+            slot, tensor = tensors[0]
             layer, module, index, _, operation, _ = call
             key: SiteKey = (layer, index, slot, "output")
             passed = False
-            for _, given in sources:
-                passed |= given is tensor
+            for _, source in sources:
+                passed |= source is tensor
             if (not passed or tensor is output) and self._is_followed(key, tensor):
                 watched = self._alias(key, tensor) if passed and not self._no_aliases_because else tensor
                 shape, dtype = shape_of(tensor), tensor.dtype
@@ -305,28 +305,28 @@ class GradientWatch(Generic[T]):
                 )
                 self._watch(key, site, watched)
                 return None if watched is tensor else watched
-        return self._unusual_outputs(call, output, found, sources)
+        return self._unusual_outputs(call, output, tensors, sources)
 
     def _unusual_outputs(
         self,
         call: ModuleCall,
         output: object,
-        found: Sequence[tuple[str, Tensor]],
+        tensors: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
         """Handle the rare cases of `outputs`: no tensor, several, or one that autograd does not track as it is."""
-        if not found:
+        if not tensors:
             layer, module, index, *_ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One output may be used inside the module to compute another: an alias shows only the uses outside.
-        several = call.operation is None and sum(tensor.requires_grad for _, tensor in found) > 1
+        several = call.operation is None and sum(tensor.requires_grad for _, tensor in tensors) > 1
 
         def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
-            passed = several or is_leaf(tensor) or any(tensor is given for _, given in sources)
+            passed = several or is_leaf(tensor) or any(tensor is source for _, source in sources)
             return self._output_replacement(site, tensor, passed)
 
-        met, replacements = self._sites_of(call, "output", found, sources, replacement)
+        met, replacements = self._sites_of(call, "output", tensors, sources, replacement)
         result = None
         if replacements:
             try:
@@ -334,7 +334,9 @@ class GradientWatch(Generic[T]):
             except TypeError:
                 # The output cannot be rebuilt with aliases. Its own tensors are watched instead, so their gradients
                 # include uses inside the module.
-                met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not is_leaf(tensor)]
+                met = [
+                    (site, tensor) for (site, _), (_, tensor) in zip(met, tensors, strict=True) if not is_leaf(tensor)
+                ]
         for site, watched in met:
             self._watch(site.key, site, watched)
         return result
@@ -366,14 +368,14 @@ class GradientWatch(Generic[T]):
 
     def _watch(self, key: SiteKey, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""
-        known = self.sites.get(key)
-        if known is None:
+        existing = self.sites.get(key)
+        if existing is None:
             self.sites[key] = site
-        elif site.untracked or not known.untracked:  # replayed: hooked before, or untracked again
+        elif site.untracked or not existing.untracked:  # replayed: hooked before, or untracked again
             return
         else:
-            known.untracked = site.untracked
-            site = known
+            existing.untracked = site.untracked
+            site = existing
             if not site.untracked:
                 self.replays.watched(site.layer, site.call)
         if site.untracked:

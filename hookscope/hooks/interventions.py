@@ -81,14 +81,14 @@ def separate_operation(edits: Sequence[Intervention], name: str, output: object)
 
 def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the edited arguments of a module or operation; also the pre-hook of a module."""
-    found = replaceable_inputs(args, kwargs)
-    edited = {path: edit.apply(maker, tensor) for path, tensor in found if tensor.is_floating_point()}
+    tensors = replaceable_inputs(args, kwargs)
+    edited = {path: edit.apply(maker, tensor) for path, tensor in tensors if tensor.is_floating_point()}
     return _edited(args, edited, maker), _edited(kwargs, edited, maker)
 
 
 def _edit_outputs(edit: Intervention, maker: nn.Module | str, _args: object, output: object) -> object:
-    found = tensors_in(output)
-    edited = {slot: edit.apply(maker, tensor) for slot, tensor in found if tensor.is_floating_point()}
+    tensors = tensors_in(output)
+    edited = {slot: edit.apply(maker, tensor) for slot, tensor in tensors if tensor.is_floating_point()}
     return _edited(output, edited, maker) if edited else None
 
 
@@ -96,8 +96,8 @@ def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args
     if not torch.is_grad_enabled():
         return None
     # Copies, because the observers of a submodule's outputs must see the gradient before this edit.
-    found = [(slot, tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad]
-    copies = {slot: strided_copy(tensor) for slot, tensor in found if not missing_memory(tensor)}
+    tensors = [(slot, tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad]
+    copies = {slot: strided_copy(tensor) for slot, tensor in tensors if not missing_memory(tensor)}
     for tensor in copies.values():
         for edit in edits:
             tensor.register_hook(_editor_of_gradient(edit, maker))  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ SiteKey = tuple[str, int, str, Role]
 """(layer, call, slot, role)."""
 
 
-Place = tuple[str, int, str]
+RowKey = tuple[str, int, str]
 """(layer, call, slot)."""
 
 
@@ -70,7 +70,7 @@ class Observation(NamedTuple, Generic[T]):
         value: The return value of `observe`; None if the module returned no tensor.
         passed_through: Whether the output is an unchanged input; not detected for inference tensors.
         in_place: Whether the module overwrote an input; for inference tensors known only for torch's own activations.
-        repeats: The (layer, call, slot) that first showed this tensor in the forward pass, if it is passed through and
+        duplicate_of: Key of the row that first showed this tensor in the forward pass, if it is passed through and
             unmodified since; else None.
         operation: The operation; None for a module.
         sources: The origin of each input tensor, in order, if operations are observed: the place that showed it, the
@@ -78,13 +78,13 @@ class Observation(NamedTuple, Generic[T]):
         vmapped: As in `ModuleCall`.
     """
 
-    place: Place
+    place: RowKey
     value: T | None
     passed_through: bool
     in_place: bool
-    repeats: Place | None
+    duplicate_of: RowKey | None
     operation: Operation | None = None
-    sources: tuple[Place | str, ...] = ()
+    sources: tuple[RowKey | str, ...] = ()
     vmapped: int = 0
 
     @property

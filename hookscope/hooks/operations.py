@@ -61,7 +61,7 @@ class OperationChoice:
     Attributes:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
-        judged: Whether to observe the operations that verdicts need, even if no pattern selects them.
+        for_rules: Whether to observe the operations that verdicts need, even if no pattern selects them.
         modules: All modules of the network, from a caller that has listed them; empty where that is still to be done.
         matched: Texts of the patterns that have selected an operation.
         seen: (module, operation) pairs that ran, to suggest the nearest names.
@@ -69,7 +69,7 @@ class OperationChoice:
 
     patterns: Sequence[OperationPattern]
     edits: Sequence[tuple[OperationPattern, Intervention]] = ()
-    judged: bool = False
+    for_rules: bool = False
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     seen: dict[tuple[str, str], None] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)
@@ -78,8 +78,8 @@ class OperationChoice:
         """Return the message for a pattern that selected nothing; "" if all selected something."""
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
             if pattern.text not in self.matched and pattern.text not in (EVERYTHING, ACTIVATIONS.text):
-                known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
-                ran = nearest(pattern.text, known, prefix="op:") if known else " The network's own code called none."
+                labels = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
+                ran = nearest(pattern.text, labels, prefix="op:") if labels else " The network's own code called none."
                 return f"No operation matches {pattern.text!r}.{ran} List them with {listing(ops=True)}."
         return ""
 
@@ -87,14 +87,14 @@ class OperationChoice:
         """Return the edits of a module's operation, in order."""
         if not self.edits:
             return []
-        found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
-        self.matched.update(pattern.text for pattern, _ in found)
-        return [edit for _, edit in found]
+        matches = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
+        self.matched.update(pattern.text for pattern, _ in matches)
+        return [edit for _, edit in matches]
 
     def observes(self, owner: str, name: str) -> bool:
         """Tell whether any call of a module's operation is observed."""
         self.seen[owner or _ROOT, name] = None
-        return self._calls(owner, name) != set() or (self.judged and name not in NOT_JUDGED)
+        return self._calls(owner, name) != set() or (self.for_rules and name not in NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:
         """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""
@@ -207,10 +207,10 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             if whose != "module":
                 below = code
             frame = frame.f_back
-        found = None if frame is None else self.callers[id(module)]
-        if found is None or found.code not in (None, below):  # called by one of its hooks
+        entry = None if frame is None else self.callers[id(module)]
+        if entry is None or entry.code not in (None, below):  # called by one of its hooks
             return None
-        owner = found.name
+        owner = entry.name
         kind = self._kinds.get((owner, name))
         if kind is None:
             choice, label = self._choice, f"{owner or _ROOT}:{name}"
@@ -227,8 +227,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 self._off_in[get_ident()] = _stack_size()
                 break
             above.append(top)
-        for each in reversed(above):
-            _push(each)
+        for mode in reversed(above):
+            _push(mode)
 
     def reactivate(self, *_called_with: object) -> None:
         """Reactivate the mode where it was, if it was deactivated in this thread; also usable as a hook."""
@@ -334,8 +334,8 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         kinds: dict[type, bool] = {}
         for name, module in modules.items():
             if runs_networks_code(module, kinds):
-                own = not stands_for_torchs(module)
-                mode.callers[id(module)] = Caller(name, code_of(module.forward)) if own else None
+                is_custom = not stands_for_torchs(module)
+                mode.callers[id(module)] = Caller(name, code_of(module.forward)) if is_custom else None
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
             elif isinstance(module, _ASKING) and not have_own_operations(module.modules()):
@@ -392,6 +392,6 @@ def _name_inputs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    given = tensors_given(args, kwargs)
-    inputs = {id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}
+    tensors = tensors_given(args, kwargs)
+    inputs = {id(tensor): f"input{path}" if len(tensors) > 1 else "input" for path, tensor in tensors}
     hooks.names = _Names(modules, inputs)

@@ -75,8 +75,8 @@ def parse_pattern(text: str) -> Pattern:
     """
     exclude, body = text.startswith("!"), text.removeprefix("!")
     position = None
-    if found := _POSITION.match(body):
-        body, position = found["body"], int(found["position"])
+    if match := _POSITION.match(body):
+        body, position = match["body"], int(match["position"])
     in_name, in_type = True, True
     for prefix in ("name:", "type:"):
         if body.startswith(prefix):
@@ -139,8 +139,8 @@ def parse_operation_pattern(text: str) -> OperationPattern:
     """
     exclude, body = text.startswith("!"), text.removeprefix("!")
     call = None
-    if found := _CALL.match(body):
-        body, call = found["body"], int(found["call"])
+    if match := _CALL.match(body):
+        body, call = match["body"], int(match["call"])
     module, _, name = body.rpartition(":")
     if not module or not name:
         raise UsageError(

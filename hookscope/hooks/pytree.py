@@ -32,7 +32,7 @@ _PLAIN = frozenset(
 )
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _SEQUENCES = frozenset({list, tuple})
-_VIEWS = {type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items())}
+_VIEWS = {type(view) for mapping in _DICTS for view in (mapping.keys(), mapping.values(), mapping.items())}
 # Classes of the standard library that are containers for user data.
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserList)
 
@@ -70,12 +70,12 @@ class _Walk:
                 if size > self.members_left:
                     return None
                 self.members_left -= size
-            found = kind.read(value)
+            children = kind.read(value)
         except Exception:  # noqa: BLE001 - a custom mapping may raise anything, which is not the model's error
             return None
         if kind.attributes is not None and not (self.into_objects or is_dataclass(type(value))):
-            found = [each for each in found if issubclass(type(each[2]), Tensor)]
-        return kind, found
+            children = [child for child in children if issubclass(type(child[2]), Tensor)]
+        return kind, children
 
 
 def tensors_in(value: object) -> list[tuple[str, Tensor]]:
@@ -102,29 +102,29 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     """List the tensors in the arguments of a call, as in `tensors_in`: ("[0]", t), ("['mask']", t)."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
         return [("[0]", args[0])]
-    found = [(f"[{at}]", argument) for at, argument in enumerate(args) if type(argument) not in _PLAIN]
-    found += [(f"[{key!r}]", each) for key, each in kwargs.items() if type(each) not in _PLAIN]
-    if len(found) == 1 and type(found[0][1]) in _SEQUENCES:  # as torch.cat takes them
-        (path, several), *_ = found
-        found = [(f"{path}[{at}]", each) for at, each in enumerate(several)]
-    for _, each in found:
-        if not issubclass(type(each), Tensor):
+    arguments = [(f"[{at}]", argument) for at, argument in enumerate(args) if type(argument) not in _PLAIN]
+    arguments += [(f"[{key!r}]", argument) for key, argument in kwargs.items() if type(argument) not in _PLAIN]
+    if len(arguments) == 1 and type(arguments[0][1]) in _SEQUENCES:  # as torch.cat takes them
+        (path, several), *_ = arguments
+        arguments = [(f"{path}[{at}]", member) for at, member in enumerate(several)]
+    for _, value in arguments:
+        if not issubclass(type(value), Tensor):
             return tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
-    return found  # nothing to walk through
+    return arguments  # nothing to walk through
 
 
 def constants_given(args: Sequence[object], kwargs: Mapping[str, object]) -> list[tuple[str, object]]:
     """List the numbers, texts and slices in the arguments of a call, also in tuples and lists: ("[1]", 0.5)."""
-    found: list[tuple[str, object]] = []
+    constants: list[tuple[str, object]] = []
     for path, value in [
         *((f"[{at}]", argument) for at, argument in enumerate(args)),
         *((f"[{key!r}]", kwargs[key]) for key in kwargs),
     ]:
         if isinstance(value, bool | int | float | complex | str | slice | np.generic):
-            found.append((path, value))
+            constants.append((path, value))
         elif isinstance(value, tuple | list) and type(value) in (tuple, list, torch.Size):
-            found += [(f"{path}{inner}", each) for inner, each in constants_given(value, {})]
-    return found
+            constants += [(f"{path}{inner}", constant) for inner, constant in constants_given(value, {})]
+    return constants
 
 
 def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -196,11 +196,11 @@ class _Node:
 
 def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
     """List the tensors nested in a value; collect the nodes that lead to them in `nodes`, the value first."""
-    found: list[tuple[str, Tensor]] = []
+    tensors: list[tuple[str, Tensor]] = []
     walk = _Walk(into_objects)
     entered = walk.children(value, inside=False)
     if entered is None:
-        return found
+        return tensors
     if nodes is not None:
         nodes.append(_Node(value, entered[0], []))
     parents, count = {id(value)}, 1
@@ -213,7 +213,7 @@ def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = Non
         children, path, holder, at, inside = way[-1]
         for step, key, child in children:
             if issubclass(type(child), Tensor):
-                found.append((path + step, child))  # type: ignore[arg-type]
+                tensors.append((path + step, child))  # type: ignore[arg-type]
                 if nodes is not None:
                     nodes[at].tensors.append((key, path + step, child))
             elif id(child) not in parents and (entered := walk.children(child, inside=inside)) is not None:
@@ -232,7 +232,7 @@ def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = Non
         else:
             parents.discard(id(holder))
             way.pop()
-    return found
+    return tensors
 
 
 @lru_cache(maxsize=4096)
@@ -269,12 +269,12 @@ def _kind_of_object(type_: type) -> _Kind | None:
     """Return how to read objects of a class; None if they have no attributes."""
     slots = [
         member
-        for each in reversed(type_.__mro__)
-        if "__slots__" in vars(each)
-        for member in vars(each).values()
+        for base in reversed(type_.__mro__)
+        if "__slots__" in vars(base)
+        for member in vars(base).values()
         if isinstance(member, types.MemberDescriptorType)
     ]
-    held = next((vars(each)["__dict__"] for each in type_.__mro__ if "__dict__" in vars(each)), None)
+    held = next((vars(base)["__dict__"] for base in type_.__mro__ if "__dict__" in vars(base)), None)
     if not isinstance(held, types.GetSetDescriptorType | types.MemberDescriptorType):  # the class redefines it
         held = None
     if not slots and held is None:
@@ -292,13 +292,13 @@ class _Attributes:
 
     def by_name(self, value: object) -> dict[str, object]:
         """Return an object's attributes by name."""
-        found: dict[str, object] = {}
+        attributes: dict[str, object] = {}
         for slot in self.slots:
             with suppress(AttributeError):  # never assigned
-                found[slot.__name__] = slot.__get__(value)
+                attributes[slot.__name__] = slot.__get__(value)
         if self.held is not None:
-            found |= self.held.__get__(value)
-        return found
+            attributes |= self.held.__get__(value)
+        return attributes
 
     def children(self, value: object) -> list[_Child]:
         """Return the attributes that may hold tensors."""
@@ -336,7 +336,7 @@ def _items(items: Callable[[Any], Iterable[tuple[object, object]]], value: objec
 
 
 def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
-    members = [each for each in [*value] if type(each) not in _PLAIN]
+    members = [item for item in [*value] if type(item) not in _PLAIN]
     if len(members) > 1:  # the iteration order of a set differs from run to run
         ranks = [_rank(member, with_values=False) for member in members]
         if len({*ranks}) < len(ranks):
@@ -363,7 +363,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _with_members(value: tuple[object, ...], changed: Mapping[int, object]) -> object:
     make = getattr(type(value), "_make", type(value))
-    return make([changed.get(at, each) for at, each in enumerate(tuple.__iter__(value))])
+    return make([changed.get(at, member) for at, member in enumerate(tuple.__iter__(value))])
 
 
 def _with_elements(value: Any, changed: Mapping[int, object]) -> object:
@@ -374,7 +374,7 @@ def _with_elements(value: Any, changed: Mapping[int, object]) -> object:
 
 
 def _as_set(value: Any, changed: Mapping[int, object]) -> object:
-    members = [changed.get(id(each), each) for each in value]
+    members = [changed.get(id(member), member) for member in value]
     if isinstance(value, frozenset):
         return type(value)(members)
     copied = copy.copy(value)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookscope.hooks.observed import Place, physical
+from hookscope.hooks.observed import RowKey, physical
 
-_Known = tuple[weakref.ref[Tensor], int, list[Place]]
+_Known = tuple[weakref.ref[Tensor], int, list[RowKey]]
 """A tensor, its version, and where it was first shown, if it was; its replacements share that list."""
 
 
@@ -28,8 +28,8 @@ class Identities:
     known: dict[int, _Known] = field(default_factory=dict)
 
     def show(
-        self, place: Place, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
-    ) -> tuple[bool, Place | None]:
+        self, place: RowKey, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
+    ) -> tuple[bool, RowKey | None]:
         """Record where a call with these inputs shows an output, and whether it overwrote one of them.
 
         Returns:
@@ -37,15 +37,15 @@ class Identities:
         """
         if tensor.is_inference():
             return False, None
-        known = self.known
-        entry = known.get(id(tensor))  # `_find` and `_add` inlined: this runs at every call of every module
+        records = self.known
+        entry = records.get(id(tensor))  # `_find` and `_add` inlined: this runs at every call of every module
         shown = entry[2] if entry is not None and entry[0]() is tensor and entry[1] == tensor._version else None
         passed_through = False
         if not in_place:
-            for _, given in inputs:
-                passed_through |= given is tensor or (shown is not None and self._find(given) is shown)
+            for _, argument in inputs:
+                passed_through |= argument is tensor or (shown is not None and self._find(argument) is shown)
         if shown is None:
-            known[id(tensor)] = (weakref.ref(tensor), tensor._version, [place])
+            records[id(tensor)] = (weakref.ref(tensor), tensor._version, [place])
         elif not shown:
             shown.append(place)
         elif passed_through:
@@ -65,7 +65,7 @@ class Identities:
 
     def sources(
         self, inputs: Sequence[tuple[str, Tensor]], names: Mapping[int, str], *, overwritten: bool = False
-    ) -> tuple[Place | str, ...]:
+    ) -> tuple[RowKey | str, ...]:
         """Return where each input was first shown, or its name if no call returned it; of a view, those of its base.
 
         Args:
@@ -75,23 +75,23 @@ class Identities:
         """
         return tuple([self._source(tensor, names, overwritten=overwritten) for _, tensor in inputs])
 
-    def _source(self, tensor: Tensor, names: Mapping[int, str], *, overwritten: bool) -> Place | str:
-        known = self.known.get(id(tensor))
-        is_known = known is not None and known[0]() is tensor and known[2]
-        if known is not None and is_known and (overwritten or known[1] == tensor._version):
-            return known[2][0]
+    def _source(self, tensor: Tensor, names: Mapping[int, str], *, overwritten: bool) -> RowKey | str:
+        entry = self.known.get(id(tensor))
+        is_known = entry is not None and entry[0]() is tensor and entry[2]
+        if entry is not None and is_known and (overwritten or entry[1] == tensor._version):
+            return entry[2][0]
         name = names[id(tensor)]
         if name or tensor.is_inference() or tensor._base is None:
             return name
         return self._source(tensor._base, names, overwritten=overwritten)
 
-    def _find(self, tensor: Tensor) -> list[Place] | None:
-        known = self.known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+    def _find(self, tensor: Tensor) -> list[RowKey] | None:
+        entry = self.known.get(id(tensor))
+        if entry is None or entry[0]() is not tensor or entry[1] != tensor._version:
             return None
-        return known[2]
+        return entry[2]
 
-    def _add(self, tensor: Tensor, shown: list[Place]) -> None:
+    def _add(self, tensor: Tensor, shown: list[RowKey]) -> None:
         self.known[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
 
 
@@ -133,14 +133,14 @@ class Replays:
             return None
         addresses = _addresses(inputs)
         same = [at for at in waiting if self._calls[at].addresses == addresses]
-        found = (same or waiting)[-1]
-        self._next = found + 1
-        return self._calls[found].call
+        position = (same or waiting)[-1]
+        self._next = position + 1
+        return self._calls[position].call
 
     def watched(self, layer: str, call: int) -> None:
         """Record that a replay has shown the output of a call."""
-        for each in self._calls:
-            each.replayed |= (each.layer, each.call) == (layer, call)
+        for unwatched in self._calls:
+            unwatched.replayed |= (unwatched.layer, unwatched.call) == (layer, call)
 
 
 def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:

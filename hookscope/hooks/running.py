@@ -32,18 +32,18 @@ class ModuleInput:
             return [("", self.args[0])]
         names = [*islice(inspect.signature(self.module.forward).parameters, len(self.args))]
         names += [""] * (len(self.args) - len(names))
-        found = []
+        named_tensors = []
         for name, value in zip([*names, *self.kwargs], [*self.args, *self.kwargs.values()], strict=True):
             if isinstance(value, Tensor):
-                found.append((name, value))
+                named_tensors.append((name, value))
             elif isinstance(value, list | tuple | dict):
-                found += [(f"{name}{path}", tensor) for path, tensor in tensors_given((value,), {})]
-        return found
+                named_tensors += [(f"{name}{path}", tensor) for path, tensor in tensors_given((value,), {})]
+        return named_tensors
 
     @cached_property
     def sequences(self) -> list[tuple[str, Tensor]]:
         """The floating tensors with three axes among them, as tokens (N, T, D) have."""
-        return [(name, each) for name, each in self.tensors if each.dim() == 3 and each.is_floating_point()]
+        return [(name, tensor) for name, tensor in self.tensors if tensor.dim() == 3 and tensor.is_floating_point()]
 
 
 def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[ModuleInput, ...]:
@@ -53,15 +53,15 @@ def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[
         frame: Where to begin.
         names: Those of the network's modules, by id; others are left out.
     """
-    found = []
+    calls = []
     while frame is not None:
         if frame.f_code is CALL:
             held = frame.f_locals
             name = names.get(id(held["self"]))
             if name is not None:
-                found.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
+                calls.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(calls)
 
 
 @contextmanager

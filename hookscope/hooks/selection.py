@@ -29,11 +29,11 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
             if child is None:
                 continue
             name = prefix + name_of_part(child_name, module._modules)
-            known = first.setdefault(id(child), name)
-            if known == name:
+            canonical = first.setdefault(id(child), name)
+            if canonical == name:
                 modules[name] = child
             else:
-                aliases[known] = (*aliases.get(known, ()), name)
+                aliases[canonical] = (*aliases.get(canonical, ()), name)
             if child._modules:
                 walk(f"{name}.", child)
 
@@ -256,7 +256,7 @@ def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
 def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, str]) -> str:
     body = re.sub(r"^!?(name:|type:)?", "", text).strip("/*")
     parts = {part for name in modules for part in (*name.split("."), *re.split(r"[._]", name))}  # "_conv_stem": "conv"
-    known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
+    names = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
     is_function = isroutine(getattr(nn.functional, body, None)) or isbuiltin(getattr(torch, body, None))
     operation = f" For the operation: {arg('layer')} op:{body}." if is_function else ""
-    return f"No layer matches {text!r}.{nearest(body, known)}{operation} List them with {listing()}."
+    return f"No layer matches {text!r}.{nearest(body, names)}{operation} List them with {listing()}."

@@ -61,20 +61,20 @@ class SoftmaxProducts:
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: object
     ) -> None:
         """Follow weights through an operation that leaves them as they are."""
-        given = args[0] if args else kwargs.get("input")
-        known = self._known(given)
-        if known is None or not isinstance(output, Tensor) or not isinstance(given, Tensor) or output is given:
+        source = args[0] if args else kwargs.get("input")
+        followed = self._known(source)
+        if followed is None or not isinstance(output, Tensor) or not isinstance(source, Tensor) or output is source:
             return
-        weights, keys_last = known.weights, known.keys_last
+        weights, keys_last = followed.weights, followed.keys_last
         if name in _CLEANED:
             weights = output
         elif name in _MOVED or name in _VIEWED:
-            weights = func(weights, *args[1:], **{key: each for key, each in kwargs.items() if key != "input"})
+            weights = func(weights, *args[1:], **{key: value for key, value in kwargs.items() if key != "input"})
             if name in _MOVED:
-                keys_last = _moved(known.keys_last, given, output)
-            elif output.shape[-2:] != given.shape[-2:]:
+                keys_last = _moved(followed.keys_last, source, output)
+            elif output.shape[-2:] != source.shape[-2:]:
                 return
-        version = version_of(output) if name in _CLEANED else known.version
+        version = version_of(output) if name in _CLEANED else followed.version
         self._note(output, weights, version, keys_last=keys_last)
 
     def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
@@ -96,30 +96,30 @@ class SoftmaxProducts:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
         if not args or not isinstance(args[0], str):
             return None
-        given, _, made = args[0].replace(" ", "").partition("->")
-        names = given.split(",")
+        inputs, _, made = args[0].replace(" ", "").partition("->")
+        names = inputs.split(",")
         for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
-            known = self._known(operand)
+            followed = self._known(operand)
             key = weights[-1:]
             others = [at for at, name in enumerate(names) if at != place and key in name]
-            if known is None or not known.keys_last or not made or key in made or len(others) != 1:
+            if followed is None or not followed.keys_last or not made or key in made or len(others) != 1:
                 continue
             values, given_values = names[others[0]], operands[others[0]]
-            met = self._met(operand, known, given_values, values.index(key) - len(values))
+            met = self._met(operand, followed, given_values, values.index(key) - len(values))
             query = [weight for weight in weights if weight not in values]
             if len(query) == 1 and query[0] in made and "." not in weights + values:
                 return _by_names(met, weights, values, query[0])
             return met if weights[-2:-1] in made else None
         return None
 
-    def _met(self, tensor: Tensor, known: _Followed, values: Tensor, axis: int) -> Product:
+    def _met(self, tensor: Tensor, followed: _Followed, values: Tensor, axis: int) -> Product:
         self._followed.pop(id(tensor))
-        weights = known.weights if known.keys_last else known.weights.transpose(-2, -1)
-        return Product(weights.detach(), version_of(known.weights) != known.version, values, axis)
+        weights = followed.weights if followed.keys_last else followed.weights.transpose(-2, -1)
+        return Product(weights.detach(), version_of(followed.weights) != followed.version, values, axis)
 
     def _known(self, tensor: object) -> _Followed | None:
-        known = self._followed.get(id(tensor)) if self._followed else None
-        return known if known is not None and known.tensor() is tensor else None
+        followed = self._followed.get(id(tensor)) if self._followed else None
+        return followed if followed is not None and followed.tensor() is tensor else None
 
     def _note(self, tensor: Tensor, weights: Tensor, version: int, *, keys_last: bool) -> None:
         self._followed[id(tensor)] = _Followed(weakref.ref(tensor), weights, version, keys_last)
@@ -132,8 +132,8 @@ def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
     key, shared = weights[-1], [value for value in values if value in weights[:-1]]
     features = [value for value in values if value not in weights]
     return met._replace(
-        weights=met.weights.permute([weights.index(each) for each in (*shared, query, key)]),
-        values=met.values.permute([values.index(each) for each in (*shared, key, *features)]),
+        weights=met.weights.permute([weights.index(letter) for letter in (*shared, query, key)]),
+        values=met.values.permute([values.index(letter) for letter in (*shared, key, *features)]),
         keys_of_values=-1 - len(features),
     )
 
@@ -143,8 +143,8 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _moved(keys_last: bool, given: Tensor, output: Tensor) -> bool:
+def _moved(keys_last: bool, tensor: Tensor, output: Tensor) -> bool:
     """Tell whether keys are still the last axis, by the strides of a permuted view."""
-    if output.shape[-2:] == given.shape[-2:] and output.stride()[-2:] == given.stride()[-2:]:
+    if output.shape[-2:] == tensor.shape[-2:] and output.stride()[-2:] == tensor.stride()[-2:]:
         return keys_last
     return not keys_last

@@ -48,15 +48,15 @@ class StepWatch:
 
     found: list[StepGradient] = field(default_factory=list)
 
-    def given(self, layer: str, call: int, module: nn.Module, given: Given, is_listening: Callable[[], bool]) -> Given:
+    def given(self, layer: str, call: int, module: nn.Module, inputs: Given, is_listening: Callable[[], bool]) -> Given:
         """Return the arguments that a module is to be called with instead.
 
         Attention is watched at its keys and values, and at the query if that is the same tensor: a position that
         nothing attends to gets no gradient there, while a query that the loss leaves out is no fault.
         """
-        args, kwargs = [*given[0]], dict(given[1])
+        args, kwargs = [*inputs[0]], dict(inputs[1])
         if not torch.is_grad_enabled():
-            return given
+            return inputs
         names = ("query", "key", "value") if isinstance(module, nn.MultiheadAttention) else ("input",)
         by_name = {**dict(zip(names, args, strict=False)), **kwargs}
         watched = [id(by_name[name]) for name in names[-2:] if name in by_name]
@@ -109,7 +109,7 @@ def _can_be_watched(value: object, module: nn.Module) -> bool:
         return False
     if not value.is_floating_point() or value.is_inference() or value.is_nested or is_transformed(value):
         return False
-    return value.requires_grad or any(each.requires_grad for each in module.parameters())
+    return value.requires_grad or any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _alias(value: Tensor) -> Tensor:
@@ -138,14 +138,14 @@ def _packed_steps(batch_sizes: Tensor, gradient: Tensor) -> Tensor:
     return gradient.new_zeros(len(batch_sizes)).scatter_reduce_(0, steps, gradient.abs().amax(1), "amax")
 
 
-def by_layer(found: Sequence[StepGradient]) -> Mapping[str, StepGradient]:
+def by_layer(gradients: Sequence[StepGradient]) -> Mapping[str, StepGradient]:
     """Put the calls of each layer behind each other in the order in which they were made, as one sequence of steps."""
     calls: dict[str, dict[int, StepGradient]] = {}
-    for each in found:
-        known = calls.setdefault(each.layer, {}).get(each.call)
-        same = known is not None and known.largest.shape == each.largest.shape  # of keys and of values
-        largest = torch.maximum(known.largest, each.largest) if known is not None and same else each.largest
-        calls[each.layer][each.call] = each._replace(largest=largest)
+    for gradient in gradients:
+        earlier = calls.setdefault(gradient.layer, {}).get(gradient.call)
+        same = earlier is not None and earlier.largest.shape == gradient.largest.shape  # of keys and of values
+        largest = torch.maximum(earlier.largest, gradient.largest) if earlier is not None and same else gradient.largest
+        calls[gradient.layer][gradient.call] = gradient._replace(largest=largest)
     return {
         layer: of_calls[min(of_calls)]._replace(
             largest=torch.cat([of_calls[call].largest for call in sorted(of_calls)])

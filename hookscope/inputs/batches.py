@@ -36,7 +36,7 @@ class Batch:
             `args`.
         listed: Names in `kwargs` of lists with one entry for each input, as those in `args` are.
         exact: Arguments that keep their dtype, named as in `shared`: it was asked for.
-        repeated: Tensors that have the same row for every input, because a single row was given: "['meta']",
+        broadcast_inputs: Tensors that have the same row for every input, because a single row was given: "['meta']",
             "['views'][1]".
     """
 
@@ -47,13 +47,13 @@ class Batch:
     shared: frozenset[str] = frozenset()
     listed: frozenset[str] = frozenset()
     exact: frozenset[str] = frozenset()
-    repeated: frozenset[str] = frozenset()
+    broadcast_inputs: frozenset[str] = frozenset()
 
     @property
     def pictures(self) -> tuple[int, int, int] | None:
         """How many there are and their height and width, of the argument (N, C, H, W) of floating-point numbers."""
-        given = [*self.args, *self.kwargs.values()]
-        tensors = [each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        values = [*self.args, *self.kwargs.values()]
+        tensors = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
         sizes = {(len(tensor), tensor.shape[2], tensor.shape[3]) for tensor in tensors if tensor.dim() == 4}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -91,8 +91,8 @@ def load_batches(
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
             inputs = _pairs(inputs, refuse)
-        usable = (each._replace(position=position) for position, each in enumerate(inputs) if each is not None)
-        for _, alike in groupby(usable, key=lambda each: [(tensor.shape, tensor.dtype) for tensor in each.tensors]):
+        usable = (sample._replace(position=position) for position, sample in enumerate(inputs) if sample is not None)
+        for _, alike in groupby(usable, key=lambda sample: [(tensor.shape, tensor.dtype) for tensor in sample.tensors]):
             while chunk := list(islice(alike, batch_size)):
                 yield from _batches(chunk, preprocessing.kind, refuse)
     finally:
@@ -160,9 +160,9 @@ def _pairs(frames: Iterator[_Input | None], refuse: _Refuse) -> Iterator[_Input 
 
 
 def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
-    (one,), (other,) = first.tensors, second.tensors
-    if one.shape != other.shape or one.dtype != other.dtype:
-        shapes = " and ".join(f"{shape_text(each.shape)} {each.dtype}".replace("torch.", "") for each in (one, other))
+    (frame,), (other,) = first.tensors, second.tensors
+    if frame.shape != other.shape or frame.dtype != other.dtype:
+        shapes = " and ".join(f"{shape_text(side.shape)} {side.dtype}".replace("torch.", "") for side in (frame, other))
         refuse(
             ImageError(
                 f"Cannot pair {first.record.name!r} with {second.record.name!r}: frames of {shapes}. Give frames "
@@ -172,19 +172,19 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
         return None
     name = f"{first.record.name} with {Path(second.record.name).name}"
     steps = (*first.record.steps, f"second frame: {second.record.name}, sha256 {second.record.sha256}")
-    return _Input((one, other), replace(first.record, name=name, steps=steps))
+    return _Input((frame, other), replace(first.record, name=name, steps=steps))
 
 
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
     """Yield inputs of one form as a batch; each by itself if they cannot be put together."""
-    records, positions = tuple(each.record for each in chunk), tuple(each.position for each in chunk)
+    records, positions = tuple(loaded.record for loaded in chunk), tuple(loaded.position for loaded in chunk)
     stacked = _stacked(chunk)
     if not isinstance(stacked, str):
         chunk.clear()  # stacking copied them: do not hold both while the model runs
         yield Batch((list(stacked[0]),) if kind == "detection" else tuple(stacked), positions, records)
     elif len(chunk) > 1:
-        for each in chunk:
-            yield from _batches([each], kind, refuse)
+        for sample in chunk:
+            yield from _batches([sample], kind, refuse)
     else:
         refuse(ImageError(f"Cannot use {records[0].name!r}: {stacked}."))
 
@@ -192,7 +192,7 @@ def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[
 def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
     """Return inputs with a batch axis, or why they cannot be stacked, such as a lack of memory."""
     try:
-        return [torch.stack(column) for column in zip(*(each.tensors for each in chunk), strict=True)]
+        return [torch.stack(column) for column in zip(*(sample.tensors for sample in chunk), strict=True)]
     except (RuntimeError, MemoryError) as error:
         return one_line(error)
 
@@ -225,7 +225,7 @@ def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> B
         return with_changed(value, move)
 
     args = tuple(moved(argument, f"[{position}]") for position, argument in enumerate(batch.args))
-    return replace(batch, args=args, kwargs={name: moved(each, name) for name, each in batch.kwargs.items()})
+    return replace(batch, args=args, kwargs={name: moved(kwarg, name) for name, kwarg in batch.kwargs.items()})
 
 
 def in_batches(batch: Batch, batch_size: int) -> Iterator[Batch]:
@@ -259,7 +259,7 @@ def _part(batch: Batch, chosen: slice) -> Batch:
         args=tuple(part(argument, f"[{position}]", is_listed=True) for position, argument in enumerate(batch.args)),
         indices=batch.indices[chosen],
         records=batch.records[chosen],
-        kwargs={name: part(each, name, is_listed=name in batch.listed) for name, each in batch.kwargs.items()},
+        kwargs={name: part(kwarg, name, is_listed=name in batch.listed) for name, kwarg in batch.kwargs.items()},
     )
 
 
@@ -286,7 +286,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return tensors of one layout as one, along axis 0."""
     first = tensors[0]
     if first.is_nested:
-        return torch.nested.as_nested_tensor([part for each in tensors for part in each.unbind()], layout=first.layout)
+        return torch.nested.as_nested_tensor([part for rows in tensors for part in rows.unbind()], layout=first.layout)
     return torch.cat([*tensors])
 
 
@@ -299,12 +299,12 @@ def with_changed(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]
     if isinstance(value, torch.Tensor):
         return change("", value)
     changed: dict[int, torch.Tensor] = {}
-    found = tensors_in(value)
-    for path, tensor in found:
+    named_tensors = tensors_in(value)
+    for path, tensor in named_tensors:
         if id(tensor) not in changed:
             changed[id(tensor)] = change(path, tensor)
     try:
-        return with_tensors(value, {path: changed[id(tensor)] for path, tensor in found})
+        return with_tensors(value, {path: changed[id(tensor)] for path, tensor in named_tensors})
     except TypeError:
         return value
 
@@ -325,7 +325,7 @@ def copied(value: Any) -> Any:
         if type(value) in {list, tuple}:
             return type(value)(map(copy, value))
         if type(value) is dict:
-            return {key: copy(each) for key, each in value.items()}
+            return {key: copy(item) for key, item in value.items()}
         return with_changed(value, copy_tensor)
 
     return copy(value)

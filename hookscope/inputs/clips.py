@@ -31,11 +31,11 @@ def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing)
     """
     if preprocessing.kind != "video" or not Path(source).is_dir():
         return [*files]
-    found: list[Source] = []
+    sources: list[Source] = []
     for folder, inside in groupby(files, key=lambda path: path.parent):
         several = [*inside]
-        frames = [each for each in several if each.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
+        frames = [file for file in several if file.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
         is_clip = len(frames) > 1
-        found += [Clip(folder, tuple(frames))] if is_clip else []
-        found += [each for each in several if not is_clip or each not in frames]
-    return found
+        sources += [Clip(folder, tuple(frames))] if is_clip else []
+        sources += [file for file in several if not is_clip or file not in frames]
+    return sources

@@ -52,13 +52,13 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
     """
     reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
     suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
-    found: list[Path] = []
+    paths: list[Path] = []
     for source in sources:
         skipped: list[Path] = []
-        found += _expand(source, suffixes, skipped)
+        paths += _expand(source, suffixes, skipped)
         if skipped and on_skip is not None:
             on_skip(_skipped_text(source, skipped))
-    return found
+    return paths
 
 
 def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[Path]:
@@ -74,12 +74,12 @@ def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[
     except OSError:  # e.g. a name longer than the file system allows; reading it will say so
         is_folder, exists = False, True
     if is_folder:
-        found = files_below(path, suffixes, also)
-        if not found:
-            known = ", ".join(sorted(suffixes))
+        paths = files_below(path, suffixes, also)
+        if not paths:
+            endings = ", ".join(sorted(suffixes))
             held = f" {_skipped_text(source, skipped)}" if skipped else ""
-            raise NothingMatchedError(f"No image or tensor in folder {source!r}.{held} Looked for {known}.")
-        return found
+            raise NothingMatchedError(f"No image or tensor in folder {source!r}.{held} Looked for {endings}.")
+        return paths
     if exists or not any(character in source for character in "*?["):
         return [path]
     files = files_matching(source, suffixes, also)
@@ -108,11 +108,11 @@ def check_input_file(path: Path, name: str, *, arguments: bool = True) -> None:
     try:
         status = path.stat()
     except FileNotFoundError as error:
-        what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
+        reason = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
         by_name = f"{arg('input')} NAME=1,2,3, and a shape of noise is {arg('input_shape')} 1,3,224,224"
         are_numbers = arguments and _NUMBERS.fullmatch(str(path))
         remedy = f"Numbers go by name, {by_name}" if are_numbers else "Check the path"
-        raise ImageError(f"Cannot read {name}: {what}. {remedy}.") from error
+        raise ImageError(f"Cannot read {name}: {reason}. {remedy}.") from error
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error
     except ValueError as error:  # a NUL in the name

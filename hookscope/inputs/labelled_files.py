@@ -77,11 +77,11 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
         return _in_folders(source, multi_label)
     content = _content(source)
     read = _in_json if source.suffix.lower() == ".json" else _in_csv
-    found = read(content, source, multi_label)
-    if not any(found.labels.values()):
-        what = "no label of a picture" if found.labels else "no picture"
-        raise InputError(f"{arg('data')} {printable(str(source))} lists {what}. Give lines of path,label.")
-    return found
+    labelled = read(content, source, multi_label)
+    if not any(labelled.labels.values()):
+        listed = "no label of a picture" if labelled.labels else "no picture"
+        raise InputError(f"{arg('data')} {printable(str(source))} lists {listed}. Give lines of path,label.")
+    return labelled
 
 
 def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
@@ -119,7 +119,7 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
     joined: defaultdict[str, list[str]] = defaultdict(list)
     for path, (label,) in labels.items():
         joined[first[path]].append(label)
-    return {path: tuple(dict.fromkeys(each)) for path, each in joined.items()}
+    return {path: tuple(dict.fromkeys(group)) for path, group in joined.items()}
 
 
 def _digest(path: str) -> object:
@@ -202,9 +202,9 @@ def _several_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
         file, *fields = cells if columns is None else [cells[column] for column in columns]
         if not file:
             raise InputError(f"{shown}, line {line}: no path. Give path,label,label… on each line.")
-        each = (label.strip() for field in fields for label in re.split(r"[;|]", field))
-        labels[str(path.parent / file)].update(dict.fromkeys(filter(None, each)))
-    return {file: tuple(each) for file, each in labels.items()}
+        listed = (label.strip() for field in fields for label in re.split(r"[;|]", field))
+        labels[str(path.parent / file)].update(dict.fromkeys(filter(None, listed)))
+    return {file: tuple(group) for file, group in labels.items()}
 
 
 def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) -> _Labels:
@@ -223,7 +223,7 @@ def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) ->
             raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")
         pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, cells, strict=True)) if column != at]
         if wrong := next((pair for pair in pairs if pair[1] not in _INDICATORS), None):
-            name, cell = (printable(each, 80) for each in wrong)
+            name, cell = (printable(text, 80) for text in wrong)
             raise InputError(f"{where}: '{cell}' for the label '{name}', where 0 or 1 is wanted.")
         labels[file] = tuple(name for name, cell in pairs if _INDICATORS[cell])
     return labels
@@ -240,18 +240,18 @@ def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
         raise InputError(f"{shown} is no object of labels by path. Give {wanted}.")
     labels: _Labels = {}
     for file, held in document.items():
-        each = _json_labels(held)
-        if each is None or (len(each) != 1 and not multi_label):
-            count = "no label" if each is None else counted(len(each), "label")
-            what = count if each is None else f"{count}, and {arg('multi_label')} is not given"
-            raise InputError(f"{shown}: '{printable(file, 80)}' has {what}. Give {wanted}.")
-        labels[str(path.parent / file)] = tuple(dict.fromkeys(each))
+        listed = _json_labels(held)
+        if listed is None or (len(listed) != 1 and not multi_label):
+            count = "no label" if listed is None else counted(len(listed), "label")
+            fault = count if listed is None else f"{count}, and {arg('multi_label')} is not given"
+            raise InputError(f"{shown}: '{printable(file, 80)}' has {fault}. Give {wanted}.")
+        labels[str(path.parent / file)] = tuple(dict.fromkeys(listed))
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
 
 
 def _json_labels(held: Any) -> list[str] | None:
     """Return the labels of an entry: a text, an index or a list of them; None for anything else."""
-    each = held if isinstance(held, list) else [held]
-    if not all(type(label) in {str, int} and str(label).strip() for label in each):
+    labels = held if isinstance(held, list) else [held]
+    if not all(type(label) in {str, int} and str(label).strip() for label in labels):
         return None
-    return [str(label).strip() for label in each]
+    return [str(label).strip() for label in labels]

@@ -104,7 +104,7 @@ def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         if record.size is None:
             raise ImageError(f"Cannot use {name} as a clip: {path.name!r} is no picture.")
         if frames and tensor.shape != frames[0].shape:
-            sizes = " and ".join("x".join(map(str, each.shape[-2:])) for each in (frames[0], tensor))
+            sizes = " and ".join("x".join(map(str, frame.shape[-2:])) for frame in (frames[0], tensor))
             raise ImageError(
                 f"Cannot use {name} as a clip: its frames become {sizes} (height x width). Give {arg('resize')} "
                 "HEIGHTxWIDTH."
@@ -121,7 +121,7 @@ def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         f"{CLIP_STEP}{several} frames, {clip.frames[0].name} to {clip.frames[-1].name}",
         *(step for step in first.steps if step != "repeated in 1 frames"),
     )
-    digest = hashlib.sha256("".join(str(each.sha256) for each in records).encode()).hexdigest()
+    digest = hashlib.sha256("".join(str(entry.sha256) for entry in records).encode()).hexdigest()
     values = torch.cat(frames, 1)  # (C, T, H, W)
     return values, InputRecord(str(clip.folder), digest, first.size, tuple(values.shape), steps)
 

@@ -56,10 +56,10 @@ class NamedInput:
         """For people: "sr = 16000", "b = b.npy, int64 1x5", "views = views.pt, list of 2 tensors"."""
         if self.record is None:
             return printable(f"{self.name} = {self.value!r}")
-        what = _kind(self.value)
+        summary = _kind(self.value)
         if isinstance(self.value, torch.Tensor):
-            what = f"{str(self.value.dtype).removeprefix('torch.')} {shape_text(shape_of(self.value))}"
-        return f"{self.name} = {printable(self.record.name)}, {what}"
+            summary = f"{str(self.value.dtype).removeprefix('torch.')} {shape_text(shape_of(self.value))}"
+        return f"{self.name} = {printable(self.record.name)}, {summary}"
 
 
 def _kind(value: Any) -> str:
@@ -103,9 +103,9 @@ def _with_files(value: Any, preprocessing: Preprocessing, records: list[InputRec
         records.append(record)
         return content
     if type(value) in {list, tuple}:
-        return type(value)(_with_files(each, preprocessing, records) for each in value)
+        return type(value)(_with_files(item, preprocessing, records) for item in value)
     if type(value) is dict:
-        return {key: _with_files(each, preprocessing, records) for key, each in value.items()}
+        return {key: _with_files(item, preprocessing, records) for key, item in value.items()}
     return value
 
 
@@ -164,17 +164,17 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         ) from error
 
 
-def _row(text: str, dtype: str | None, given: str) -> torch.Tensor:
+def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
     numbers = text.strip().rstrip(",").split(",")
     if dtype is None:
         return torch.tensor([[float(number) for number in numbers]])
     if dtype not in (*WHOLE, *OTHER_DTYPES):
-        raise UsageError(f"{given}: unknown dtype '{dtype}'.{nearest(dtype, (*WHOLE, *OTHER_DTYPES))}")
+        raise UsageError(f"{option}: unknown dtype '{dtype}'.{nearest(dtype, (*WHOLE, *OTHER_DTYPES))}")
     try:
         values = [int(number) if dtype in WHOLE else float(number) for number in numbers]
         return torch.tensor([values], dtype=getattr(torch, dtype))
     except (ValueError, RuntimeError, OverflowError) as error:
-        raise UsageError(f"{given}: not all of these are numbers of {dtype}.") from error
+        raise UsageError(f"{option}: not all of these are numbers of {dtype}.") from error
 
 
 def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> Batch:
@@ -186,9 +186,9 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
     kwargs: dict[str, Any] = {}
     shared: set[str] = set()
     repeated: set[str] = set()
-    for each in named:
+    for kwarg in named:
 
-        def rows(path: str, tensor: torch.Tensor, name: str = each.name) -> torch.Tensor:
+        def rows(path: str, tensor: torch.Tensor, name: str = kwarg.name) -> torch.Tensor:
             count = length_of(tensor)
             if count == 1:
                 repeated.add(f"[{name!r}]{path}")
@@ -198,19 +198,19 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
             shared.add(name + path)
             return tensor
 
-        if each.is_listed:
-            kwargs[each.name] = copied([each.value[index] for index in batch.indices if index < len(each.value)])
+        if kwarg.is_listed:
+            kwargs[kwarg.name] = copied([kwarg.value[index] for index in batch.indices if index < len(kwarg.value)])
         else:
-            kwargs[each.name] = copied(with_changed(each.value, rows))
-    listed = batch.listed | {each.name for each in named if each.is_listed}
-    exact = batch.exact | {each.name for each in named if each.is_exact}
+            kwargs[kwarg.name] = copied(with_changed(kwarg.value, rows))
+    listed = batch.listed | {named_input.name for named_input in named if named_input.is_listed}
+    exact = batch.exact | {named_input.name for named_input in named if named_input.is_exact}
     return replace(
         batch,
         kwargs={**batch.kwargs, **kwargs},
         shared=batch.shared | shared,
         listed=listed,
         exact=exact,
-        repeated=batch.repeated | repeated,
+        broadcast_inputs=batch.broadcast_inputs | repeated,
     )
 
 
@@ -222,24 +222,24 @@ def _repeated(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput]) -> Preprocessing:
     """Return the preprocessing of inputs without a name: single frames where the other one of a pair has a name."""
-    if preprocessing.kind == "flow" and any(each.record is not None for each in named):
+    if preprocessing.kind == "flow" and any(kwarg.record is not None for kwarg in named):
         return replace(preprocessing, kind="image")
     return preprocessing
 
 
 def named_count(named: Sequence[NamedInput]) -> int:
     """Return how many inputs there are where all have names: as many as the first with several rows has."""
-    return next((each.row_count for each in named if each.row_count > 1), 1)
+    return next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
     """Return inputs by name as a batch without any others; as many inputs as the first that holds several tells."""
-    read = [each for each in named if each.record is not None]
-    counted_first = sorted(read, key=lambda each: {0: 2, 1: 1}.get(each.row_count, 0))  # the others in their order
+    read = [kwarg for kwarg in named if kwarg.record is not None]
+    counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
     count = named_count(named)
-    steps = tuple(f"by name: {each.text}" for each in named)
+    steps = tuple(f"by name: {kwarg.text}" for kwarg in named)
     if read:
-        first, *others = [each.record for each in counted_first if each.record is not None]
+        first, *others = [kwarg.record for kwarg in counted_first if kwarg.record is not None]
         more = (Path(record.name).name for record in others if record.name != first.name)
         # A picture is read again by its name, to draw on it.
         name = first.name if first.region is not None else " with ".join([first.name, *more])

@@ -70,7 +70,7 @@ def noise_and_named(
     Noise by name goes with pictures, tensors and files, where there are others; else it is part of the input.
     """
     by_position = any(not shape.name for shape in shapes)
-    if not by_position and (with_others or any(each.record is not None for each in named)):
+    if not by_position and (with_others or any(entry.record is not None for entry in named)):
         return (), (*named, *noise_inputs(shapes, seed))
     return tuple(shapes), tuple(named)
 
@@ -85,7 +85,7 @@ def _drawn(noise: NoiseShape, generator: torch.Generator) -> Tensor:
 
 
 def _step(noise: NoiseShape, seed: int, *, several: bool) -> str:
-    what = "standard normal noise" if noise.below is None else f"whole numbers below {noise.below}, drawn at random"
+    values = "standard normal noise" if noise.below is None else f"whole numbers below {noise.below}, drawn at random"
     dtype = f", {noise.dtype}" if noise.dtype and noise.dtype != "int64" else ""
     place = f"{noise.name or 'by position'} {shape_text(noise.shape)}: " if several or noise.name else ""
-    return f"{place}{what}{dtype}, seed {seed}"
+    return f"{place}{values}{dtype}, seed {seed}"

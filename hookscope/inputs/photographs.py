@@ -60,10 +60,10 @@ class Photographs:
             return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
         # Pictures in memory may share a name: those that look alike come in the order in which they were given.
         alike = [picture for picture in self.pictures if picture.size == record.size and _name(picture) == record.name]
-        known = [place for place, each in enumerate(inputs) if (each.name, each.size) == (record.name, record.size)]
-        if len(alike) != len(known):
+        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == (record.name, record.size)]
+        if len(alike) != len(places):
             raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
-        return take_upright(alike[known.index(index)], self.preprocessing.max_pixels)
+        return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
 
     def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
         if inputs[index] in self.seen:

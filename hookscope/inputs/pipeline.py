@@ -55,7 +55,7 @@ class InputPipeline:
         else:
             batches = in_batches(named_batch(self.named), size)
         if self.named and (self.files or self.batch is not None or self.noise):
-            total = self.input_count() if any(each.row_count > 1 for each in self.named) else 1
+            total = self.input_count() if any(kwarg.row_count > 1 for kwarg in self.named) else 1
             batches = (with_named(batch, self.named, total) for batch in batches)
         placed = (to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed

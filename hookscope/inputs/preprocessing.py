@@ -183,7 +183,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
             channels = undo(channels, _per_channel(factors))
     shades = np.clip(np.nan_to_num(channels, nan=0.0, posinf=0.0, neginf=0.0), 0, 1) * 255 + 0.5
     pixels = shades.astype(np.uint8).transpose(0, 2, 3, 1)  # (N, H, W, C)
-    return [each[:, :, 0] if each.shape[2] == 1 else each for each in pixels]
+    return [picture[:, :, 0] if picture.shape[2] == 1 else picture for picture in pixels]
 
 
 def _per_channel(values: Sequence[float]) -> NDArray[np.float32]:

@@ -66,7 +66,7 @@ def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: P
         A sentence, or none.
     """
     others = TENSOR_SUFFIXES | AUDIO_SUFFIXES
-    no_pictures = all(isinstance(each, Path) and each.suffix.lower() in others for each in inputs)
+    no_pictures = all(isinstance(source, Path) and source.suffix.lower() in others for source in inputs)
     if base.source != Preprocessing().source or no_pictures:
         return ()
     crop = "x".join(map(str, base.crop or ()))
@@ -83,54 +83,54 @@ def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: P
     )
 
 
-def _axis(given: str | int) -> int | Literal["auto", "none"]:
-    wanted = str(given).strip().lower()
+def _axis(axis: str | int) -> int | Literal["auto", "none"]:
+    wanted = str(axis).strip().lower()
     if wanted == "auto":
         return "auto"
     if wanted == "none":
         return "none"
     if re.fullmatch(r"-?[0-9]{1,3}", wanted):
         return int(wanted)
-    raise UsageError(f"{arg('batch_axis')} {given!r} is not an axis. Give 0, another axis, auto or none.")
+    raise UsageError(f"{arg('batch_axis')} {axis!r} is not an axis. Give 0, another axis, auto or none.")
 
 
-def _sizes(option: str, given: Sizes, max_pixels: int) -> tuple[int, ...] | None:
-    if isinstance(given, str):
-        if given.strip().lower() == "none":
+def _sizes(option: str, size: Sizes, max_pixels: int) -> tuple[int, ...] | None:
+    if isinstance(size, str):
+        if size.strip().lower() == "none":
             return None
-        is_right = re.fullmatch(r"\s*[0-9]{1,9}(x[0-9]{1,9})?\s*", given)
-        sizes = tuple(map(int, given.split("x"))) if is_right else ()
+        is_right = re.fullmatch(r"\s*[0-9]{1,9}(x[0-9]{1,9})?\s*", size)
+        sizes = tuple(map(int, size.split("x"))) if is_right else ()
     else:
         try:
-            several: Sequence[int] = [given] if isinstance(given, int) else given
+            several: Sequence[int] = [size] if isinstance(size, int) else size
             sizes = tuple(map(index, several))
         except TypeError:
             sizes = ()
-    if len(sizes) not in (1, 2) or isinstance(given, bool):
-        raise UsageError(f"{option} {given!r} is not a size. Give pixels like 224, HEIGHTxWIDTH like 224x288, or none.")
+    if len(sizes) not in (1, 2) or isinstance(size, bool):
+        raise UsageError(f"{option} {size!r} is not a size. Give pixels like 224, HEIGHTxWIDTH like 224x288, or none.")
     if min(sizes) < 1:
-        raise UsageError(f"{option} {given!r} leaves no pixel. Give a size of 1 or more.")
+        raise UsageError(f"{option} {size!r} leaves no pixel. Give a size of 1 or more.")
     if sizes[0] * sizes[-1] > max_pixels:
-        raise UsageError(f"{option} {given!r} is over the limit of {max_pixels} pixels. Give a smaller size.")
+        raise UsageError(f"{option} {size!r} is over the limit of {max_pixels} pixels. Give a smaller size.")
     return sizes
 
 
-def _values(option: str, given: Numbers, channels: int) -> tuple[float, ...]:
-    if isinstance(given, str) and given.strip().lower() == "none":
+def _values(option: str, value: Numbers, channels: int) -> tuple[float, ...]:
+    if isinstance(value, str) and value.strip().lower() == "none":
         return ()
-    several = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
     try:
         values = tuple(map(float, several))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{option} {given!r} is not a list of numbers. Give values like 0.5 or 0.5,0.5,0.5."
+            f"{option} {value!r} is not a list of numbers. Give values like 0.5 or 0.5,0.5,0.5."
         ) from error
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(np.array(values, np.float32)).all()  # normalisation runs in float32
     if not is_finite:
-        raise UsageError(f"{option} {given!r} has a value that is not a finite number. Give values like 0.5.")
+        raise UsageError(f"{option} {value!r} has a value that is not a finite number. Give values like 0.5.")
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        raise UsageError(f"{option} {given!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
+        raise UsageError(f"{option} {value!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
     return values

@@ -96,11 +96,11 @@ def _argument(content: object, name: str) -> Any:
             )
         # No other subclass: a module that was not imported is one.
         if isinstance(value, dict) and type(value) in {dict, OrderedDict}:
-            return {_scalar(key, name): copy(each, depth + 1) for key, each in dict.items(value)}
+            return {_scalar(key, name): copy(entry, depth + 1) for key, entry in dict.items(value)}
         if isinstance(value, list):
-            return [copy(each, depth + 1) for each in list.__iter__(value)]
+            return [copy(element, depth + 1) for element in list.__iter__(value)]
         if isinstance(value, tuple):
-            return tuple([copy(each, depth + 1) for each in tuple.__iter__(value)])
+            return tuple([copy(element, depth + 1) for element in tuple.__iter__(value)])
         if not isinstance(value, torch.Tensor):
             return _scalar(value, name)
         tensors += 1

@@ -38,7 +38,7 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.token_layout import TokenLayout
 
 
 class PassError(ModelError):
@@ -99,7 +99,7 @@ def inspect_gradients(
     recorder = Recorder(0, None, None, options.reducer())
     chosen = choose(inspected, queue, options, recorder.axes)
     maps = Recorder(options.grids_for, options.max_channels, None, recorder.reducer, recorder.axes, chosen.operations)
-    recorder.places = maps.places = TokenPlaces(network) if options.grids_for else None
+    recorder.token_layout = maps.token_layout = TokenLayout(network) if options.grids_for else None
     gradient_recorder = GradientRecorder(maps, on_tensor)
     with (
         torch.inference_mode(False),

@@ -21,8 +21,8 @@ class BatchShapes:
         for name, times in other.seen.items():
             self._add(name, times)
 
-    def _add(self, each: tuple[int, Shape], times: int) -> None:
-        self.seen[each] = self.seen.get(each, 0) + times
+    def _add(self, key: tuple[int, Shape], times: int) -> None:
+        self.seen[key] = self.seen.get(key, 0) + times
 
     @property
     def whole(self) -> Shape:

@@ -67,12 +67,12 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     fields, remark = _fields_of(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
     notes += [remark] if remark else []
     first = next(
-        (each for module in modules.values() for each in module._parameters.values() if each is not None), None
+        (tensor for module in modules.values() for tensor in module._parameters.values() if tensor is not None), None
     )
     device = torch.device("cpu") if first is None else first.device
     timed = timed and device.type != "meta"
     times = _times(call, modules, device) if timed else {}
-    if any(isinstance(each, nn.TransformerEncoderLayer) for each in modules.values()) and timed:
+    if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
         notes.append("nn.TransformerEncoderLayer runs unfused while it is timed.")
     rows = tuple(_rows(modules, counts, fields, times))
     leaves, outside = CostSums(), CostSums()
@@ -82,7 +82,7 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
         else:
             leaves += row.own
     return NetworkCost(
-        input_shapes=tuple(tuple(shape_of(each)) for _, each in tensors_given(tuple(call.args), call.kwargs)),
+        input_shapes=tuple(tuple(shape_of(tensor)) for _, tensor in tensors_given(tuple(call.args), call.kwargs)),
         modules=rows,
         leaves=leaves,
         outside=outside,
@@ -102,19 +102,19 @@ def _rows(
 ) -> Iterator[ModuleCost]:
     held = _own_parameters(modules)
     for name, module in modules.items():
-        inside = [each for each in modules if each == name or not name or each.startswith(f"{name}.")]
-        own = _sums(held[name], counts.own[name])
+        inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
+        sums = _sums(held[name], counts.own[name])
         if name in counts.entered:
             computed = counts.inclusive[name]
         else:  # a ModuleList, or a module whose forward was called by name
             computed = _Computed(
-                sum(counts.own[each].multiply_adds for each in inside), sum(counts.own[each].saved for each in inside)
+                sum(counts.own[path].multiply_adds for path in inside), sum(counts.own[path].saved for path in inside)
             )
-        parameters = {id(each): each for each in module.parameters()}
+        parameters = {id(parameter): parameter for parameter in module.parameters()}
         yield ModuleCost(
             name,
             _sums([*parameters.values()], computed),
-            own,
+            sums,
             counts.output_bytes.get(name),
             fields.get(name),
             median(times[name]) if name in times else None,
@@ -126,9 +126,13 @@ def _own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, list[nn.Param
     seen: set[int] = set()
     held: dict[str, list[nn.Parameter]] = {}
     for name, module in modules.items():
-        own = {id(each): each for each in module._parameters.values() if each is not None and id(each) not in seen}
-        seen |= own.keys()
-        held[name] = [*own.values()]
+        parameters = {
+            id(parameter): parameter
+            for parameter in module._parameters.values()
+            if parameter is not None and id(parameter) not in seen
+        }
+        seen |= parameters.keys()
+        held[name] = [*parameters.values()]
     return held
 
 
@@ -169,8 +173,8 @@ class _Running:
         """
         stack, began = self.stack, 0.0
         while stack:
-            each, began = stack.pop()
-            if each == name:
+            top, began = stack.pop()
+            if top == name:
                 break
         return began
 
@@ -208,8 +212,8 @@ class _Counts:
     def leave(self, name: str, output: object) -> None:
         self.running.leave(name)
         with torch._C.DisableTorchFunctionSubclass():
-            given = sum(_bytes_of(tensor) for _, tensor in tensors_in(output))
-        self.output_bytes[name] = self.output_bytes.get(name, 0) + given
+            total = sum(_bytes_of(tensor) for _, tensor in tensors_in(output))
+        self.output_bytes[name] = self.output_bytes.get(name, 0) + total
 
     def computes(self, operation: Any, count: int | None) -> None:
         layer = self.running.innermost
@@ -227,7 +231,7 @@ class _Counts:
 
     def _concerned(self) -> Iterator[_Computed]:
         yield self.own[self.running.innermost]
-        for name in {each for each, _ in self.running.stack}:
+        for name in {layer for layer, _ in self.running.stack}:
             yield self.inclusive[name]
 
 
@@ -297,16 +301,16 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and count it; one without a formula is taken apart if torch can."""
-        given = kwargs or {}
+        keywords = kwargs or {}
         name = name_of(func)
         if name in _ABOUT_SHAPES:  # tensors with a layout of their own answer these themselves
             return NotImplemented
         if not is_known(func) and isinstance(func, torch._ops.OpOverload):
             with self:
-                output = func.decompose(*args, **given)
+                output = func.decompose(*args, **keywords)
             if output is not NotImplemented:
                 return output
-        output = func(*args, **given)
+        output = func(*args, **keywords)
         try:
             count = multiply_adds(func, args, output)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):  # nested tensors, keywords
@@ -331,14 +335,14 @@ class _SavedStorages:
     def __init__(self, counts: _Counts, network: nn.Module) -> None:
         self._counts = counts
         self._known: dict[int, StorageWeakRef] = {}  # weak references keep addresses from being used again
-        for each in (*network.parameters(), *network.buffers()):
-            for storage in _storages_of(each):
+        for tensor in (*network.parameters(), *network.buffers()):
+            for storage in _storages_of(tensor):
                 self._is_new(storage)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note what is saved, which goes on to be saved."""
         with torch._C.DisableTorchFunctionSubclass():
-            size = sum(each.nbytes() for each in _storages_of(tensor) if self._is_new(each))
+            size = sum(storage.nbytes() for storage in _storages_of(tensor) if self._is_new(storage))
             if size:
                 self._counts.saves(size)
             return tensor.detach()  # without its graph, which would hold itself
@@ -365,8 +369,8 @@ def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 def _fields_of(call: Call) -> tuple[dict[str, ReceptiveField], str]:
     """Return the receptive fields of modules by name, as those of their first calls; or why they are missing."""
-    found, missing = receptive_fields(call)
-    return {name: known for (name, number), known in found.items() if not number}, missing
+    fields, missing = receptive_fields(call)
+    return {name: region for (name, number), region in fields.items() if not number}, missing
 
 
 def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField], str]:
@@ -375,10 +379,10 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
     They are keyed by the module's name and the number of the call in a pass. If the network raises, there are none, and
     the second value is the reason, a sentence.
     """
-    given = [*call.args, *call.kwargs.values()]
-    pictures = [each for each in given if isinstance(each, Tensor) and each.is_floating_point()]
+    arguments = [*call.args, *call.kwargs.values()]
+    pictures = [argument for argument in arguments if isinstance(argument, Tensor) and argument.is_floating_point()]
     pictures = [picture for picture in pictures if picture.dim() - 2 in (1, 2, 3)]
-    convolutions = {len(each.kernel_size) for each in call.network.modules() if isinstance(each, _ConvNd)}
+    convolutions = {len(module.kernel_size) for module in call.network.modules() if isinstance(module, _ConvNd)}
     if len(pictures) != 1 or pictures[0].dim() - 2 not in (convolutions or {2}):
         return {}, ""
     modules, _ = module_index(call.network)
@@ -407,16 +411,16 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
             _run(call.network, [*map(tracked, args)], {key: tracked(value) for key, value in kwargs.items()})
     except ModelError as error:
         return {}, f"Receptive fields are missing: with gradients of the input, {error}"
-    found = {place: tree.of(node) for place, node in nodes.items() if node is not None}
+    fields = {place: tree.of(node) for place, node in nodes.items() if node is not None}
     return {
         place: ReceptiveField(
-            tuple(line.high - line.low + 1 for line in known.lines),
-            tuple(line.step for line in known.lines),
-            tuple((line.low + line.high) / 2 for line in known.lines),
-            known.at_least,
+            tuple(line.high - line.low + 1 for line in region.lines),
+            tuple(line.step for line in region.lines),
+            tuple((line.low + line.high) / 2 for line in region.lines),
+            region.at_least,
         )
-        for place, known in found.items()
-        if known is not None
+        for place, region in fields.items()
+        if region is not None
     }, ""
 
 

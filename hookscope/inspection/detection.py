@@ -82,8 +82,8 @@ def _label(network: Any) -> int:
     return min(1, int(attribute_of(head, "num_classes", 2)) - 1)
 
 
-def _has(network: Any, what: str) -> bool:
-    return attribute_of(attribute_of(network, "roi_heads"), f"{what}_predictor") is not None
+def _has(network: Any, head: str) -> bool:
+    return attribute_of(attribute_of(network, "roi_heads"), f"{head}_predictor") is not None
 
 
 def _keypoint_count(network: Any) -> int:

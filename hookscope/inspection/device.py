@@ -49,7 +49,7 @@ def choose_device(name: str, option: str = "device") -> torch.device:
 
 def floating_dtype(module: nn.Module) -> torch.dtype:
     """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
-    return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+    return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
 
 
 def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:
@@ -79,7 +79,7 @@ def fits_into_memory(module: nn.Module) -> bool:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on Windows
         return True
-    held = sum(each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers()))
+    held = sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
     return held < memory * _SHARE_OF_MEMORY
 
 
@@ -106,5 +106,5 @@ def full_float32() -> Iterator[None]:
             kind.fp32_precision = "ieee"
         yield
     finally:
-        for each, precision in zip(kinds, before, strict=True):
-            each.fp32_precision = precision
+        for backend, precision in zip(kinds, before, strict=True):
+            backend.fp32_precision = precision

@@ -268,7 +268,7 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
 
     run.state.rewind()  # before other hooks are put on: it takes away those that came since the mark
     with _quietly(), run.captured.detached():
-        found = find_overwriting(
+        write = find_overwriting(
             run.inspected.modules, lambda: _output_and_loss(run, batch, tracks=run.track_inputs)[1].value
         )
     _forget_batch(run)
@@ -278,10 +278,10 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
         if value is not None and again is None:
             _backward(run, value.value)
     run.recorder.settle()
-    if found is None or broken.failure is None:
+    if write is None or broken.failure is None:
         return broken
-    failure = replace(broken.failure, layer=found.saved_by, kind=type(run.inspected.modules[found.saved_by]).__name__)
-    message = overwriting_message(run.inspected.info.name, run.inspected.modules, found)
+    failure = replace(broken.failure, layer=write.saved_by, kind=type(run.inspected.modules[write.saved_by]).__name__)
+    message = overwriting_message(run.inspected.info.name, run.inspected.modules, write)
     return replace(broken, message=message, failure=failure)
 
 
@@ -374,18 +374,18 @@ def _quietly() -> AbstractContextManager[object]:
 
 def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of the arguments; those that require a gradient, or all floating ones, lead to a leaf of ours."""
-    given = (batch.args, dict(batch.kwargs))
+    arguments = (batch.args, dict(batch.kwargs))
     copies: dict[int, Tensor] = {}
-    found = tensors_in(given)
-    for _, tensor in found:
+    tensors = tensors_in(arguments)
+    for _, tensor in tensors:
         source = tensor.clone() if tensor.is_inference() else tensor.detach()
         if tensor.requires_grad or (tracks and differentiable(tensor)):
             source.requires_grad_()  # the clone is no leaf: the model may overwrite it
         copies[id(tensor)] = strided_copy(source)
     try:
-        return with_tensors(given, {path: copies[id(tensor)] for path, tensor in found})  # type: ignore[return-value]
+        return with_tensors(arguments, {path: copies[id(tensor)] for path, tensor in tensors})  # type: ignore[return-value]
     except TypeError:  # a container that cannot be rebuilt is given as it is
-        return given
+        return arguments
 
 
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
@@ -421,8 +421,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     leaves = [leaf for leaf in graph_leaves(nodes) if id(leaf) not in run.parameter_ids]
     del nodes
     if leaves:  # the forward pass may have registered parameters
-        known = {id(parameter) for parameter in run.inspected.network.parameters()}
-        leaves = [leaf for leaf in leaves if id(leaf) not in known]
+        registered = {id(parameter) for parameter in run.inspected.network.parameters()}
+        leaves = [leaf for leaf in leaves if id(leaf) not in registered]
     with _gradients_kept(leaves), _listening(run):
         try:
             loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]

@@ -115,9 +115,9 @@ def place_edits(
     tied: set[tuple[int, str]] = set()
     for name, edit in bound:
         if edit.place == "parameter grad":
-            if (known := (id(parameters[name]), edit.text)) in tied:  # one gradient under several names
+            if (key := (id(parameters[name]), edit.text)) in tied:  # one gradient under several names
                 continue
-            tied.add(known)
+            tied.add(key)
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]

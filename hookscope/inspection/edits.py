@@ -25,7 +25,7 @@ from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
 from hookscope.text import safe_text, shape_text
 
-Place = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
+EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Edit:
 
     text: str
     pattern: str
-    place: Place
+    place: EditSite
     parameters_only: bool
     operation: str
     arguments: Mapping[str, float]
@@ -80,11 +80,11 @@ class Edit:
         if not self.channels:
             return None
         highest = max(self.channels)
-        what = f"Edit '{safe_text(self.text)}' names channel {highest}, but a tensor of shape {shape_text(shape)}"
+        problem = f"Edit '{safe_text(self.text)}' names channel {highest}, but a tensor of shape {shape_text(shape)}"
         if axis is None:
-            raise UsageError(f"{what} has no channels.")
+            raise UsageError(f"{problem} has no channels.")
         if highest >= shape[axis]:
-            raise UsageError(f"{what} has {shape[axis]} on axis {axis}, counted from 0.")
+            raise UsageError(f"{problem} has {shape[axis]} on axis {axis}, counted from 0.")
         mask = torch.zeros(shape[axis], dtype=torch.bool)
         mask[list(self.channels)] = True
         return mask.reshape([count if index == axis % len(shape) else 1 for index, count in enumerate(shape)])
@@ -114,7 +114,7 @@ def bind_edits(
 
 def _selected(
     edit: Edit, select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
-) -> tuple[Sequence[str], Place]:
+) -> tuple[Sequence[str], EditSite]:
     missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
     if not edit.parameters_only:
         try:
@@ -255,16 +255,16 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
     if not pattern:
         _fail(text, place.start(), "the pattern of layers or parameters is missing")
     call = _Call(text, place.end(2))
-    kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
+    kind: EditSite = place[1]  # type: ignore[assignment] # the expression has one of three
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
 
 
-def _frozen(text: str, found: re.Match[str], *, training: bool) -> Edit:
-    pattern = found["pattern"].strip()
+def _frozen(text: str, match: re.Match[str], *, training: bool) -> Edit:
+    pattern = match["pattern"].strip()
     if not training:
-        _fail(text, found.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
+        _fail(text, match.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
     if not pattern:
-        _fail(text, found.start("operation") - 1, "the pattern of layers or parameters is missing")
+        _fail(text, match.start("operation") - 1, "the pattern of layers or parameters is missing")
     return Edit(text, pattern, "freeze", True, "freeze", {})
 
 
@@ -276,12 +276,12 @@ def _fail(text: str, position: int, message: str) -> NoReturn:
 
 def _refuse_place(text: str) -> NoReturn:
     """Return what is wrong with an expression that has no `:PLACE:`."""
-    if found := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
-        place = found["place"].strip()
+    if match := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
+        place = match["place"].strip()
         hint = nearest(place, ("input", "output", "grad", "value"), count=1)
-        _fail(text, found.start("place"), f"there is no place '{place}', only input, output, grad and value.{hint}")
-    if found := re.search(f":{_OPERATION_START}", text):
-        _fail(text, found.start() + 1, "before the operation a place is missing: input, output, grad or value")
+        _fail(text, match.start("place"), f"there is no place '{place}', only input, output, grad and value.{hint}")
+    if match := re.search(f":{_OPERATION_START}", text):
+        _fail(text, match.start() + 1, "before the operation a place is missing: input, output, grad or value")
     _fail(text, len(text), "an edit is PATTERN:PLACE:OPERATION, such as 'relu:grad:clamp(min=0)'")
 
 
@@ -300,8 +300,8 @@ class _Call:
         self.numbers: dict[str, float] = {}
         self.channels: tuple[int, ...] = ()
         self.given: list[str] = []
-        found = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
-        self.tokens = [*(token for token in found if token.kind != "space"), _Token("end", "", len(text))]
+        tokens = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
+        self.tokens = [*(token for token in tokens if token.kind != "space"), _Token("end", "", len(text))]
         token = self.take()
         if token.kind != "name":
             self.fail(token, f"an operation is missing here. Give {', '.join(OPERATIONS)}")
@@ -346,21 +346,21 @@ class _Call:
 
     def read_argument(self) -> None:
         """Read one argument, with or without its name."""
-        known, first = OPERATIONS[self.name].parameters, self.peek()
+        parameters, first = OPERATIONS[self.name].parameters, self.peek()
         if first.kind == "name" and self.peek(1).text == "=":
             self.index += 2
             self.named, parameter = True, first.text
-            if parameter not in known:
-                hint = nearest(parameter, known)
-                self.fail(first, f"{self.name} takes no '{parameter}', only {', '.join(known)}.{hint}")
+            if parameter not in parameters:
+                hint = nearest(parameter, parameters)
+                self.fail(first, f"{self.name} takes no '{parameter}', only {', '.join(parameters)}.{hint}")
             if parameter in self.given:
                 self.fail(first, f"{parameter} is given twice")
         elif self.named:
             self.fail(first, "arguments after a named one need names")
-        elif len(self.given) == len(known):
-            self.fail(first, f"{self.name} takes no more than {', '.join(known)}")
+        elif len(self.given) == len(parameters):
+            self.fail(first, f"{self.name} takes no more than {', '.join(parameters)}")
         else:
-            parameter = known[len(self.given)]
+            parameter = parameters[len(self.given)]
         self.given.append(parameter)
         if parameter == "channels":
             self.read_channels()
@@ -373,11 +373,11 @@ class _Call:
 
     def read_channels(self) -> None:
         """Read one number or range, and all that follow it."""
-        found = [*self.read_range()]
+        channels = [*self.read_range()]
         while self.peek().text == "," and self.peek(1).kind == "number":
             self.take()
-            found += self.read_range()
-        self.channels = tuple(found)
+            channels += self.read_range()
+        self.channels = tuple(channels)
 
     def read_range(self) -> range:
         """Read channels "8-15", which are two numbers to the tokens, or a single one."""
@@ -390,10 +390,10 @@ class _Call:
             self.fail(end, f"a range from channel {first} must end between {first} and {first + _LONGEST_RANGE - 1}")
         return range(first, last + 1)
 
-    def read_whole(self, what: str, most: int) -> int:
+    def read_whole(self, subject: str, most: int) -> int:
         token = self.take()
         if not re.fullmatch("[0-9]{1,19}", token.text) or int(token.text) > most:
-            self.fail(token, f"{what} is a whole number from 0 to {most}")
+            self.fail(token, f"{subject} is a whole number from 0 to {most}")
         return int(token.text)
 
     def read_dtype(self) -> str:

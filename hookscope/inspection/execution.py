@@ -63,7 +63,7 @@ def first_calls(
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        return tuple(tuple(physical_shape(given)) for _, given in call.inputs), tuple(shape_of(tensor))
+        return tuple(tuple(physical_shape(argument)) for _, argument in call.inputs), tuple(shape_of(tensor))
 
     failure = None
     modules, _ = module_index(network)
@@ -78,10 +78,10 @@ def first_calls(
     calls: dict[str, FirstCall] = {}
     for seen in captured.observations:
         inputs, output = seen.value or ((), ())
-        known = calls.setdefault(seen.layer, FirstCall(seen.operation, inputs, [], 0))
-        known.call_count = max(known.call_count, seen.call + 1)
+        first_call = calls.setdefault(seen.layer, FirstCall(seen.operation, inputs, [], 0))
+        first_call.call_count = max(first_call.call_count, seen.call + 1)
         if seen.call == 0 and seen.value is not None:
-            known.output_shapes.append(output)
+            first_call.output_shapes.append(output)
     return calls, failure
 
 
@@ -121,7 +121,7 @@ def calls_of_forward(
     A line is "net.py:14", "" if it is unknown. It takes a pass without hooks.
     """
     names = {id(module): name for name, module in modules.items()}
-    codes = {code for each in modules.values() if (code := code_of(each.forward)) is not None}
+    codes = {code for layer in modules.values() if (code := code_of(layer.forward)) is not None}
     lines: dict[str, str] = {}
 
     def look(frame: FrameType, event: str, _argument: object) -> None:

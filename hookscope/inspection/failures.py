@@ -46,10 +46,10 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
     """Return the arguments of forward behind the name of one that it does not know; "" for any other error."""
     if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
         return ""
-    known = [printable(parameter) for parameter in inspect.signature(module.forward).parameters]
-    if len(known) == 1:
-        return f"; its one argument is {known[0]}"
-    return f"; its arguments are {', '.join(known)}" if known else "; it has no arguments"
+    names = [printable(parameter) for parameter in inspect.signature(module.forward).parameters]
+    if len(names) == 1:
+        return f"; its one argument is {names[0]}"
+    return f"; its arguments are {', '.join(names)}" if names else "; it has no arguments"
 
 
 def _name_in_tensor(network: nn.Module, error: BaseException) -> str:
@@ -63,8 +63,8 @@ def _name_in_tensor(network: nn.Module, error: BaseException) -> str:
     if not looks_up_a_name(called["func"], called["args"]):
         return ""
     wanted = f"; its code looks up '{printable(called['args'][-1], 80)}' in this tensor, as in a dict"
-    known = [printable(parameter) for parameter in inspect.signature(network.forward).parameters]
-    return f"{wanted}; its one argument is {known[0]}" if len(known) == 1 else wanted
+    names = [printable(parameter) for parameter in inspect.signature(network.forward).parameters]
+    return f"{wanted}; its one argument is {names[0]}" if len(names) == 1 else wanted
 
 
 def _shape_text(tensor: Tensor) -> str:
@@ -110,10 +110,10 @@ def failure_message(model: str, failure: Failure, error: BaseException, phase: s
     inputs = ", ".join(failure.input_shapes) or "no tensor"
     if len(failure.input_shapes) == 1:
         inputs = f"an input of shape {inputs.removeprefix('[0] ')}"
-    given = f", given {inputs}" if phase == "forward" else ""
+    remark = f", given {inputs}" if phase == "forward" else ""
     if is_out_of_memory(error):
         return (
-            f"{model} ran out of memory in its {phase} pass at {where}{given}: give fewer inputs at a time (a smaller "
+            f"{model} ran out of memory in its {phase} pass at {where}{remark}: give fewer inputs at a time (a smaller "
             f"batch) or smaller ones. {failure.error}"
         )
-    return f"{model} raised in its {phase} pass at {where}{given}: {failure.error}{failure.remedy}"
+    return f"{model} raised in its {phase} pass at {where}{remark}: {failure.error}{failure.remedy}"

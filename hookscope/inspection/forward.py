@@ -47,7 +47,7 @@ from hookscope.results.activations import Activations, Verification
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import reduced
 from hookscope.statistics.reducer import Reducer
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.token_layout import TokenLayout
 
 
 class ForwardError(ModelError):
@@ -68,12 +68,12 @@ class ForwardOptions(InspectionOptions):
     """What `inspect` observes, and how it runs.
 
     Attributes:
-        keeps_judged: Also call `on_tensor` with the outputs that are only `judged`, and measure them in full.
+        keep_rule_outputs: Also call `on_tensor` with the outputs that are only `for_rules`, and measure them in full.
         summaries: Whether `map_summaries` has the maps of the first inputs, of the rows that an overview may show.
         tokens: Measure the norms of tokens, of outputs (N, T, D).
     """
 
-    keeps_judged: bool = False
+    keep_rule_outputs: bool = False
     summaries: bool = False
     tokens: bool = False
 
@@ -119,14 +119,14 @@ def inspect(
     chosen = choose(inspected, queue, options, recorder.axes)
     if options.summaries:
         recorder.maps = MapRecorder(every_row=len(chosen.layers) <= FEW_ROWS)
-    recorder.places = TokenPlaces(network)
+    recorder.token_layout = TokenLayout(network)
     recorder.tokens = TokenRecorder(network) if options.tokens else None
-    recorder.operations = None if options.keeps_judged else chosen.operations
-    recorder.judged_reducer = Reducer() if options.judged and not options.keeps_judged else None
+    recorder.operations = None if options.keep_rule_outputs else chosen.operations
+    recorder.rules_reducer = Reducer() if options.for_rules and not options.keep_rule_outputs else None
     observed = chosen.layers
-    if options.judged and "" not in observed:
+    if options.for_rules and "" not in observed:
         observed = {**observed, "": modules[""]}
-        recorder.judged_alone = frozenset({""})
+        recorder.rules_only = frozenset({""})
     began = time.perf_counter()
     with (
         preserved(network, options.seed, modules=modules.values(), differentiates=False) as state,
@@ -168,7 +168,7 @@ def inspect(
 
 def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> Activations:
     """Return what a run has gathered as rows; those for verdicts alone are left out unless it is `judged`."""
-    inspected, recorder, judged = run.inspected, run.recorder, run.options.judged
+    inspected, recorder, judged = run.inspected, run.recorder, run.options.for_rules
     layers, operations, _ = run.chosen
     tokens, maps = recorder.tokens, recorder.maps
     called = run.captured.called | ({failure.layer} if failure else set())
@@ -245,9 +245,9 @@ def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
 def _verified(run: Run, batch: Batch, output: object) -> Verification:
 
     def forward() -> Outcome:
-        given = copy_of(batch)
+        copied = copy_of(batch)
         with torch.no_grad():
-            return outcome_of(run.inspected.network(*given.args, **given.kwargs))
+            return outcome_of(run.inspected.network(*copied.args, **copied.kwargs))
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
         return capture(run.inspected.network, layers, lambda *_: None, operations=operations)

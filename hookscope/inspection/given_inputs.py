@@ -25,15 +25,15 @@ Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image] | tu
 
 def sources_of(images: Images, preprocessing: Preprocessing, notes: list[str]) -> tuple[list[Source], Batch | None]:
     """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
-    given = as_sources(images)
-    if not isinstance(given, list):
-        return [], given if isinstance(given, Batch) else batch_of(given, preprocessing)
+    sources = as_sources(images)
+    if not isinstance(sources, list):
+        return [], sources if isinstance(sources, Batch) else batch_of(sources, preprocessing)
     files: list[Source] = []
-    for each in given:
-        if isinstance(each, Image):
-            files.append(each)
+    for source in sources:
+        if isinstance(source, Image):
+            files.append(source)
         else:
-            files += with_clips(str(each), find_inputs([str(each)], notes.append), preprocessing)
+            files += with_clips(str(source), find_inputs([str(source)], notes.append), preprocessing)
     return files, None
 
 
@@ -62,15 +62,15 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
         content, record = load_argument(path, Preprocessing())
     except HookscopeError:
         return images, ()
-    if isinstance(content, tuple) and content and all(isinstance(each, Tensor) for each in content):
+    if isinstance(content, tuple) and content and all(isinstance(argument, Tensor) for argument in content):
         (first,) = as_batches(content[0])
         records = [
-            replace(each, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
-            for at, each in enumerate(first.records)
+            replace(part, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
+            for at, part in enumerate(first.records)
         ]
         return replace(first, args=content, records=tuple(records)), ()
-    if isinstance(content, dict) and content and all(_is_argument(*each) for each in content.items()):
-        named = (NamedInput(name, each, replace(record, shape=tuple(each.shape))) for name, each in content.items())
+    if isinstance(content, dict) and content and all(_is_argument(*item) for item in content.items()):
+        named = (NamedInput(name, item, replace(record, shape=tuple(item.shape))) for name, item in content.items())
         return (), tuple(named)
     return images, ()
 

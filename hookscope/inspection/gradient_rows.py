@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import GradientSite, Place, SiteKey
+from hookscope.hooks.observed import GradientSite, RowKey, SiteKey
 from hookscope.hooks.selection import name_of_part
 from hookscope.hooks.step_gradients import StepGradient, by_layer
 from hookscope.inspection.batch_shapes import BatchShapes
@@ -50,11 +50,11 @@ def merge_gradients(
     for site in sites:
         reduction = None if site.value is None else next(reductions)
         key = site.key
-        known = gradients.get(key)
-        if known is None or (known.reduction is None and reduction is not None):
-            gradients[key] = Gradient(site, reduction, batch, BatchShapes() if known is None else known.shapes)
-        elif known.reduction is not None and reduction is not None:
-            known.reduction = merge(known.reduction, reduction)
+        gradient = gradients.get(key)
+        if gradient is None or (gradient.reduction is None and reduction is not None):
+            gradients[key] = Gradient(site, reduction, batch, BatchShapes() if gradient is None else gradient.shapes)
+        elif gradient.reduction is not None and reduction is not None:
+            gradient.reduction = merge(gradient.reduction, reduction)
         gradients[key].shapes.add(input_count, site.shape if reduction is None else reduction.shape)
 
 
@@ -75,12 +75,12 @@ Steps = dict[tuple[str, int], StepGradient]
 """Gradients over time by layer and number of steps."""
 
 
-def merge_steps(steps: Steps, found: Sequence[StepGradient]) -> None:
+def merge_steps(steps: Steps, gradients: Sequence[StepGradient]) -> None:
     """Merge the gradients over time of one batch into those before: the greatest at each step."""
-    for layer, each in by_layer(found).items():
-        key = (layer, len(each.largest))
-        known = steps.get(key)
-        steps[key] = each if known is None else each._replace(largest=torch.maximum(known.largest, each.largest))
+    for layer, step in by_layer(gradients).items():
+        key = (layer, len(step.largest))
+        previous = steps.get(key)
+        steps[key] = step if previous is None else step._replace(largest=torch.maximum(previous.largest, step.largest))
 
 
 def step_rows(steps: Steps) -> tuple[StepsRow, ...]:
@@ -105,7 +105,7 @@ class GradientRecorder:
 
     maps: Recorder
     on_tensor: OnTensor | None
-    axes: dict[Place, int | None] = field(default_factory=dict)
+    axes: dict[RowKey, int | None] = field(default_factory=dict)
     waiting: list[tuple[str, Tensor, int | None]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
 
@@ -153,10 +153,10 @@ def gradient_rows(
     arrived in it. `raised` tells whether the pass raised before all gradients could arrive.
     """
     arrived = [gradient for gradient in gradients.values() if gradient.reduction is not None]
-    arrived.sort(key=lambda each: (each.batch, each.site.arrival))
-    positions = {id(each): position for position, each in enumerate(arrived)}
+    arrived.sort(key=lambda grad: (grad.batch, grad.site.arrival))
+    positions = {id(grad): position for position, grad in enumerate(arrived)}
     # A container shares the reduction of its last child.
-    reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
+    reductions = {id(grad.reduction): grad.reduction for grad in arrived if grad.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     rows = []
     for index, gradient in enumerate(gradients.values()):
@@ -190,11 +190,11 @@ def _with_consumers(
 ) -> list[GradientRow]:
     """Add to each row what takes its output; rows and labels are in the order of the forward pass."""
     in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
-    known = {
-        key: tuple("" if each is None else row_label(*each[:3]) for each in found)
-        for key, found in consumers(loss, in_order).items()
+    labels = {
+        key: tuple("" if taker is None else row_label(*taker[:3]) for taker in takers)
+        for key, takers in consumers(loss, in_order).items()
     }
-    return [replace(row, taken_by=known.get(_site(row))) for row in rows]
+    return [replace(row, taken_by=labels.get(_site(row))) for row in rows]
 
 
 def _site(row: GradientRow) -> SiteKey:
@@ -212,7 +212,7 @@ def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) 
     repeats: dict[int, str] = {}
     for row in outputs:
         group = of_one_tensor.get(repeated.get((row.layer, row.call, row.slot), ""), [])
-        first = next((each for each in group if _same_gradient(each, row)), None)
+        first = next((earlier for earlier in group if _same_gradient(earlier, row)), None)
         if first is not None:
             repeats[row.index] = first.label
             of_calls[row.layer, row.call] = row
@@ -241,22 +241,22 @@ class NamedParameter:
 
 def named_parameters(network: nn.Module) -> list[NamedParameter]:
     """List each parameter once, those that the forward pass has registered among them."""
-    found: dict[int, NamedParameter] = {}
+    by_id: dict[int, NamedParameter] = {}
 
     def walk(prefix: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                known = found.get(id(parameter))
-                if known is None:
-                    known = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
-                    found[id(parameter)] = known
-                known.names.append(prefix + name_of_part(name, module._modules))
+                entry = by_id.get(id(parameter))
+                if entry is None:
+                    entry = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
+                    by_id[id(parameter)] = entry
+                entry.names.append(prefix + name_of_part(name, module._modules))
         for name, child in module._modules.items():
             if child is not None:
                 walk(f"{prefix}{name_of_part(name, module._modules)}.", child)
 
     walk("", network)
-    return [*found.values()]
+    return [*by_id.values()]
 
 
 def parameter_rows(
@@ -270,8 +270,8 @@ def parameter_rows(
 
     `raised` as for `gradient_rows`.
     """
-    gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
-    gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
+    gradients = [(index, param.gradient) for index, param in enumerate(parameters) if param.gradient is not None]
+    gradients.sort(key=lambda pair: str(pair[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
         norms = _l2_norms([parameter.parameter for parameter in parameters])
         measured = [reducer.reduce(gradient) for _, gradient in gradients]
@@ -305,11 +305,11 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
     better is good to 1e-5.
     """
-    known = square_sums(parameters)
-    norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in known]
+    totals = square_sums(parameters)
+    norms = [None if summed is None or not math.isfinite(summed) else math.sqrt(summed) for summed in totals]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        total = known[index]
+        total = totals[index]
         if parameter.dtype in _DOUBLES and not (total is not None and _LEAST_SQUARES < total < math.inf):
             norms[index] = _scaled_norm(parameter)
         elif total is None and not parameter.is_meta and not missing_memory(parameter):

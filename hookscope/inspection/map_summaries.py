@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import Place, version_of
+from hookscope.hooks.observed import RowKey, version_of
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
+from hookscope.statistics.layouts import token_grid
 from hookscope.statistics.maps import CombinedMaps, combine_maps
-from hookscope.statistics.token_layout import token_grid
 
 SUMMARISED_INPUTS = 3
 """How many inputs, from the first, have their maps summarised: as many as an overview shows."""
@@ -46,7 +46,7 @@ class SavedSummary:
         first: Position of the first input.
     """
 
-    key: Place
+    key: RowKey
     combined: Tensor
     over_channels: OverChannels
     strongest: Tensor
@@ -59,7 +59,7 @@ class SavedSummary:
 class _Latest(NamedTuple):
     """The output that came last, held until the next one tells whether it is the last of its size."""
 
-    key: Place
+    key: RowKey
     tensor: Tensor
     version: int
     channel_axis: int
@@ -91,10 +91,10 @@ class MapRecorder:
     def forget(self) -> None:
         """Drop what was saved of the forward pass that began last."""
         first = min(self._indices, default=0)
-        self.saved = [each for each in self.saved if each.first < first]
+        self.saved = [summary for summary in self.saved if summary.first < first]
         self._latest = None
 
-    def see(self, key: Place, tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]]) -> None:
+    def see(self, key: RowKey, tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]]) -> None:
         """Take notice of an output, and summarise it now or later if it has maps.
 
         Args:
@@ -145,7 +145,7 @@ class MapRecorder:
         self.saved.append(_summarised(row.key, maps[:count], over_channels, self._indices[0]))
 
 
-def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
+def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
     channel_count, *size = maps.shape[1:]
     compiled = combine_maps(maps, squared=over_channels == "RMS", rounding=0 if over_channels == "RMS" else _ROUNDING)
     combined, strongest, channels = compiled or _combined_by_torch(maps, over_channels)
@@ -153,7 +153,7 @@ def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: in
     if size[0] == 1:  # means of blocks of steps would cancel where a signal swings
         strongest = strongest.abs()
     if step > 1:
-        combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
+        combined, strongest = (functional.avg_pool2d(plane, step, ceil_mode=True) for plane in (combined, strongest))
     return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
 
 
@@ -163,7 +163,7 @@ def _combined_by_torch(maps: Tensor, over_channels: OverChannels) -> CombinedMap
     wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
-    strongest = torch.cat([each.index_select(0, channels[place : place + 1]) for place, each in enumerate(maps)])
+    strongest = torch.cat([sample.index_select(0, channels[place : place + 1]) for place, sample in enumerate(maps)])
     if over_channels == "RMS":
         combined = torch.linalg.vector_norm(maps, 2, 1, dtype=wide) / math.sqrt(channel_count)
     else:
@@ -179,22 +179,22 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
         return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     result = []
-    fetched = [_fetched([getattr(each, name) for each in saved]) for name in ("combined", "strongest", "channels")]
-    for each, combined, strongest, channels in zip(saved, *fetched, strict=True):
-        row = by_key[each.key]
+    fetched = [_fetched([getattr(chunk, name) for chunk in saved]) for name in ("combined", "strongest", "channels")]
+    for entry, combined, strongest, channels in zip(saved, *fetched, strict=True):
+        row = by_key[entry.key]
         for place, channel in enumerate(channels.tolist()):
             result.append(
                 MapSummary(
                     row.index,
                     row.label,
                     row.kind,
-                    each.first + place,
+                    entry.first + place,
                     combined[place].numpy(),
                     strongest[place].numpy(),
                     channel,
-                    each.channel_count,
-                    each.size,
-                    each.over_channels,
+                    entry.channel_count,
+                    entry.size,
+                    entry.over_channels,
                 )
             )
     return tuple(sorted(result, key=lambda summary: (summary.row, summary.input_index)))
@@ -245,6 +245,6 @@ def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     for places in by_shape.values():
         if tensors[places[0]].device.type != "cpu":
             together = torch.stack([tensors[place] for place in places]).cpu()
-            for place, each in zip(places, together, strict=True):
-                result[place] = each
+            for place, fetched in zip(places, together, strict=True):
+                result[place] = fetched
     return result

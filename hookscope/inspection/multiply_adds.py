@@ -67,8 +67,8 @@ def _first(output: Any) -> Tensor:
 
 def _convolution(args: Sequence[Any], output: Any) -> int:
     """Return those of input (N, I, ...), weight (O, I / groups, ...), or (I, O / groups, ...) of a transposed one."""
-    given, weight, transposed = args[0], args[1], len(args) > 6 and args[6]
-    return int((given if transposed else _first(output)).numel() * prod(weight.shape[1:]))
+    inputs, weight, transposed = args[0], args[1], len(args) > 6 and args[6]
+    return int((inputs if transposed else _first(output)).numel() * prod(weight.shape[1:]))
 
 
 def _deformed(args: Sequence[Any], output: Any) -> int:
@@ -102,7 +102,7 @@ def _recurrent_cpu(args: Sequence[Any], _output: object) -> int:
 
 def _recurrent_cuda(args: Sequence[Any], _output: object) -> int:
     """Return those of all layers over an input (T, N, I), or packed (steps, I)."""
-    return int(prod(args[0].shape[:-1]) * sum(each.numel() for each in args[1] if each.dim() > 1))
+    return int(prod(args[0].shape[:-1]) * sum(weight.numel() for weight in args[1] if weight.dim() > 1))
 
 
 def _time_convolution(args: Sequence[Any], output: Any) -> int:

@@ -47,14 +47,14 @@ class InspectedNetwork:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without building names."""
-        held = [each for module in self.modules.values() for each in module._parameters.values() if each is not None]
-        return [*{id(each): each for each in held}.values()]
+        held = [param for module in self.modules.values() for param in module._parameters.values() if param is not None]
+        return [*{id(param): param for param in held}.values()]
 
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        held = (each for module in self.modules.values() for each in module._parameters.values())
-        parameter = next((each for each in held if each is not None and each.is_floating_point()), None)
+        held = (param for module in self.modules.values() for param in module._parameters.values())
+        parameter = next((param for param in held if param is not None and param.is_floating_point()), None)
         if parameter is None:
             return "cpu", "none"
         return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
@@ -73,10 +73,10 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
     has_lists = any(issubclass(kind, nn.ParameterList | nn.ParameterDict) for kind in kinds)
     for name, module in modules.items():
         if has_lists or "parametrizations" in module._modules:  # else a module owns what it holds directly
-            counts[name] = sum(each.numel() for each in owned_parameters(module))
+            counts[name] = sum(parameter.numel() for parameter in owned_parameters(module))
     if isinstance(model, LoadedModel):
-        given = (model.info, model.warnings, model.notes, modules, aliases, counts)
-        return InspectedNetwork(network, *given, multi_label=model.multi_label)
+        fields = (model.info, model.warnings, model.notes, modules, aliases, counts)
+        return InspectedNetwork(network, *fields, multi_label=model.multi_label)
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
     return InspectedNetwork(network, info, (), (), modules, aliases, counts)
@@ -87,7 +87,7 @@ def model_digest(module: nn.Module) -> str:
     try:
         structure = repr(module)
     except Exception:  # noqa: BLE001 - code of the network's own may raise anything
-        structure = repr([(name, type(each).__qualname__) for name, each in module.named_modules()])
+        structure = repr([(name, type(child).__qualname__) for name, child in module.named_modules()])
     digest = hashlib.sha256(structure.encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -163,8 +163,8 @@ class BatchQueue:
             self.leave_out(UnfitInputError(names, reason, batch.indices))
             return True
         self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
-        which = f" ({names[0]} to {names[-1]})" if names else ""
-        self._apart.append(f"a batch of {count} inputs{which}")
+        span = f" ({names[0]} to {names[-1]})" if names else ""
+        self._apart.append(f"a batch of {count} inputs{span}")
         return False
 
     def leave_out(self, error: UnfitInputError) -> None:
@@ -198,8 +198,8 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], 
             if parameter is not None:
                 if type(parameter) is not nn.Parameter and is_lazy(parameter):
                     raise _lazy(name, module)
-                elements[id(parameter)] = own = parameter.numel()
-                count += own
+                elements[id(parameter)] = size = parameter.numel()
+                count += size
         counts[name] = count
         for buffer in module._buffers.values():
             if type(buffer) is not Tensor and buffer is not None and is_lazy(buffer):

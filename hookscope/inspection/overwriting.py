@@ -90,10 +90,10 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
     ) -> Any:
         for argument, value in zip(function._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                written = [value] if isinstance(value, Tensor) else [each for each in value or () if each is not None]
+                written = [value] if isinstance(value, Tensor) else [item for item in value or () if item is not None]
                 name = function._schema.name.rpartition("::")[2]
                 module, line = self.trace.place(sys._getframe(1))
-                self.trace.writes += [(_storage(each), module, name, line) for each in written]
+                self.trace.writes += [(_storage(tensor), module, name, line) for tensor in written]
         return function(*args, **(kwargs or {}))
 
 
@@ -117,17 +117,17 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
     return trace.found
 
 
-def overwriting_message(model: str, modules: Mapping[str, nn.Module], found: Overwriting) -> str:
+def overwriting_message(model: str, modules: Mapping[str, nn.Module], write: Overwriting) -> str:
     """Return the sentence for an error message about a network of this name."""
 
     def called(layer: str, line: str) -> str:
         return f"{layer or '(model)'} ({', '.join(filter(None, (type(modules[layer]).__name__, line)))})"
 
     by = "an operation"
-    if found.overwritten_by is not None:
-        by = f"{found.operation} in {called(found.overwritten_by, found.overwritten_at)}"
+    if write.overwritten_by is not None:
+        by = f"{write.operation} in {called(write.overwritten_by, write.overwritten_at)}"
     return (
         f"{model} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
-        f"{called(found.saved_by, found.saved_at)} saved for its backward pass ({found.node}). Let it work on a copy "
+        f"{called(write.saved_by, write.saved_at)} saved for its backward pass ({write.node}). Let it work on a copy "
         f"(inplace=False). The gradients shown are what they would be then."
     )

@@ -65,18 +65,18 @@ def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -
     Raises:
         UsageError: If a parameter cannot be edited.
     """
-    known: set[tuple[str, int]] = set()
-    found: list[BoundEdit] = []
+    done: set[tuple[str, int]] = set()
+    edits: list[BoundEdit] = []
     for name, edit in bound:
         parameter = network.get_parameter(name)
-        if (edit.text, id(parameter)) in known:  # tied: one parameter under several names
+        if (edit.text, id(parameter)) in done:  # tied: one parameter under several names
             continue
-        known.add((edit.text, id(parameter)))
+        done.add((edit.text, id(parameter)))
         if missing := missing_memory(parameter):
             raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {missing}.")
         owner = network.get_submodule(name.rpartition(".")[0])
-        found.append(BoundEdit(edit, name, parameter, parameter_channel_axis(owner, parameter)))
-    return tuple(found)
+        edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(owner, parameter)))
+    return tuple(edits)
 
 
 def edit_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> ParameterEdits:
@@ -90,11 +90,11 @@ def edit_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> Pa
     names_of_all = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     selected: dict[str, dict[int, str]] = {edit.text: {} for edit in edits}
     values: dict[int, Tensor] = {}
-    for each in bound_to_parameters(network, bind_edits(edits, lambda _pattern: (), names_of_all)):
-        parameter = each.parameter
-        selected[each.edit.text][id(parameter)] = each.name
+    for bound in bound_to_parameters(network, bind_edits(edits, lambda _pattern: (), names_of_all)):
+        parameter = bound.parameter
+        selected[bound.edit.text][id(parameter)] = bound.name
         before = values.get(id(parameter), parameter.detach())
-        after = each.edited(before)
+        after = bound.edited(before)
         if after is not before:
             values[id(parameter)] = after
     originals = []

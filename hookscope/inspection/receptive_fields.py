@@ -128,8 +128,8 @@ class ReceptiveFields:
         waiting = [node]
         while waiting:  # no recursion: graphs are deep
             current = waiting[-1]
-            before = [each for each, _ in current.next_functions if each is not None]
-            missing = [each for each in before if each not in self._found]
+            before = [parent for parent, _ in current.next_functions if parent is not None]
+            missing = [parent for parent in before if parent not in self._found]
             if missing:
                 waiting += missing
             else:
@@ -152,9 +152,9 @@ class ReceptiveFields:
                 return _Found(None, is_of_picture=False)
             is_picture = variable.dim() == self.axis_count + _BATCH_AND_CHANNELS - (self.channel_axis is None)
             return _Found(self.of_picture if is_picture else None, is_of_picture=is_picture)
-        seen = [(each, *self._found[each]) for each in before]
-        given = [(each, known) for each, known, is_of_picture in seen if is_of_picture]
-        return _Found(_of(node, given), is_of_picture=bool(given))
+        seen = [(parent, *self._found[parent]) for parent in before]
+        inputs = [(parent, of_map) for parent, of_map, is_of_picture in seen if is_of_picture]
+        return _Found(_of(node, inputs), is_of_picture=bool(inputs))
 
 
 def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: int | None = 1) -> ReceptiveField | None:
@@ -171,41 +171,41 @@ def _shape(node: Any) -> tuple[int, ...]:
     return tuple(node._input_metadata[0].shape) if node._input_metadata else ()
 
 
-def _of(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
+def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
     """Return the field of a node by those of its inputs that the picture enters."""
-    if not given:
+    if not inputs:
         return None
     name = node.name().rpartition("::")[2]
     kind = re.sub(r"(Backward\d*|WithIndices)", "", name)
     moving = _MOVING.get(kind)
     if moving is not None:
-        first, known = given[0]
-        if known is None or first is not node.next_functions[_INPUTS.get(kind, 0)][0]:
+        first, of_map = inputs[0]
+        if of_map is None or first is not node.next_functions[_INPUTS.get(kind, 0)][0]:
             return None
         try:
-            return replace(moving(node, _shape(first), known), at_least=known.at_least or len(given) > 1)
+            return replace(moving(node, _shape(first), of_map), at_least=of_map.at_least or len(inputs) > 1)
         # Of another version of torch, not in these axes, or a graph that the network itself has differentiated.
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None
-    return _joined(node, given) if _IN_PLACE.fullmatch(name) else None
+    return _joined(node, inputs) if _IN_PLACE.fullmatch(name) else None
 
 
-def _joined(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
+def _joined(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
     """Return the field where branches meet, None where they are of different sizes or steps.
 
     A branch of one place, the factors of a gate, does not count among others; nor does one that is not known.
     """
-    known = [(_shape(each), of_branch) for each, of_branch in given if of_branch is not None]
-    with_places = [(shape, of_branch) for shape, of_branch in known if _has_places(shape, of_branch)]
-    known = with_places or known
-    if not known:
+    branches = [(_shape(parent), of_branch) for parent, of_branch in inputs if of_branch is not None]
+    with_places = [(shape, of_branch) for shape, of_branch in branches if _has_places(shape, of_branch)]
+    branches = with_places or branches
+    if not branches:
         return None
-    first, shape = known[0][1], _shape(node)
-    if any(each.flattened for _, each in known):
-        same = len(given) == 1 and known[0][0] == shape
+    first, shape = branches[0][1], _shape(node)
+    if any(of_map.flattened for _, of_map in branches):
+        same = len(inputs) == 1 and branches[0][0] == shape
         return first if same and not _normalises(node, first) else None
-    sizes = {tuple(each[axis] for axis in first.axes) for each in (shape, *(other for other, _ in known))}
-    forms = {(each.axes, *(line.step for line in each.lines)) for _, each in known}
+    sizes = {tuple(dims[axis] for axis in first.axes) for dims in (shape, *(other for other, _ in branches))}
+    forms = {(of_map.axes, *(line.step for line in of_map.lines)) for _, of_map in branches}
     if len(sizes) > 1 or len(forms) > 1:
         return None
     lines = [
@@ -215,9 +215,9 @@ def _joined(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> Re
             min(way.low for way in ways),
             max(way.high for way in ways),
         )
-        for ways in zip(*(each.lines for _, each in known), strict=True)
+        for ways in zip(*(of_map.lines for _, of_map in branches), strict=True)
     ]
-    at_least = len(known) < len(given) or any(each.at_least for _, each in known) or _normalises(node, first)
+    at_least = len(branches) < len(inputs) or any(of_map.at_least for _, of_map in branches) or _normalises(node, first)
     return replace(first, lines=tuple(lines), at_least=at_least)
 
 
@@ -256,10 +256,10 @@ def _convolution(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> R
     windows = _sliding(weight.shape[2:], pads, dilations, strides)
     if of_map.by_weights:
         middles = zip(_kernel_middles(weight), dilations, pads, windows, strict=True)
-        windows = [each._replace(looks_at=middle * step - pad) for middle, step, pad, each in middles]
+        windows = [window._replace(looks_at=middle * step - pad) for middle, step, pad, window in middles]
     if node._saved_transposed:
         each_axis = zip(windows, weight.shape[2:], dilations, strict=True)
-        windows = [_transposed(each, size, dilation) for each, size, dilation in each_axis]
+        windows = [_transposed(window, size, dilation) for window, size, dilation in each_axis]
     return _moved(of_map, windows)
 
 
@@ -284,7 +284,7 @@ def _kernel_middles(weight: Tensor) -> list[float]:
         return [(size - 1) / 2 for size in energy.shape]
     middles = []
     for axis, size in enumerate(energy.shape):
-        others = [each for each in range(energy.dim()) if each != axis]
+        others = [dim for dim in range(energy.dim()) if dim != axis]
         along = energy.sum(others) if others else energy
         middles.append(float(along @ torch.arange(size).to(energy)) / total)
     return middles
@@ -321,9 +321,7 @@ def _slice(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Receptiv
     if start >= 2**63:  # counted from the end
         start += before[axis] - 2**64
     window = _window(start, start, node._saved_step)
-    lines = [
-        line.through(window) if each == axis else line for line, each in zip(of_map.lines, of_map.axes, strict=True)
-    ]
+    lines = [line.through(window) if dim == axis else line for line, dim in zip(of_map.lines, of_map.axes, strict=True)]
     return replace(of_map, lines=tuple(lines))
 
 
@@ -367,8 +365,8 @@ def _permuted(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Recep
     if hasattr(node, "_saved_dims"):
         order = [_axis(axis, count) for axis in node._saved_dims]
     else:
-        one, other = _axis(node._saved_dim0, count), _axis(node._saved_dim1, count)
-        order[one], order[other] = other, one
+        first, other = _axis(node._saved_dim0, count), _axis(node._saved_dim1, count)
+        order[first], order[other] = other, first
     return replace(of_map, axes=tuple(order.index(axis % count) - count for axis in of_map.axes))
 
 
@@ -402,13 +400,13 @@ def _unsqueezed(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> Re
 
 def _squeezed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     count = len(before)
-    given = getattr(node, "_saved_dim", range(count))
-    listed = given if isinstance(given, Sequence) else [given]
-    gone = {(each if each < 2**63 else each - 2**64) % count - count for each in listed}
+    saved = getattr(node, "_saved_dim", range(count))
+    listed = saved if isinstance(saved, Sequence) else [saved]
+    gone = {(dim if dim < 2**63 else dim - 2**64) % count - count for dim in listed}
     gone = {axis for axis in gone if before[axis] == 1}
     if gone & {*of_map.axes}:
         raise ValueError("an axis of the map is gone")
-    return replace(of_map, axes=tuple(axis + sum(each > axis for each in gone) for axis in of_map.axes))
+    return replace(of_map, axes=tuple(axis + sum(removed > axis for removed in gone) for axis in of_map.axes))
 
 
 _MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveField]] = {

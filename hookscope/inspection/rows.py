@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.callers import have_own_operations
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
+from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.batch_shapes import BatchShapes
@@ -30,7 +30,7 @@ from hookscope.statistics.channel_axis import AxisReader, arrange
 from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import gathered
-from hookscope.statistics.token_places import TokenPlaces
+from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import counted, some_of
 
 OnCall = Callable[[ModuleCall], None]
@@ -58,15 +58,15 @@ class Rows:
         shapes: Those of each tensor in the batches.
     """
 
-    seen: dict[Place, Observation[Reduction]] = field(default_factory=dict)
-    shapes: dict[Place, BatchShapes] = field(default_factory=dict)
+    seen: dict[RowKey, Observation[Reduction]] = field(default_factory=dict)
+    shapes: dict[RowKey, BatchShapes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedActivation:
     """One input's activation, cloned in the hook."""
 
-    key: Place
+    key: RowKey
     input_index: int
     values: Tensor
     channel_axis: int | None
@@ -86,20 +86,20 @@ class Recorder:
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
-    judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
-    judged_reducer: Reducer | None = None  # of what is not shown: without distributions and kept values
+    rules_only: frozenset[str] = frozenset()  # modules whose rows are not shown
+    rules_reducer: Reducer | None = None  # of what is not shown: without distributions and kept values
     on_call: OnCall | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None
-    places: TokenPlaces | None = None
+    token_layout: TokenLayout | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
     def start(self, indices: tuple[int, ...], *, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin a forward pass over the inputs at `indices`: pictures, or others."""
         self.axes.restart()
-        if self.places is not None:
-            self.places.restart(pictures)
+        if self.token_layout is not None:
+            self.token_layout.restart(pictures)
         self.indices = indices
         if self.maps is not None:
             self.maps.start(indices)
@@ -110,15 +110,15 @@ class Recorder:
         """Finish what waits for the outputs that come next. The caller's autocast must not reach it."""
         with plain_arithmetic():
             self.reducer.settle()
-            if self.judged_reducer is not None:
-                self.judged_reducer.settle()
+            if self.rules_reducer is not None:
+                self.rules_reducer.settle()
             if self.maps is not None:
                 self.maps.finish()
 
     def forget(self) -> None:
         """Drop what was cloned of the forward pass that began last."""
         first = min(self.indices, default=0)
-        self.kept = [each for each in self.kept if each.input_index < first]
+        self.kept = [activation for activation in self.kept if activation.input_index < first]
         if self.maps is not None:
             self.maps.forget()
         if self.tokens is not None:
@@ -126,12 +126,12 @@ class Recorder:
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
         """Tell whether a call has rows that are shown: those that are only judged are not."""
-        known = call.operation
-        if known is None:
-            return call.layer not in self.judged_alone
+        operation = call.operation
+        if operation is None:
+            return call.layer not in self.rules_only
         if self.operations is None:
             return True
-        return self.operations.lists(known.owner, known.name, call.call)
+        return self.operations.lists(operation.owner, operation.name, call.call)
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
@@ -144,11 +144,11 @@ class Recorder:
         if self.on_call is not None:
             self.on_call(call)
         is_shown = self.lists(call)
-        reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
+        reducer = self.reducer if is_shown or self.rules_reducer is None else self.rules_reducer
         measured = reducer.reduce(tensor, axis, len(self.indices))
         key = (call.layer, call.call, slot)
-        if self.places is not None and tensor.dim() > 3:
-            self.places.note_patches(call.maker, tensor)
+        if self.token_layout is not None and tensor.dim() > 3:
+            self.token_layout.note_patches(call.maker, tensor)
         grids = self.grids_of(key, tensor, axis)
         is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
         if is_kept and is_shown and not _lacks_memory(measured, tensor):
@@ -158,30 +158,30 @@ class Recorder:
                 self.keep(key, tensor, axis)
             if self.maps is not None and axis is not None and (grids or not self.axes.grids):
                 self.maps.see(key, tensor, axis, grids)
-            if self.tokens is not None and self.places is not None and axis == 2:
-                self.tokens.see(key, tensor, self.places.known(key), _peak(measured))
+            if self.tokens is not None and self.token_layout is not None and axis == 2:
+                self.tokens.see(key, tensor, self.token_layout.known(key), _peak(measured))
         return measured
 
-    def grids_of(self, key: Place, tensor: Tensor, axis: int | None) -> Sequence[tuple[int, ...]]:
+    def grids_of(self, key: RowKey, tensor: Tensor, axis: int | None) -> Sequence[tuple[int, ...]]:
         """Return the grids on which an output may lie; to be called where it is returned."""
-        if self.places is None or tensor.is_nested or tensor.dim() != 3 or axis != 2:
+        if self.token_layout is None or tensor.is_nested or tensor.dim() != 3 or axis != 2:
             return self.axes.grids
         grids = self.axes.grids
-        self.places.layout(key, tensor, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
-        return self.places.known_grids(key, grids)
+        self.token_layout.layout(key, tensor, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
+        return self.token_layout.known_grids(key, grids)
 
-    def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
+    def keep(self, key: RowKey, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
-        found = self.slices(key, tensor, axis)
-        self.kept += [replace(each, values=each.values.detach().clone()) for each in found]
+        activations = self.slices(key, tensor, axis)
+        self.kept += [replace(activation, values=activation.values.detach().clone()) for activation in activations]
 
-    def slices(self, key: Place, tensor: Tensor, axis: int | None) -> Iterator[SavedActivation]:
+    def slices(self, key: RowKey, tensor: Tensor, axis: int | None) -> Iterator[SavedActivation]:
         """Return the slices that belong to the inputs to be drawn, if there are any, in the tensor's own memory."""
         is_dense = tensor.layout == torch.strided and not tensor.is_nested
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
-        layout = None if self.places is None else self.places.known(key)
+        layout = None if self.token_layout is None else self.token_layout.known(key)
         if layout is not None and layout.windows is not None:
             tensor, axis = layout.maps(tensor), 1
         if tensor.dim() == 0:
@@ -198,7 +198,11 @@ class Recorder:
             channel_count = values.numel() if axis is None else shape[axis - 1]
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
-            grids = tuple(self.axes.grids) if self.places is None else self.places.known_grids(key, self.axes.grids)
+            grids = (
+                tuple(self.axes.grids)
+                if self.token_layout is None
+                else self.token_layout.known_grids(key, self.axes.grids)
+            )
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
@@ -221,26 +225,26 @@ def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]
     for seen in observations:
         reduction = None if seen.value is None else next(reductions)
         row: Any = seen if reduction is seen.value else seen._replace(value=reduction)
-        known = rows.seen.setdefault(row.place, row)
+        earlier = rows.seen.setdefault(row.place, row)
         if reduction is not None:
             rows.shapes.setdefault(row.place, BatchShapes()).add(input_count, reduction.shape)
-        if known is not row:
-            rows.seen[row.place] = _merged(known, row)
+        if earlier is not row:
+            rows.seen[row.place] = _merged(earlier, row)
 
 
-def _merged(known: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
-    first, second = known.value, new.value
+def _merged(old: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
+    first, second = old.value, new.value
     if first is not None and second is not None:
         first = merge(first, second)
-    return known._replace(
+    return old._replace(
         value=first or second,
-        passed_through=known.passed_through and new.passed_through,
-        repeats=known.repeats if known.repeats == new.repeats else None,
+        passed_through=old.passed_through and new.passed_through,
+        duplicate_of=old.duplicate_of if old.duplicate_of == new.duplicate_of else None,
     )
 
 
 def layer_rows(
-    inspected: InspectedNetwork, rows: Rows, tokens: Mapping[Place, TokenNorms] | None = None
+    inspected: InspectedNetwork, rows: Rows, tokens: Mapping[RowKey, TokenNorms] | None = None
 ) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order; `tokens` are the norms of those that are tokens."""
     # A container shares the reduction of its last child.
@@ -266,8 +270,8 @@ def _layer_row(
     (layer, call, slot), operation, statistics = seen.place, seen.operation, measured[id(seen.value)]
     shapes = rows.shapes.get(seen.place)
     repeats = ""
-    if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
-        repeats = row_label(*seen.repeats)
+    if seen.duplicate_of and _counted_alike(statistics, measured[id(rows.seen[seen.duplicate_of].value)]):
+        repeats = row_label(*seen.duplicate_of)
     massive: tuple[Flag, ...] = ("massive activations",) if tokens is not None and tokens.massive_count else ()
     return LayerRow(  # by position, as `TensorStatistics`
         index,
@@ -383,12 +387,12 @@ def fast_path_warning(
     fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
     hooked = {id(module) for module in selected.values()} if fused else set()
     # Operations are not looked for inside torch's own encoders, which see no function mode then.
-    encoders = [each for each in modules.values() if isinstance(each, nn.TransformerEncoder)] if fused else []
+    encoders = [module for module in modules.values() if isinstance(module, nn.TransformerEncoder)] if fused else []
     closed = [encoder for encoder in encoders if not have_own_operations(encoder.modules())]
-    unseen = {id(part) for each in closed for part in each.modules()}
+    unseen = {id(part) for encoder in closed for part in encoder.modules()}
     if torch.backends.mha.get_fastpath_enabled() and any(
-        (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())
-        for each in fused
+        (with_operations and id(layer) not in unseen) or any(id(part) in hooked for part in layer.modules())
+        for layer in fused
     ):
         return ("nn.TransformerEncoderLayer runs unfused while hooked; the last digits may differ.",)
     return ()
@@ -399,8 +403,8 @@ def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedAct
     if not kept:
         return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
-    found = [(item, by_key[item.key]) for item in kept]
-    result = [arranged(item, row.index, row.label, row.kind) for item, row in found]
+    pairs = [(item, by_key[item.key]) for item in kept]
+    result = [arranged(item, row.index, row.label, row.kind) for item, row in pairs]
     return tuple(sorted(result, key=lambda maps: (maps.row, maps.input_index)))
 
 
@@ -457,8 +461,8 @@ def unnamed_warning(
     scores = _scores(output, len(indices), output_key) if categories else None
     if scores is None or scores.shape[1] == len(categories):
         return ""
-    known = counted(len(categories), "class name")
-    return f"The output has {counted(scores.shape[1], 'score')} per input, but {known} are known, so none is shown."
+    names = counted(len(categories), "class name")
+    return f"The output has {counted(scores.shape[1], 'score')} per input, but {names} are known, so none is shown."
 
 
 def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:

@@ -51,7 +51,7 @@ class InspectionOptions:
         hooked: Names of the modules to observe instead of those that `layers` selects; None for these.
         ops: Whether all operations are observed.
         with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
-        judged: Also observe the operations that rules are about; the result's `unlisted` names the rows that are only
+        for_rules: Also observe operations that rules are about; the result's `unlisted` names the rows that are only
             for them.
         edits: As for `--edit`.
         seed: Of the random numbers that the passes may draw.
@@ -68,7 +68,7 @@ class InspectionOptions:
     hooked: Collection[str] | None = None
     ops: bool = False
     with_activations: bool = False
-    judged: bool = False
+    for_rules: bool = False
     edits: Sequence[str | Edit] = ()
     seed: int = 0
     output_key: str | None = None
@@ -113,7 +113,7 @@ class Run:
     Attributes:
         state: A point in the run to go back to.
         captured: What the hooks have seen in the latest pass.
-        repeated: Of the batches that ran.
+        broadcast_inputs: Of the batches that ran.
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
         silent: Why layers that ran in the first batch have no row.
@@ -130,7 +130,7 @@ class Run:
     captured: Capture[Measured]
     rows: Rows = field(default_factory=Rows)
     records: list[InputRecord] = field(default_factory=list)
-    repeated: frozenset[str] = frozenset()
+    broadcast_inputs: frozenset[str] = frozenset()
     best: list[Prediction] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
     made: dict[str, nn.Module] = field(default_factory=dict)
@@ -180,19 +180,19 @@ class Run:
     def finish(self, batch: Batch) -> None:
         """Count the inputs of a batch that went through the network."""
         self.records.extend(batch.records)
-        self.repeated |= batch.repeated
+        self.broadcast_inputs |= batch.broadcast_inputs
 
     def repeated_arguments(self) -> tuple[str, ...]:
         """Return the arguments of which several inputs share one row."""
-        return tuple(sorted(self.repeated)) if len(self.records) > 1 else ()
+        return tuple(sorted(self.broadcast_inputs)) if len(self.records) > 1 else ()
 
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
-        known = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
-        known = (*known, *_traced(self.captured.traced), *_made(self.made, self.captured.copies))
+        notes = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
+        notes = (*notes, *_traced(self.captured.traced), *_made(self.made, self.captured.copies))
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
-            known = (*known, _WITHOUT_KERNEL.format(missing_because()))
-        return known if self.chosen.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
+            notes = (*notes, _WITHOUT_KERNEL.format(missing_because()))
+        return notes if self.chosen.operations is None else (*notes, *unseen_in_scripts(self.inspected.modules))
 
     def end(self, broken: Break | None) -> None:
         """Raise LayerNotFoundError if a pattern of operations has selected nothing in a run that was not broken."""
@@ -201,12 +201,12 @@ class Run:
         if broken is None and operations is not None and (missing := operations.missing()):
             raise LayerNotFoundError(" ".join([missing, *unseen_in_scripts(self.inspected.modules)]))
 
-    def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return what a reader must see, each sentence once, with `own` after those about the network."""
+    def warnings(self, extra: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return what a reader must see, each sentence once, with `extra` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
         unnamed = [self.unnamed] if self.unnamed else []
         remarks = self.queue.remarks if not self.is_broken else ()
-        everything = (*self.inspected.warnings, *own, *verification, *self.chosen.edits.warnings(), *remarks)
+        everything = (*self.inspected.warnings, *extra, *verification, *self.chosen.edits.warnings(), *remarks)
         return tuple(dict.fromkeys([*everything, *unnamed]))
 
 
@@ -320,10 +320,10 @@ def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOp
     else:
         layers = {} if others is None else select_from(modules, inspected.aliases, others, order)
     placed = place_edits(options.edits, inspected.network, order, axes)
-    judged = options.judged and (have_own_operations(modules.values()) or any(map(_is_script, modules.values())))
+    judged = options.for_rules and (have_own_operations(modules.values()) or any(map(_is_script, modules.values())))
     if operations is not None or placed.of_operations or judged:
         operations = operations or OperationChoice(())
-        operations.edits, operations.judged, operations.modules = placed.of_operations, judged, modules
+        operations.edits, operations.for_rules, operations.modules = placed.of_operations, judged, modules
     return Chosen(layers, operations, placed)
 
 

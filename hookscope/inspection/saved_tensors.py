@@ -30,11 +30,11 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, label: str) -> Tensor:
         """Return a tensor on the CPU; KeyError if no row has it."""
-        known = self.spooled[label]
-        dtype: torch.dtype = getattr(torch, known.dtype)
-        data = bytearray().join(self.spool.chunks(known.pieces))
+        spooled = self.spooled[label]
+        dtype: torch.dtype = getattr(torch, spooled.dtype)
+        data = bytearray().join(self.spool.chunks(spooled.pieces))
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return _little_endian(flat, dtype).view(dtype).reshape(known.shape)
+        return _little_endian(flat, dtype).view(dtype).reshape(spooled.shape)
 
     def __iter__(self) -> Iterator[str]:
         """Return the labels in the order in which tensors came."""
@@ -46,13 +46,17 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __reduce__(self) -> Any:
         """Copy and pickle with a spool of its own."""
-        held = {label: (each, b"".join(self.spool.chunks(each.pieces))) for label, each in self.spooled.items()}
+        held = {
+            label: (spooled, b"".join(self.spool.chunks(spooled.pieces))) for label, spooled in self.spooled.items()
+        }
         return _spooled_anew, (held,)
 
 
 def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
     spool = TensorSpool()
-    placed = {label: replace(each, pieces=(spool.append(memoryview(data)),)) for label, (each, data) in held.items()}
+    placed = {
+        label: replace(spooled, pieces=(spool.append(memoryview(data)),)) for label, (spooled, data) in held.items()
+    }
     return SavedTensors(spool, placed)
 
 
@@ -115,11 +119,11 @@ class TensorCollector:
             OutputError: If there is no room.
         """
         *lead, count, columns = rows.shape
-        pieces = [spool_tensor(self._spool, each).pieces for each in rows.reshape(-1, count, columns)]
+        pieces = [spool_tensor(self._spool, matrix).pieces for matrix in rows.reshape(-1, count, columns)]
         if begin:
             before = self._latest.pop()[1].pieces
-            each = len(before) // len(pieces)
-            pieces = [(*before[at * each : (at + 1) * each], *piece) for at, piece in enumerate(pieces)]
+            stride = len(before) // len(pieces)
+            pieces = [(*before[at * stride : (at + 1) * stride], *piece) for at, piece in enumerate(pieces)]
         dtype = str(rows.dtype).removeprefix("torch.")
         shape = (*lead, begin + count, columns)
         self._latest.append((label, SpooledTensor(dtype, shape, tuple(chain.from_iterable(pieces)))))

@@ -103,20 +103,20 @@ def open_session(
     warnings = (*loaded.warnings, *time_first_warning(loaded.module))
     by_name = (*in_file, *named_inputs(named, preprocessing))
     preprocessing = without_named_frame(preprocessing, by_name)
-    given = bool(files) or batch is not None
+    positional = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
-    if given and any(not shape.name for shape in shapes):
+    if positional and any(not shape.name for shape in shapes):
         raise UsageError(noise_beside_pictures())
-    if noise and not given and not shapes and all(each.record is None for each in by_name):
+    if noise and not positional and not shapes and all(entry.record is None for entry in by_name):
         shapes = (_example(loaded, preprocessing, noise),)
-    if not given and not by_name and not shapes:
+    if not positional and not by_name and not shapes:
         raise UsageError(
             f"There is no input: give a picture, a tensor, a file or a folder, or {arg('input_shape')} for noise."
         )
     others = len(batch.args) if batch is not None else bool(files)
-    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name], others=others)
+    shapes = noise_arguments(shapes, loaded.module, given=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
-    shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=given)
+    shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
     parameter = next(loaded.module.parameters(), None)
     pipeline = InputPipeline(
         files,
@@ -238,13 +238,13 @@ def run_backward(
     )
 
 
-def _reported(session: Session, option: options.Activations | options.Grads, own: Options) -> Options:
+def _reported(session: Session, option: options.Activations | options.Grads, base: Options) -> Options:
     """Return the options of a command's own run with those that `activations` and `grads` share."""
     return replace(
-        own,
+        base,
         layers=option.layer,
         ops=option.ops,
-        judged=True,
+        for_rules=True,
         seed=session.seed,
         output_key=option.output_key,
         verify=option.verify,
@@ -270,7 +270,7 @@ def _without_and_with_edits(
     plain: Run | None = None
     try:
         if option.edit:
-            compared = replace(reported, judged=False, keeps_values=False, grids_for=0)
+            compared = replace(reported, for_rules=False, keeps_values=False, grids_for=0)
             plain = run(inputs=queued(session.inputs, option.batch_size, _ignore_error), options=compared)
         with edited_parameters(session.loaded, values) as made:
             inputs, reported = queued(session.inputs, option.batch_size, report), replace(reported, edits=others)
@@ -329,8 +329,8 @@ def _with_inputs_alone(
 
     alone = gradients_by_input(run, session.inputs.batches(1, _ignore_error), report_alone)
     shown = {row.label for row in inspection.gradients if row.role == "output"}
-    rows = [{label: norm for label, norm in each.rows_l2.items() if label in shown} for each in alone]
-    by_input = (replace(each, rows_l2=norms) for each, norms in zip(alone, rows, strict=True))
+    rows = [{label: norm for label, norm in gradients.rows_l2.items() if label in shown} for gradients in alone]
+    by_input = (replace(gradients, rows_l2=norms) for gradients, norms in zip(alone, rows, strict=True))
     return replace(inspection, inputs_alone=tuple(by_input))
 
 
@@ -363,9 +363,9 @@ def compare(
     old, new = dict(_statistics_by_label(before, left_out)), dict(_statistics_by_label(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
     changes = tuple(
-        Change(label, what, _numbers(old.get((what, label))), _numbers(new.get((what, label))))
-        for what, label in keys
-        if old.get((what, label)) != new.get((what, label))
+        Change(label, kind, _numbers(old.get((kind, label))), _numbers(new.get((kind, label))))
+        for kind, label in keys
+        if old.get((kind, label)) != new.get((kind, label))
     )
     return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
 
@@ -439,7 +439,7 @@ def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable
 
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
     """Return the provenance of a run of the session; `patterns` are those of layers."""
-    named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
+    named = {entry.name: asdict(entry.record) if entry.record else entry.value for entry in session.inputs.named}
     return Provenance(
         tuple(patterns),
         session.inputs.preprocessing,

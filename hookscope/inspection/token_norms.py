@@ -10,7 +10,7 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.observed import Place, version_of
+from hookscope.hooks.observed import RowKey, version_of
 from hookscope.results.activations import LayerRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.token_norms import (
@@ -23,7 +23,7 @@ from hookscope.results.token_norms import (
     TokenMap,
     TokenNorms,
 )
-from hookscope.statistics.token_layout import Layout, prefix_names
+from hookscope.statistics.layouts import Layout, prefix_names
 
 # With fewer tokens, comparing one with the median means little.
 _FEWEST_TOKENS = 8
@@ -59,7 +59,7 @@ class _Seen:
     (N,); None where no value can be massive.
     """
 
-    keys: list[Place]
+    keys: list[RowKey]
     norms: Tensor
     layout: Layout | None
     indices: tuple[int, ...]
@@ -71,7 +71,7 @@ class TokenRecorder:
     """Measures the tokens of outputs (N, T, D) whose last axis counts channels, and merges them over batches."""
 
     network: nn.Module
-    rows: dict[Place, _Row] = field(default_factory=dict)
+    rows: dict[RowKey, _Row] = field(default_factory=dict)
     _indices: tuple[int, ...] = ()
     _seen: list[_Seen] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int] | None = None
@@ -82,7 +82,7 @@ class TokenRecorder:
         self._commit()
         self._indices = indices
 
-    def see(self, key: Place, tensor: Tensor, layout: Layout | None, peak: float) -> None:
+    def see(self, key: RowKey, tensor: Tensor, layout: Layout | None, peak: float) -> None:
         """Measure an output whose axis 2 counts channels, if it is one of tokens.
 
         What is wider than the first output with as many tokens lies inside a block (queries, keys and values together,
@@ -105,8 +105,8 @@ class TokenRecorder:
             return
         values = tensor.detach()
         norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
-        known = self.rows.get(key)
-        layout = layout if known is None else known.layout
+        row = self.rows.get(key)
+        layout = layout if row is None else row.layout
         largest = _largest(values) if peak > MASSIVE_VALUE else None
         self._seen.append(_Seen([key], norms, layout, self._indices, largest))
         self._latest = (weakref.ref(tensor), version)
@@ -116,7 +116,7 @@ class TokenRecorder:
         self._seen.clear()
         self._latest = None
 
-    def results(self) -> Mapping[Place, TokenNorms]:
+    def results(self) -> Mapping[RowKey, TokenNorms]:
         """Return what was found, by row."""
         self._commit()
         return {key: _result(row) for key, row in self.rows.items() if row.medians}
@@ -148,16 +148,16 @@ class TokenRecorder:
     def _commit(self) -> None:
         """Decide which tokens of the latest pass stand out, and add them to those of earlier ones."""
         by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[_Seen]] = {}
-        for each in self._seen:
-            kind = each.norms.shape, each.norms.dtype, each.norms.device
-            by_shape.setdefault(kind, []).append(each)
+        for output in self._seen:
+            kind = output.norms.shape, output.norms.dtype, output.norms.device
+            by_shape.setdefault(kind, []).append(output)
         for several in by_shape.values():
             self._add(several)
         self._seen.clear()
         self._latest = None
 
     def _add(self, several: Sequence[_Seen]) -> None:
-        norms = torch.stack([each.norms for each in several]).cpu()  # (R, N, T)
+        norms = torch.stack([output.norms for output in several]).cpu()  # (R, N, T)
         massive = _massive(several)
         usable = norms.isfinite().all(-1)
         ordered = norms.sort(-1).values
@@ -171,19 +171,19 @@ class TokenRecorder:
             high.setdefault(at, []).append(HighToken(several[at].indices[place], token, norm, limit))
         shown = norms[:, [place for place, index in enumerate(self._indices) if index < _DRAWN_INPUTS]]
         numbers = zip(several, usable.tolist(), medians.tolist(), ordered[..., -1].tolist(), strict=True)
-        for at, (each, is_usable, its_medians, its_largest) in enumerate(numbers):
+        for at, (output, is_usable, its_medians, its_largest) in enumerate(numbers):
             its_massive = massive.get(at, [])
-            for key in each.keys:
-                row = self.rows.setdefault(key, _Row(norms.shape[-1], each.layout))
+            for key in output.keys:
+                row = self.rows.setdefault(key, _Row(norms.shape[-1], output.layout))
                 row.medians += compress(its_medians, is_usable)
                 row.largest = max(row.largest, *compress(its_largest, is_usable), 0.0)
                 row.high_count += len(high.get(at, ()))
                 row.high = nlargest(_KEPT, [*row.high, *high.get(at, ())], key=lambda token: token.norm)
                 row.massive_count += len(its_massive)
-                if each.layout is not None:
-                    firsts = zip(each.indices, shown[at], limits[at].tolist(), is_usable, strict=False)
+                if output.layout is not None:
+                    firsts = zip(output.indices, shown[at], limits[at].tolist(), is_usable, strict=False)
                     row.drawn |= {index: (its_norms, limit) for index, its_norms, limit, use in firsts if use}
-                row.massive = nlargest(_KEPT, [*row.massive, *its_massive], key=lambda found: abs(found.value))
+                row.massive = nlargest(_KEPT, [*row.massive, *its_massive], key=lambda peak: abs(peak.value))
 
 
 def _is_of_tokens(tensor: Tensor, count: int) -> bool:
@@ -221,20 +221,20 @@ def _median(values: Tensor) -> Tensor:
 
 def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
     """Return the largest massive activation of each token that has one, by position in `several`."""
-    places = [at for at, each in enumerate(several) if each.largest is not None]
+    places = [at for at, output in enumerate(several) if output.largest is not None]
     if not places:
         return {}
-    parts = zip(*[each.largest for each in several if each.largest is not None], strict=True)
+    parts = zip(*[output.largest for output in several if output.largest is not None], strict=True)
     largest, channels, medians = (torch.stack(part).cpu() for part in parts)  # (P, N, T), (P, N, T), (P, N)
     magnitudes = largest.abs()
     is_massive = (magnitudes > MASSIVE_VALUE) & (magnitudes >= MASSIVE_RATIO * medians[..., None].to(magnitudes.dtype))
-    found: dict[int, list[MassiveActivation]] = {}
+    peaks: dict[int, list[MassiveActivation]] = {}
     for row, at, token in (is_massive & magnitudes.isfinite()).nonzero().tolist():
         value, channel = float(largest[row, at, token]), int(channels[row, at, token])
         place = places[row]
         index, median = several[place].indices[at], float(medians[row, at])
-        found.setdefault(place, []).append(MassiveActivation(index, token, channel, value, median))
-    return found
+        peaks.setdefault(place, []).append(MassiveActivation(index, token, channel, value, median))
+    return peaks
 
 
 def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:

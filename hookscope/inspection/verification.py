@@ -92,7 +92,7 @@ def difference(first: Outcome, second: Outcome) -> str:
         other, where = second.tensors[path], path and f" at {path}"
         if _shape(tensor) != _shape(other) or tensor.dtype != other.dtype:
             return f"the outputs have different shapes or dtypes{where}"
-        readable = [not missing_memory(each) for each in (tensor, other)]
+        readable = [not missing_memory(side) for side in (tensor, other)]
         if any(readable) and not all(readable):
             return f"the memory of one output was freed{where}"
         if all(readable) and not _same_bits(tensor, other):
@@ -128,7 +128,7 @@ def _same_up_to_rounding(first: Tensor, second: Tensor, others: Mapping[str, Ten
     By half of the digits of their dtype or, where terms cancel, by some last digits of the greatest gradient. Ours.
     """
     epsilon = torch.finfo(first.dtype).eps
-    greatest = max(_norm(each) for each in others.values() if each is not None and not missing_memory(each))
+    greatest = max(_norm(tensor) for tensor in others.values() if tensor is not None and not missing_memory(tensor))
     allowed = math.sqrt(epsilon) * _norm(second) + 64 * epsilon * greatest
     return _norm(_stored(first).detach() - _stored(second).detach()) <= allowed
 
@@ -144,9 +144,9 @@ def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
     except for attention, of the tensors it is given at once. Classes, the functions that modules keep as attributes,
     and the functions these call by name are gone through.
     """
-    own = [module for module in modules if not type(module).__module__.startswith("torch.")]
-    return any(map(_class_asks, {*map(type, own)})) or any(
-        type(value) in _CALLABLE and _value_asks(value) for module in own for value in vars(module).values()
+    custom = [module for module in modules if not type(module).__module__.startswith("torch.")]
+    return any(map(_class_asks, {*map(type, custom)})) or any(
+        type(value) in _CALLABLE and _value_asks(value) for module in custom for value in vars(module).values()
     )
 
 
@@ -155,8 +155,8 @@ _CALLABLE = frozenset({FunctionType, MethodType, staticmethod, classmethod, part
 
 @cache
 def _class_asks(kind: type) -> bool:
-    own = [each for each in kind.__mro__ if issubclass(each, nn.Module) and not each.__module__.startswith("torch.")]
-    return any(_value_asks(value) for each in own for value in vars(each).values())
+    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and not base.__module__.startswith("torch.")]
+    return any(_value_asks(value) for base in bases for value in vars(base).values())
 
 
 def _value_asks(value: object) -> bool:
@@ -178,7 +178,7 @@ def _function_asks(function: FunctionType) -> bool:
             if _compares_objects(code):
                 return True
             named = [following.__globals__.get(name) for name in code.co_names]
-            waiting += [each for each in named if isinstance(each, FunctionType)]
+            waiting += [callee for callee in named if isinstance(callee, FunctionType)]
     return False
 
 
@@ -202,7 +202,7 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def _largest_difference(first: Tensor, second: Tensor) -> float:
-    a, b = (_stored(each).to(torch.complex128 if each.is_complex() else torch.float64) for each in (first, second))
+    a, b = (_stored(side).to(torch.complex128 if side.is_complex() else torch.float64) for side in (first, second))
     return float((a - b).abs().nan_to_num(math.inf).max()) if a.shape == b.shape else math.inf
 
 

@@ -44,16 +44,16 @@ class Adapters(NamedTuple):
     @property
     def halves(self) -> tuple[str, ...]:
         """The names of those without their other half."""
-        return tuple(sorted((self.down.get(each) or self.up[each]).key for each in self.down.keys() ^ self.up.keys()))
+        return tuple(sorted((self.down.get(key) or self.up[key]).key for key in self.down.keys() ^ self.up.keys()))
 
     @property
     def idle(self) -> tuple[str, ...]:
         """The names of the halves that are zero, or whose scale is, if all adapters have one; else ()."""
         names = []
-        for each in self.down.keys() & self.up.keys():
-            zeros = [half.key for half in (self.up[each], self.down[each]) if half.is_zero]
-            if each[0] in self.zero_scales:
-                zeros.append(f"{each[0]}{_ALPHA}")
+        for key in self.down.keys() & self.up.keys():
+            zeros = [half.key for half in (self.up[key], self.down[key]) if half.is_zero]
+            if key[0] in self.zero_scales:
+                zeros.append(f"{key[0]}{_ALPHA}")
             if not zeros:
                 return ()
             names += zeros
@@ -66,9 +66,9 @@ def adapters_in(tensors: Iterable[NamedShape]) -> Adapters:
     up: dict[tuple[str, str], NamedShape] = {}
     zero_scales, others = set[str](), 0
     for tensor in tensors:
-        found = _NAME.fullmatch(tensor.key) if tensor.shape else None
-        if found is not None:
-            (down if found["side"] in _DOWN else up)[found["path"] or "", found["adapter"] or ""] = tensor
+        match = _NAME.fullmatch(tensor.key) if tensor.shape else None
+        if match is not None:
+            (down if match["side"] in _DOWN else up)[match["path"] or "", match["adapter"] or ""] = tensor
         elif not tensor.key.endswith(_ALPHA):
             others += 1
         elif tensor.is_zero:
@@ -78,12 +78,12 @@ def adapters_in(tensors: Iterable[NamedShape]) -> Adapters:
 
 def is_adapter(names: Iterable[str]) -> bool:
     """Tell whether tensors are those of adapters, without the weights of the layers that they are for."""
-    known = {*names}
-    halves = {name: found["path"] or "" for name in known if (found := _NAME.fullmatch(name))}
+    unique = {*names}
+    halves = {name: match["path"] or "" for name in unique if (match := _NAME.fullmatch(name))}
     layers = {*halves.values()}
     return bool(layers) and not any(
         layer in layers and not _OTHER_PARTS.fullmatch(rest)
-        for name in known - halves.keys()
+        for name in unique - halves.keys()
         for layer, rest in _owners(name)
     )
 
@@ -107,11 +107,11 @@ def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
     lack = f"{counted(len(halves), 'LoRA tensor')} without {owner} other half" if halves else ""
     if not whole:
         return f"{printable(name)}: {lack}."
-    ranks = sorted({down[each].shape[0] for each in whole})
+    ranks = sorted({down[key].shape[0] for key in whole})
     targets = sorted({printable(path.rpartition(".")[2], 40) for path, _ in whole if path})
     layers = f" for {some_of(targets, _LISTED_TARGETS)}" if targets else ""
     base = "" if adapters.other_count else "; it needs the network that it was trained on"
-    untrained = "; every lora_B is 0: untrained" if all(each.is_zero for each in up.values()) else ""
+    untrained = "; every lora_B is 0: untrained" if all(half.is_zero for half in up.values()) else ""
     return (
         f"{printable(name)}: {counted(len(whole), 'LoRA adapter')} of rank {', '.join(map(str, ranks))}{layers}"
         f"{base}{untrained}{lack and f'; {lack}'}."

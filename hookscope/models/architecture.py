@@ -55,17 +55,17 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
         then the message mentions it.
     """
     forms = _readings(shapes)
-    found = _fitting(_torchvision_patterns(), forms)
-    if found or not find_spec("timm"):
-        return _with_ties(found, "torchvision")
+    fitting = _fitting(_torchvision_patterns(), forms)
+    if fitting or not find_spec("timm"):
+        return _with_ties(fitting, "torchvision")
     left: list[str] = []
     candidates = _with_ties(_fitting(_timm_patterns(set().union(*forms), left), forms), "timm")
     if not left:
         return candidates
-    told = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
+    note = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
     if not candidates:
-        raise ModelNotFoundError(f"No known network fits, but {told}; name it with {arg('arch')}.")
-    return tuple(replace(candidate, remarks=(*candidate.remarks, told)) for candidate in candidates)
+        raise ModelNotFoundError(f"No known network fits, but {note}; name it with {arg('arch')}.")
+    return tuple(replace(candidate, remarks=(*candidate.remarks, note)) for candidate in candidates)
 
 
 def nearest_network(shapes: Shapes) -> str:
@@ -88,8 +88,8 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
     "demo"; nothing is known of others.
     """
     pattern = _known_pattern(model)
-    found = _fitting([pattern], _readings(shapes)) if pattern else []
-    return replace(found[0], remarks=found[0].remarks[1:]) if found else None
+    candidates = _fitting([pattern], _readings(shapes)) if pattern else []
+    return replace(candidates[0], remarks=candidates[0].remarks[1:]) if candidates else None
 
 
 def _readings(shapes: Shapes) -> list[Shapes]:
@@ -99,35 +99,35 @@ def _readings(shapes: Shapes) -> list[Shapes]:
 
 def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str:
     best, sentence = _LEAST_ALIKE, ""
-    counts = [Counter(name.partition(".")[0] for name in given) for given in forms]
+    counts = [Counter(name.partition(".")[0] for name in shapes) for shapes in forms]
     for pattern in patterns:
-        close = [given for given, count in zip(forms, counts, strict=True) if _most_alike(pattern, count) > best]
-        own = pattern.published_shapes() if close and not pattern.is_int8 else {}
-        for given in close if own else ():
-            needed = {name: shape for name, shape in own.items() if name in given or not name.endswith(COUNTER)}
-            fitting = sum(given.get(name) == shape for name, shape in needed.items())
-            surplus = [name for name in given if name not in own]
+        close = [shapes for shapes, count in zip(forms, counts, strict=True) if _most_alike(pattern, count) > best]
+        published = pattern.published_shapes() if close and not pattern.is_int8 else {}
+        for form in close if published else ():
+            needed = {name: shape for name, shape in published.items() if name in form or not name.endswith(COUNTER)}
+            fitting = sum(form.get(name) == shape for name, shape in needed.items())
+            surplus = [name for name in form if name not in published]
             alike = Fraction(fitting, len(needed) + len(surplus))
             if alike > best:
                 best = alike
-                reshaped = [name for name, shape in needed.items() if name in given and given[name] != shape]
-                missing = [name for name in needed if name not in given]
+                reshaped = [name for name, shape in needed.items() if name in form and form[name] != shape]
+                missing = [name for name in needed if name not in form]
                 differing = {"missing": missing, "of another shape": reshaped, "unknown to it": surplus}
-                parts = [f"{what} {_named_first(names)}" for what, names in differing.items() if names]
-                told = "; ".join([f"{fitting} of {len(needed)} names and shapes", *parts])
-                sentence = f"{pattern.model}: {told}"
+                parts = [f"{fault} {_named_first(names)}" for fault, names in differing.items() if names]
+                details = "; ".join([f"{fitting} of {len(needed)} names and shapes", *parts])
+                sentence = f"{pattern.model}: {details}"
     return sentence
 
 
-def _most_alike(pattern: NetworkPattern, given: Counter[str]) -> Fraction:
+def _most_alike(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
     """Return an upper bound of the share of names that a network and a file have in common.
 
     Args:
         pattern: The network.
-        given: How many names of the file begin with each first part.
+        counts: How many names of the file begin with each first part.
     """
-    least = max(given.total(), sum(pattern.counts.values()) - pattern.optional_count)
-    return Fraction(sum(min(count, given[first]) for first, count in pattern.counts.items()), max(least, 1))
+    least = max(counts.total(), sum(pattern.counts.values()) - pattern.optional_count)
+    return Fraction(sum(min(count, counts[first]) for first, count in pattern.counts.items()), max(least, 1))
 
 
 def _named_first(names: Sequence[str]) -> str:
@@ -136,39 +136,39 @@ def _named_first(names: Sequence[str]) -> str:
 
 def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
     """Try `forms` in order; return the networks that fit the first form with a fit and need the fewest changes."""
-    found: dict[int, list[Candidate]] = {}
+    by_form: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:
         for index, shapes in enumerate(forms if pattern.is_int8 == int8 else ()):
             if candidate := _fitted(pattern, shapes):
                 left_out = len(forms[0]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
-                found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
+                by_form.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
-    best = found[min(found)] if found else []
+    best = by_form[min(by_form)] if by_form else []
     changes = [
         (len(candidate.arguments) + bool(candidate.input_channels), candidate.missing_count) for candidate in best
     ]
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _fitted(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
-    """Return the network with the arguments that make it fit `given` exactly; None if none do."""
+def _fitted(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
+    """Return the network with the arguments that make it fit `shapes` exactly; None if none do."""
     if pattern.is_int8:
-        given, names = _packed_shapes(given), _packed_names(pattern.sizes, given)
-    elif not 0 <= sum(pattern.counts.values()) - len(given) <= pattern.optional_count:
+        shapes, names = _packed_shapes(shapes), _packed_names(pattern.sizes, shapes)
+    elif not 0 <= sum(pattern.counts.values()) - len(shapes) <= pattern.optional_count:
         return None
     else:
         names = {name: name for name in pattern.sizes}
-    own = {new: pattern.sizes[name] for name, new in names.items()}
-    if not given.keys() <= own.keys():
+    expected = {new: pattern.sizes[name] for name, new in names.items()}
+    if not shapes.keys() <= expected.keys():
         return None
-    missing = {name for name in own.keys() - given.keys() if not name.endswith(COUNTER)}
+    missing = {name for name in expected.keys() - shapes.keys() if not name.endswith(COUNTER)}
     without = set()
     for group in (pattern.heads, pattern.auxiliary):
         members = {names[name] for name in group if name in names}
-        without |= members if members.isdisjoint(given) else set()
-    counts = None if missing - without else _fitting_counts(pattern, own, given)
+        without |= members if members.isdisjoint(shapes) else set()
+    counts = None if missing - without else _fitting_counts(pattern, expected, shapes)
     if counts is None:
         return None
     arguments: dict[str, Any] = {}
@@ -182,18 +182,18 @@ def _fitted(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
         return None
     published = {"classes": pattern.class_count, "side": pattern.grid[1]}
     called = {"classes": "num_classes", "side": pattern.size_argument}
-    arguments |= {called[what]: count for what, count in counts.items() if count != published[what]}
+    arguments |= {called[quantity]: count for quantity, count in counts.items() if count != published[quantity]}
     other = channels if channels != COLOURS else None
-    counters = sum(name not in without for name in own) - len(given)
-    remarks = _remarks(pattern, arguments, other, counters, len(given))
+    counters = sum(name not in without for name in expected) - len(shapes)
+    remarks = _remarks(pattern, arguments, other, counters, len(shapes))
     return Candidate(pattern.model, arguments, other, remarks, counters)
 
 
-def _fitting_counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int] | None:
+def _fitting_counts(pattern: NetworkPattern, expected: Sizes, shapes: Shapes) -> dict[str, int] | None:
     """Return how many classes and channels, and which side of the picture, explain all shapes; None if nothing does."""
     counts: dict[str, int] = {}
-    for name, shape in given.items():
-        sizes = own[name]
+    for name, shape in shapes.items():
+        sizes = expected[name]
         if len(sizes) != len(shape):
             return None
         for size, now in zip(sizes, shape, strict=True):
@@ -201,8 +201,8 @@ def _fitting_counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[
                 if size != now:
                     return None
                 continue
-            what, count = _count_of(pattern, size, now)
-            if count < 1 or counts.setdefault(what, count) != count:
+            quantity, count = _count_of(pattern, size, now)
+            if count < 1 or counts.setdefault(quantity, count) != count:
                 return None
     return counts
 
@@ -219,8 +219,8 @@ def _count_of(pattern: NetworkPattern, size: Free, now: int) -> tuple[str, int]:
 def _remarks(
     pattern: NetworkPattern, arguments: Mapping[str, Any], channels: int | None, counters: int, count: int
 ) -> tuple[str, ...]:
-    which = "names and shapes of int8 convolutions and linear layers" if pattern.is_int8 else "names and shapes"
-    remarks = [f"all {count} {which} fit"]
+    compared = "names and shapes of int8 convolutions and linear layers" if pattern.is_int8 else "names and shapes"
+    remarks = [f"all {count} {compared} fit"]
     for name, value in arguments.items():
         if name == "num_classes":
             classes = f"{value} class{'es' if value > 1 else ''}" if value else "no classifier"
@@ -236,25 +236,27 @@ def _remarks(
     return tuple(remarks)
 
 
-def _with_ties(found: Sequence[Candidate], library: str) -> tuple[Candidate, ...]:
-    told = []
-    for candidate in found:
-        others = [other.model for other in found if other is not candidate]
+def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate, ...]:
+    annotated = []
+    for candidate in candidates:
+        others = [other.model for other in candidates if other is not candidate]
         alone = f"no other {library} network's do"
         also = f"so do those of {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
         fits, *rest = candidate.remarks
-        told.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
-    return tuple(told)
+        annotated.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
+    return tuple(annotated)
 
 
-def _packed_shapes(given: Shapes) -> Shapes:
+def _packed_shapes(shapes: Shapes) -> Shapes:
     """Return what an int8 file has of the floating-point network's shapes: those of convolutions and linear layers."""
-    return {name: s for name, s in given.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)}
+    return {
+        name: s for name, s in shapes.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)
+    }
 
 
-def _packed_names(sizes: Sizes, given: Shapes) -> dict[str, str]:
+def _packed_names(sizes: Sizes, shapes: Shapes) -> dict[str, str]:
     """Return what the same of a network's tensors are called in an int8 file; linear layers where their shapes are."""
-    packed = any(name.endswith(_PACKED) for name in given)
+    packed = any(name.endswith(_PACKED) for name in shapes)
     names = {}
     for name, shape in sizes.items():
         if len(shape) > 3:
@@ -290,8 +292,8 @@ def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPa
 
     started, others = time.monotonic(), []
     for name in timm_names():
-        if known := table.networks.get(f"timm:{name}"):
-            yield known
+        if network := table.networks.get(f"timm:{name}"):
+            yield network
         elif all(f"{first}.weight" in names for first in timm_zoo.names_in(timm_zoo.published(name).first_conv)):
             others.append(f"timm:{name}")
     left += others
@@ -303,8 +305,8 @@ def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPa
 def _known_pattern(model: str) -> NetworkPattern | None:
     """Return the network of that name: torchvision's, "timm:NAME" or "demo"; None for another."""
     if model.startswith("timm:"):
-        known = network_table("timm").networks.get(model)
-        return known or _built(model)  # the tag of its weights may change its classes
+        network = network_table("timm").networks.get(model)
+        return network or _built(model)  # the tag of its weights may change its classes
     name = model.removeprefix("torchvision:").lower()
     return next((pattern for pattern in _torchvision_patterns() if pattern.model == name), None)
 

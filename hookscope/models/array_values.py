@@ -104,8 +104,8 @@ def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
 
 
 def _reduced(values: NDArray[np.floating]) -> Reduction:
-    if values.dtype == np.float32 and (compiled := _compiled()) is not None and (found := compiled(values)):
-        return found
+    if values.dtype == np.float32 and (compiled := _compiled()) is not None and (reduction := compiled(values)):
+        return reduction
     return reduce_array(values, Reduction((), "", 0))
 
 
@@ -121,14 +121,14 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
 
     def reduced(values: NDArray[np.floating]) -> Reduction | None:
         values = np.ascontiguousarray(values)
-        found = np.empty(library.FOUND)
+        scalars = np.empty(library.FOUND)
         layout = library.Layout(1, 1, values.size, 0, 1)
         limits = library.SMALLEST_SQUARABLE, library.LARGEST_SQUARABLE, library.CANCELLATION_LIMIT
-        results = library.Results(found.ctypes.data, None, None, None, 0, None, None, None, *limits)
+        results = library.Results(scalars.ctypes.data, None, None, None, 0, None, None, None, *limits)
         outcome = kernel.reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
         if outcome == library.RARE:
             return None
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = found.tolist()
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = scalars.tolist()
         return Reduction(
             (),
             "",

@@ -53,11 +53,11 @@ def kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> li
         return []
     differing = [key for key, values in telling.items() if not torch.equal(values, built[key])]
     equal = len(telling) - len(differing)
-    what = counted(len(telling), "parameter")
+    total = counted(len(telling), "parameter")
     if not differing:
-        return [f"{name} loads weights itself; as built, all of its {what} equal the file's."]
-    which = some_of([printable(key, 80) for key in differing], _LISTED_NAMES)
-    return [f"{name} loads weights itself; as built, {equal} of its {what} equal the file's, and not {which}."]
+        return [f"{name} loads weights itself; as built, all of its {total} equal the file's."]
+    changed = some_of([printable(key, 80) for key in differing], _LISTED_NAMES)
+    return [f"{name} loads weights itself; as built, {equal} of its {total} equal the file's, and not {changed}."]
 
 
 def _first(parameter: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         digest = digest_of(path) if path.is_file() else _digest_of_all(stored_files(path))
         is_safetensors = kinds[path] == "safetensors"
         described = _metadata(path) if is_safetensors else content
-        told = told_architectures(
+        architectures = told_architectures(
             None if is_safetensors else content, {**config_in(path.parent), **(_texts(path) if is_safetensors else {})}
         )
         categories, notes = _named_classes(described, weights.state, name)
@@ -126,14 +126,14 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             categories,
             training,
             weights.pickled_class if options.trust is not None else "",
-            told,
+            architectures,
             read.is_refused_by_torch,
             weights.requires_grad,
         )
     files = _read_verified(kinds, name, replace(options, key=None))
     states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}
     joined, warnings = _joined(name, read_index(path), states)
-    warnings += tuple(each for shard, file in files.items() for each in _read_past(file, printable(str(shard))))
+    warnings += tuple(warning for shard, file in files.items() for warning in _read_past(file, printable(str(shard))))
     weights = weights_in(joined, name, options.key)
     return Checkpoint(
         printable(path.name), weights.state, _digest_of_all((path, *kinds)), warnings, notes=weights.notes
@@ -178,10 +178,10 @@ def _read_past(read: ReadFile, name: str) -> tuple[str, ...]:
     """Return a sentence about what was read past in a file; none for a file that torch reads safely."""
     if not read.is_refused_by_torch:
         return ()
-    named = some_of([printable(each, 80) for each in read.unknown], _LISTED_NAMES)
-    what = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
+    named = some_of([printable(symbol, 80) for symbol in read.unknown], _LISTED_NAMES)
+    reason = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
     held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
-    return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {what}; nothing was imported{held}.",)
+    return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
 
 
 def _metadata(path: Path) -> dict[str, Any]:

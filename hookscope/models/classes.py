@@ -111,8 +111,8 @@ def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
         except ValueError:
             if is_json:
                 raise
-    if isinstance(document, dict) and (found := stored_classes(document)[1]):
-        return found
+    if isinstance(document, dict) and (names := stored_classes(document)[1]):
+        return names
     return _by_index(text.rstrip().split("\n") if document is None else document)
 
 
@@ -131,36 +131,36 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
     places = [("", content), *((prefix, held) for prefix, held in around if isinstance(held, dict))]
     for prefix, held in places:
         for key in _KEYS:
-            found = dict.get(held, key)
+            classes = dict.get(held, key)
             try:
-                if isinstance(found, dict | list | tuple) and (names := _by_index(found)):
+                if isinstance(classes, dict | list | tuple) and (names := _by_index(classes)):
                     return f"{prefix}{key}", names
             except ValueError:
                 continue
     return "", ()
 
 
-def _by_index(found: object) -> tuple[str, ...]:
+def _by_index(classes: object) -> tuple[str, ...]:
     """Return names by index, safe to show; raise a ValueError with the reason if these are not names of classes."""
-    if isinstance(found, dict | list | tuple) and len(found) > _MOST_CLASSES:
-        raise ValueError(f"{len(found):,} entries are over the limit of {_MOST_CLASSES:,} classes")
-    if isinstance(found, Mapping):
-        pairs = [*dict.items(found)] if isinstance(found, dict) else [*found.items()]
+    if isinstance(classes, dict | list | tuple) and len(classes) > _MOST_CLASSES:
+        raise ValueError(f"{len(classes):,} entries are over the limit of {_MOST_CLASSES:,} classes")
+    if isinstance(classes, Mapping):
+        pairs = [*dict.items(classes)] if isinstance(classes, dict) else [*classes.items()]
         if pairs and all(_is_index(index) for _, index in pairs):
             pairs = [(index, name) for name, index in pairs]
         by_index = {_index(index): name for index, name in pairs}
         absent = next((index for index in range(len(pairs)) if index not in by_index), None)
         if absent is not None:
             raise ValueError(f"class {absent} of {len(pairs)} has no name")
-        found = [by_index[index] for index in range(len(pairs))]
-    if not isinstance(found, list | tuple) or not found:
+        classes = [by_index[index] for index in range(len(pairs))]
+    if not isinstance(classes, list | tuple) or not classes:
         raise ValueError("there are no names in it")
-    return tuple(_names(found))
+    return tuple(_names(classes))
 
 
-def _names(found: Iterable[object]) -> Iterable[str]:
-    for index, each in enumerate(found):
-        name = each[-1] if isinstance(each, list | tuple) and each else each
+def _names(classes: Iterable[object]) -> Iterable[str]:
+    for index, entry in enumerate(classes):
+        name = entry[-1] if isinstance(entry, list | tuple) and entry else entry
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"class {index} has no name")
         yield printable(name.strip(), _LONGEST_NAME)

@@ -57,11 +57,11 @@ def loaded_module(module: nn.Module) -> LoadedModel:
 
     Raises UsageError for anything else, as where arguments are swapped or a class is given.
     """
-    given: object = module
-    if isinstance(given, type):
-        raise UsageError(f"MODEL is the class {given.__name__}. Give a network built from it: {given.__name__}(…).")
-    if not isinstance(given, nn.Module):
-        raise UsageError(f"MODEL is of type {type(given).__name__}. Give a torch.nn.Module, or the name of a network.")
+    model: object = module
+    if isinstance(model, type):
+        raise UsageError(f"MODEL is the class {model.__name__}. Give a network built from it: {model.__name__}(…).")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"MODEL is of type {type(model).__name__}. Give a torch.nn.Module, or the name of a network.")
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
     return LoadedModel(module, info, default_preprocessing(module))
@@ -94,11 +94,11 @@ def copied_results(module: nn.Module) -> dict[int, Any]:
     Raises:
         RuntimeError: If the memory of a parameter, buffer or attribute was freed, which copying would read.
     """
-    held = [value for each in module.modules() for value in vars(each).values() if isinstance(value, torch.Tensor)]
+    held = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
     named = [
         *module.named_parameters(),
         *module.named_buffers(),
-        *(("a tensor in an attribute", each) for each in held),
+        *(("a tensor in an attribute", tensor) for tensor in held),
     ]
     for name, value in named:
         if missing := missing_memory(value):
@@ -255,8 +255,8 @@ def parameter_count(module: nn.Module) -> int:
     """
     # `modules()` and `parameters()` take as long as a tenth of a small network's pass.
     parts = [*module_index(module)[0].values()]
-    own = {id(each): each for part in parts for each in part._parameters.values() if each is not None}  # noqa: SLF001
-    count = sum(each.numel() for each in own.values() if type(each) is nn.Parameter or not is_lazy(each))
+    parameters = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}  # noqa: SLF001
+    count = sum(tensor.numel() for tensor in parameters.values() if type(tensor) is nn.Parameter or not is_lazy(tensor))
     for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them
         for unpack in (attribute_of(part, "weight"), attribute_of(part, "bias")):
             unpacked = unpack() if callable(unpack) else None

@@ -47,25 +47,25 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         from hookscope.models.tensor_contents import list_with_torch  # noqa: PLC0415 (imports torch, which is slow)
 
         looked = list_with_torch(kinds, printable(str(path)), key)
-    found: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
+    listings: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
-    warnings += _unlisted(path, found) if path not in kinds else [*filter(None, [shard_remark(path)])]
+    warnings += _unlisted(path, listings) if path not in kinds else [*filter(None, [shard_remark(path)])]
     tensors: dict[tuple[str, bool], list[StoredTensor]] = {}
     shapes: dict[tuple[str, bool], dict[str, tuple[int, ...]]] = {}
-    for each in (each for file in looked for each in file["parts"]):
-        part = each["key"], each["is_weights"]
-        rows = (StoredTensor(**{**row, "shape": tuple(row["shape"])}) for row in each["tensors"])
+    for piece in (listing for file in looked for listing in file["parts"]):
+        part = piece["key"], piece["is_weights"]
+        rows = (StoredTensor(**{**row, "shape": tuple(row["shape"])}) for row in piece["tensors"])
         tensors.setdefault(part, []).extend(rows)
-        shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
+        shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in piece["shapes"].items()})
     warnings += filter(None, [adapter_remark(path.name, map(_named_shape, rows)) for rows in tensors.values()])
     fitting, doubts = _architectures(shapes)
-    near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
-    alone = found.get(path, {})
+    near = {part: "" if fitting[part] else nearest_network(by_name) for part, by_name in shapes.items() if by_name}
+    alone = listings.get(path, {})
     return CheckpointContents(
         name=path.name,
         kind=kind,
         producer=alone.get("producer", ""),
-        byte_count=sum(file.stat().st_size for each in kinds for file in stored_files(each)),
+        byte_count=sum(file.stat().st_size for shard in kinds for file in stored_files(shard)),
         parts=tuple(
             StoredPart(*part, tuple(rows), shared_prefix(part[1], rows), fitting[part], near.get(part, ""))
             for part, rows in sorted(tensors.items(), key=lambda item: not item[0][1])  # weights first
@@ -85,15 +85,15 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
     """Return what `_list_plain` does in a process with limits; None also where it fails: torch reports why."""
     try:
         before = [version_of(path) for path in kinds]
-        found = run_forked(lambda: _list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
+        outcome = run_forked(lambda: _list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
         changed = before != [version_of(path) for path in kinds]
     except (CheckpointError, MemoryError):
         return None
-    if isinstance(found, WorkerFailure):
-        if found.cause == "raised":
-            raise RuntimeError(found.traceback)
+    if isinstance(outcome, WorkerFailure):
+        if outcome.cause == "raised":
+            raise RuntimeError(outcome.traceback)
         return None
-    listed: list[dict[str, Any]] | None = found
+    listed: list[dict[str, Any]] | None = outcome
     return None if changed else listed
 
 
@@ -112,8 +112,8 @@ def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[st
         places = [(part.key, name, _as_plain(tensor)) for part in parts for name, tensor in part.tensors]
         owners = tied_to([place[:2] for place in places], [_layout(tensor) for *_, tensor in places])
         with open_regular(path) as file:
-            known = {_bytes_of(tensor): tensor for *_, tensor in places}
-            values = {each: values_of(_pieces(file, tensor), tensor.dtype) for each, tensor in known.items()}
+            distinct = {_bytes_of(tensor): tensor for *_, tensor in places}
+            values = {span: values_of(_pieces(file, tensor), tensor.dtype) for span, tensor in distinct.items()}
         rows = [
             tensor_row((name, tensor.shape, tensor.dtype), tensor.byte_count, values[_bytes_of(tensor)], owner)
             for (_, name, tensor), owner in zip(places, owners, strict=True)
@@ -153,13 +153,13 @@ def _pieces(file: BinaryIO, tensor: PlainTensor) -> Iterator[NDArray[np.generic]
         yield np.frombuffer(content, kind)
 
 
-def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
     """Compare shards with their index; return a sentence for each that holds more."""
     name, listed = printable(str(index)), read_index(index)
     owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
     surplus = {}
     for shard, tensors in listed.items():
-        held = [each for part in found[shard]["parts"] for each in part["names"]]
+        held = [key for part in listings[shard]["parts"] for key in part["names"]]
         surplus[shard] = check_names(name, shard, tensors, held, owners)
     return [
         f"{printable(shard.name)}: the index does not list {printable(', '.join(more), 200)}."
@@ -172,16 +172,16 @@ def _architectures(
     shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
 ) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
     """Return for each part the networks that fit, in words, and why there may be others."""
-    known: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
+    cached: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
     for shape in shapes.values():
-        if (names := frozenset(shape.items())) in known:  # such as those of the averaged weights beside the others
+        if (names := frozenset(shape.items())) in cached:  # such as those of the averaged weights beside the others
             continue
         try:
-            known[names] = tuple(map(sentence, recognise(shape)))
+            cached[names] = tuple(map(sentence, recognise(shape)))
         except ModelNotFoundError as error:  # time ran out
-            known[names], doubts[str(error)] = (), None
-    return {part: known[frozenset(shape.items())] for part, shape in shapes.items()}, tuple(doubts)
+            cached[names], doubts[str(error)] = (), None
+    return {part: cached[frozenset(shape.items())] for part, shape in shapes.items()}, tuple(doubts)
 
 
 def sentence(candidate: Candidate) -> str:

@@ -18,8 +18,8 @@ _NAME = re.compile(r"(timm:|torchvision:|timm/)?(?P<name>[A-Za-z]\w{1,79})(\.\w{
 
 def told_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Return names of networks in what a file holds and in its metadata, without the tags of weights, each once."""
-    found = dict.fromkeys(name for held in (metadata, content) for name in _names_in(held))
-    return tuple(found)
+    names = dict.fromkeys(name for held in (metadata, content) for name in _names_in(held))
+    return tuple(names)
 
 
 def _names_in(held: object) -> Iterator[str]:
@@ -28,8 +28,8 @@ def _names_in(held: object) -> Iterator[str]:
     for place in (held, *(_entries_of(dict.get(held, key)) for key in _AROUND)):
         for key in _KEYS:
             value = dict.get(place, key)
-            if isinstance(value, str) and (found := _NAME.fullmatch(value)):
-                yield found["name"].lower()
+            if isinstance(value, str) and (match := _NAME.fullmatch(value)):
+                yield match["name"].lower()
 
 
 def _entries_of(value: object) -> dict[Any, Any]:

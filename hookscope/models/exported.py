@@ -71,12 +71,13 @@ def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
     if names:
         return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
     with suppress(ModelNotFoundError):  # not all were compared
-        for found in recognise(state_shapes(state)):
-            if "num_classes" not in found.arguments and found.model in list_models():
-                known = get_model_weights(found.model).DEFAULT.meta.get("categories", ())
-                if len(known) == IMAGENET_CLASSES:
-                    said = f"has names and shapes of {found.model}, as many classes as ImageNet, and takes their names."
-                    return tuple(known), said
+        for candidate in recognise(state_shapes(state)):
+            if "num_classes" not in candidate.arguments and candidate.model in list_models():
+                categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
+                if len(categories) == IMAGENET_CLASSES:
+                    named = candidate.model
+                    said = f"has names and shapes of {named}, as many classes as ImageNet, and takes their names."
+                    return tuple(categories), said
     return (), ""
 
 
@@ -94,9 +95,9 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
             shown = ", ".join("any" if size is None else str(size) for size in shape)
             remarks = (*remarks, f"exported for inputs of shape ({shown}), so it takes batches of exactly {shape[0]}.")
     sizes = () if shape is None else (shape[0] or 1, *shape[1:])
-    known = tuple(size for size in sizes if size is not None)
+    fixed = tuple(size for size in sizes if size is not None)
     loaded = _described(path, module, preprocessing, remarks)
-    return replace(loaded, example_shape=known if known and len(known) == len(sizes) else None)
+    return replace(loaded, example_shape=fixed if fixed and len(fixed) == len(sizes) else None)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -120,9 +121,9 @@ def given_program(program: Any) -> LoadedModel:
 
 def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
     called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
-    owned = sum(each.numel() for each in graph.parameters())
-    return owned > sum(each.numel() for each in graph.parameters(recurse=False)) and not any(
-        any(True for _ in each.parameters()) for each in called
+    owned = sum(parameter.numel() for parameter in graph.parameters())
+    return owned > sum(parameter.numel() for parameter in graph.parameters(recurse=False)) and not any(
+        any(True for _ in module.parameters()) for module in called
     )
 
 

@@ -225,7 +225,7 @@ def _built(
         if chosen.checkpoint is None:
             return kind(config).eval(), ()
         state = {key: value for key, value in chosen.checkpoint.state.items() if isinstance(value, Tensor)}
-        module, told = kind.from_pretrained(
+        module, info = kind.from_pretrained(
             None,
             config=config,
             state_dict=_own_part(kind, state),
@@ -237,10 +237,10 @@ def _built(
         )
     except Exception as error:
         raise ModelError(f"{name} raised while {kind.__name__} was built: {exception_line(error)}") from error
-    reshaped = [each[0] if isinstance(each, tuple) else str(each) for each in told["mismatched_keys"]]
-    missing, unexpected = sorted(map(str, told["missing_keys"])), sorted(map(str, told["unexpected_keys"]))
-    if told["error_msgs"]:
-        raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(told['error_msgs'][0]))}")
+    reshaped = [mismatch[0] if isinstance(mismatch, tuple) else str(mismatch) for mismatch in info["mismatched_keys"]]
+    missing, unexpected = sorted(map(str, info["missing_keys"])), sorted(map(str, info["unexpected_keys"]))
+    if info["error_msgs"]:
+        raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(info['error_msgs'][0]))}")
     return module.eval(), unfit_names(chosen.origin, kind.__name__, missing, unexpected, reshaped, options.file)
 
 

@@ -35,9 +35,9 @@ def infer_channels(module: nn.Module) -> int | None:
     first = _first_layer(module)
     if isinstance(first, nn.Conv2d | nn.Conv3d):
         return first.in_channels
-    if any(isinstance(each, nn.Conv2d | nn.Conv3d) for each in module.modules()):
+    if any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in module.modules()):
         return None
-    kernel = next((each for each in module.parameters() if each.dim() == 4), None)
+    kernel = next((parameter for parameter in module.parameters() if parameter.dim() == 4), None)
     return kernel.shape[1] if kernel is not None and kernel.shape[1] in {1, 3} else None
 
 
@@ -57,8 +57,8 @@ def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
         case nn.Conv1d(in_channels=channels):
             return (1, channels, _SIGNAL_LENGTH)
         case nn.Linear(in_features=features):
-            before = takewhile(lambda each: each is not first, module.modules())
-            has_weights = any(each.dim() > 1 for other in before for each in other.parameters(recurse=False))
+            before = takewhile(lambda layer: layer is not first, module.modules())
+            has_weights = any(parameter.dim() > 1 for other in before for parameter in other.parameters(recurse=False))
             return None if has_weights else (1, features)
     return None
 
@@ -98,13 +98,13 @@ def embedding_size(module: nn.Module) -> int | None:
 
     An embedding with a single entry tells nothing apart, and counts where there is no other.
     """
-    sizes = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    sizes = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     return min((size for size in sizes if size > 1), default=min(sizes, default=None))
 
 
 def first_layer_with_input(module: nn.Module) -> nn.Module | None:
     """Return the first layer in the order of definition whose input's axes are known; None without one."""
-    return next((each for each in module.modules() if any(isinstance(each, kinds) for kinds, _ in _INPUT_AXES)), None)
+    return next((part for part in module.modules() if any(isinstance(part, kinds) for kinds, _ in _INPUT_AXES)), None)
 
 
 # What networks call their sampling rate, themselves or in their configuration.
@@ -118,7 +118,7 @@ def waveform_of(module: nn.Module) -> Waveform | None:
     """
     first = first_layer_with_input(module)
     rates = [attribute_of(holder, name) for holder in (module, attribute_of(module, "config")) for name in _RATES]
-    rate = next((each for each in rates if type(each) is int and each > 0), None)
+    rate = next((candidate for candidate in rates if type(candidate) is int and candidate > 0), None)
     adds_axis = attribute_of(module, "main_input_name") == "input_values"
     if isinstance(first, nn.Conv1d):
         return Waveform(None if adds_axis else first.in_channels, rate)
@@ -130,7 +130,7 @@ def time_first_warning(module: nn.Module) -> tuple[str, ...]:
     first = first_layer_with_input(module)
     if not isinstance(first, nn.RNNBase | nn.MultiheadAttention) or first.batch_first:
         return ()
-    name = next(name for name, each in module.named_modules() if each is first)
+    name = next(name for name, submodule in module.named_modules() if submodule is first)
     layer = printable(f"{name} ({type(first).__name__})" if name else type(first).__name__)
     return (f"{layer} takes time on axis 0, where hookscope puts inputs: build it with batch_first=True.",)
 

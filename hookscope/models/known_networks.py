@@ -62,17 +62,17 @@ def pattern_of(network: KnownNetwork) -> NetworkPattern | None:
         published = _built(network)
         if published is None:
             return None
-        module, own = published
+        module, shapes = published
         facts: dict[str, Any] = {} if network.class_count is None else {"classes": network.class_count}
-        own, auxiliary = _with_auxiliary(network, module, own)
+        shapes, auxiliary = _with_auxiliary(network, module, shapes)
         facts |= auxiliary
-        given = dict.fromkeys(auxiliary.get("switches", ()), True)
-        sizes, heads = _with_free_sizes(network, own, given)
+        kwargs = dict.fromkeys(auxiliary.get("switches", ()), True)
+        sizes, heads = _with_free_sizes(network, shapes, kwargs)
         if heads:
             facts["heads"] = heads
         grid, argument = _grid(module), pattern(network.model, {}, {}).size_argument
-        if grid and (resized := _built(network, {**given, argument: 2 * grid[1]})):
-            patched = _with_patches(sizes, own, resized[1], *grid)
+        if grid and (resized := _built(network, {**kwargs, argument: 2 * grid[1]})):
+            patched = _with_patches(sizes, shapes, resized[1], *grid)
             facts |= {"grid": grid} if patched != sizes else {}
             sizes = patched
     return pattern(network.model, facts, sizes)
@@ -85,26 +85,26 @@ def _built(
 
     Networks of int8 are built in floating point, which has the same names: fusing and packing change the shapes.
     """
-    own: dict[str, Any] = {"quantize": False} if network.model.startswith("quantized_") else {}
+    kwargs: dict[str, Any] = {"quantize": False} if network.model.startswith("quantized_") else {}
     for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
         try:
             with torch.device(device), skipped_initialisation():
-                module = network.build(own | dict(arguments or {}), input_channels=channels)
+                module = network.build(kwargs | dict(arguments or {}), input_channels=channels)
             return module, state_shapes(module.state_dict(keep_vars=True))
         except Exception:  # noqa: BLE001, S112 - whatever it is, it takes no such arguments
             continue
     return None
 
 
-def _with_auxiliary(network: KnownNetwork, module: nn.Module, own: Shapes) -> tuple[Shapes, dict[str, Any]]:
+def _with_auxiliary(network: KnownNetwork, module: nn.Module, shapes: Shapes) -> tuple[Shapes, dict[str, Any]]:
     """Return the shapes with auxiliary heads, and what a pattern stores about them."""
     switches = _auxiliary_arguments(network, module)
     with_them = _built(network, dict.fromkeys(switches, True)) if switches else None
     without = _built(network, dict.fromkeys(switches, False)) if switches else None
     names = [] if with_them is None or without is None else [name for name in with_them[1] if name not in without[1]]
     if with_them is None or not names or not all("aux" in name.lower() for name in names):
-        return own, {}
-    is_published = {"has_auxiliary": True} if names[0] in own else {}
+        return shapes, {}
+    is_published = {"has_auxiliary": True} if names[0] in shapes else {}
     return with_them[1], {"switches": switches, "auxiliary": names, **is_published}
 
 
@@ -118,34 +118,34 @@ def _auxiliary_arguments(network: KnownNetwork, module: nn.Module) -> list[str]:
     return []
 
 
-def _with_free_sizes(network: KnownNetwork, own: Shapes, given: Mapping[str, Any]) -> tuple[Sizes, list[str]]:
+def _with_free_sizes(network: KnownNetwork, published: Shapes, kwargs: Mapping[str, Any]) -> tuple[Sizes, list[str]]:
     """Return the sizes that follow class and channel count as `Free`, and the names that no classes take away."""
-    counted = {**given, "num_classes": _CLASSES} if network.class_count is not None else None
-    for arguments, channels in ((counted, _CHANNELS), (counted, None), (given, _CHANNELS)):
+    counted = {**kwargs, "num_classes": _CLASSES} if network.class_count is not None else None
+    for arguments, channels in ((counted, _CHANNELS), (counted, None), (kwargs, _CHANNELS)):
         changed = None if arguments is None else _built(network, arguments, channels)
         shapes = {} if changed is None else changed[1]
         heads: list[str] = []
         if network.heads and shapes and arguments is counted:
-            bare = _built(network, {**given, "num_classes": 0}) if network.class_count else (None, own)
+            bare = _built(network, {**kwargs, "num_classes": 0}) if network.class_count else (None, published)
             heads = [name for name in shapes if bare and name not in bare[1]]
             if not all(name.startswith(network.heads) for name in heads):
                 heads = []
-        if shapes.keys() - own.keys() <= set(heads) and own.keys() <= shapes.keys():
-            sizes = {name: _freed(own.get(name), shape, network.class_count) for name, shape in shapes.items()}
+        if shapes.keys() - published.keys() <= set(heads) and published.keys() <= shapes.keys():
+            sizes = {name: _freed(published.get(name), shape, network.class_count) for name, shape in shapes.items()}
             if all(size is not None for size in sizes.values()):
                 return {name: size for name, size in sizes.items() if size is not None}, heads
-    return own, []
+    return published, []
 
 
 def _freed(
-    own: tuple[int, ...] | None, changed: tuple[int, ...], class_count: int | None
+    published: tuple[int, ...] | None, changed: tuple[int, ...], class_count: int | None
 ) -> tuple[int | Free, ...] | None:
     """Return a tensor's sizes, from those as published and with other counts; None if they follow in another way."""
-    if own is not None and len(own) != len(changed):
+    if published is not None and len(published) != len(changed):
         return None
     sizes: list[int | Free] = []
     for at, after in enumerate(changed):
-        before = None if own is None else own[at]
+        before = None if published is None else published[at]
         if after == before:
             sizes.append(after)
         elif after % _CLASSES == 0 and before in (None, after // _CLASSES * (class_count or 0)):
@@ -172,15 +172,15 @@ def _side(module: object, name: str) -> int | None:
     return side if isinstance(side, int) else None
 
 
-def _with_patches(sizes: Sizes, own: Shapes, resized: Shapes, patch: int, side: int) -> Sizes:
+def _with_patches(sizes: Sizes, shapes: Shapes, resized: Shapes, patch: int, side: int) -> Sizes:
     """Return sizes with the number of patches `Free` that differs for pictures of twice the side; as given if not so.
 
     That is the second size of embeddings of the positions, (1, patches and more, D).
     """
     patches, patches_after = (side // patch) ** 2, (2 * side // patch) ** 2
-    found: dict[str, tuple[int | Free, ...]] = {}
+    patched: dict[str, tuple[int | Free, ...]] = {}
     for name, after in resized.items():
-        before = own.get(name)
+        before = shapes.get(name)
         if before == after:
             continue
         if before is None or len(before) != 3 or (before[0], before[2]) != (after[0], after[2]):
@@ -188,5 +188,5 @@ def _with_patches(sizes: Sizes, own: Shapes, resized: Shapes, patch: int, side: 
         others = before[1] - patches  # class token and registers
         if others < 0 or after[1] != patches_after + others:
             return sizes
-        found[name] = (sizes[name][0], Free("patches", others), sizes[name][2])
-    return {**sizes, **found} if resized.keys() == own.keys() else sizes
+        patched[name] = (sizes[name][0], Free("patches", others), sizes[name][2])
+    return {**sizes, **patched} if resized.keys() == shapes.keys() else sizes

@@ -138,13 +138,15 @@ def _summary(value: object) -> str:
 def _producer(path: Path, kind: FileKind, content: object) -> str:
     top: dict[Any, Any] = content if isinstance(content, dict) else {}
     meta = dict.get(top, "meta")
-    told = {**(meta if isinstance(meta, dict) else {}), **top}
+    metadata = {**(meta if isinstance(meta, dict) else {}), **top}
     names = [
-        f"{name} {printable(told[key], 40)}" for key, name in _SIGNATURES.items() if isinstance(told.get(key), str)
+        f"{name} {printable(metadata[key], 40)}"
+        for key, name in _SIGNATURES.items()
+        if isinstance(metadata.get(key), str)
     ]
     if kind == "torch":
         with open_regular(path) as file, open_archive(file, printable(str(path))) as archive:
-            versions = [each for each in archive.namelist() if each.endswith(("/version", "/.data/version"))]
+            versions = [member for member in archive.namelist() if member.endswith(("/version", "/.data/version"))]
             version = archive.read(versions[0])[:20].decode(errors="replace").strip() if versions else "?"
         names.insert(0, f"torch.save, zip format {printable(version)}")
     elif kind == "legacy torch":

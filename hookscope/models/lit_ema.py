@@ -39,8 +39,8 @@ class DotlessCopy:
     def taken_from(self, state: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return the copy by the names of the weights, with the buffers of these, of which there is no average."""
         averages = {name: state[copy] for copy, name in self.names.items()}
-        own = {name: value for name, value in state.items() if name.startswith(self.around)}
-        return {name: averages.get(name, value) for name, value in self.left_out_of(own).items()}
+        weights = {name: value for name, value in state.items() if name.startswith(self.around)}
+        return {name: averages.get(name, value) for name, value in self.left_out_of(weights).items()}
 
 
 def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
@@ -57,9 +57,9 @@ def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
         inside = [name for name in names if name.startswith(parent) and name not in groups[head]]
         children = dict.fromkeys(name[len(parent) :].partition(".")[0] for name in inside if "." in name[len(parent) :])
         for around in (parent, *[f"{parent}{child}." for child in [*children][:_PREFIXES_LIMIT]]):
-            found = _paired(members, [name for name in inside if name.startswith(around)], around)
-            if found:
-                return DotlessCopy(f"{head}.", found, counters, around)
+            pairs = _paired(members, [name for name in inside if name.startswith(around)], around)
+            if pairs:
+                return DotlessCopy(f"{head}.", pairs, counters, around)
     return None
 
 

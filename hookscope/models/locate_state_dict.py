@@ -66,26 +66,26 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
         prefix = ""
     else:
         (keys, prefix), copies = resolved_key(content, key, name), []
-    found, ignored = entries_at(content, keys, prefix)
+    stored, ignored = entries_at(content, keys, prefix)
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
-    module = found if isinstance(found, nn.Module) else None
+    module = stored if isinstance(stored, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
-    state = _checked(_state_dict(module, name) if module else found, holds)
+    state = _checked(_state_dict(module, name) if module else stored, holds)
     state, copy = _without_dotless_copy(content, keys, prefix, state)
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
-    for each in (*copies, *filter(None, [copy])):
-        notes += (f"{name}: the averaged copy at '{each}' is not used; give {arg('key')} {each} for it.",)
-    pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
+    for place in (*copies, *filter(None, [copy])):
+        notes += (f"{name}: the averaged copy at '{place}' is not used; give {arg('key')} {place} for it.",)
+    pickled_class = kind_of(stored) if isinstance(stored, ModuleState) else ""
     if pickled_class:
         runs_it = f"; {arg('trust')} runs it" if may_trust else ""
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
-    return Weights(state, module, notes, pickled_class, _flags(found))
+    return Weights(state, module, notes, pickled_class, _flags(stored))
 
 
-def _flags(found: object) -> dict[str, bool]:
-    held = dict.items(found) if isinstance(found, dict) else ()
+def _flags(state: object) -> dict[str, bool]:
+    held = dict.items(state) if isinstance(state, dict) else ()
     return {name: value.requires_grad for name, value in held if isinstance(value, nn.Parameter)}
 
 
@@ -110,16 +110,16 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
     usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
     if not usual and (tensors_of(content) or not candidates):
         return (), []
-    chosen = [(keys, found) for keys, found in candidates if not usual or keys in usual]
-    raw = [(keys, found) for keys, found in chosen if not is_averaged(dotted(keys))] or chosen
-    if len({_identity(found) for _, found in raw}) > 1:
-        shown = [f"{dotted(keys)} ({_size(found)})" for keys, found in chosen]
+    chosen = [(keys, state) for keys, state in candidates if not usual or keys in usual]
+    raw = [(keys, state) for keys, state in chosen if not is_averaged(dotted(keys))] or chosen
+    if len({_identity(state) for _, state in raw}) > 1:
+        shown = [f"{dotted(keys)} ({_size(state)})" for keys, state in chosen]
         first = dotted(chosen[0][0])
         raise UsageError(
             f"{name} holds several weights: {listed(shown)}; choose with {arg('key')}, such as {arg('key')} {first}."
         )
-    same = {_identity(found) for _, found in raw}
-    copies = [dotted(keys) for keys, found in chosen if _identity(found) not in same]
+    same = {_identity(state) for _, state in raw}
+    copies = [dotted(keys) for keys, state in chosen if _identity(state) not in same]
     return raw[0][0], copies
 
 
@@ -131,7 +131,7 @@ def _without_dotless_copy(
     Where the copy itself is asked for, it gets the names of the weights.
     """
     around, _ = entries_at(content, keys, "")
-    names = [each for each in dict.keys(around) if isinstance(each, str)] if isinstance(around, dict) else []
+    names = [key for key in dict.keys(around) if isinstance(key, str)] if isinstance(around, dict) else []
     copy = dotless_copy(names)
     if copy is None or not isinstance(around, dict) or prefix not in ("", copy.prefix):
         return state, ""
@@ -146,7 +146,7 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
     if not isinstance(state, dict):
         sequence = state if isinstance(state, list | tuple) else (state,)
-        remedy = f" {holds_inputs()}" if any(isinstance(each, Tensor) for each in sequence) else ""
+        remedy = f" {holds_inputs()}" if any(isinstance(item, Tensor) for item in sequence) else ""
         raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).{remedy}")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
@@ -166,13 +166,13 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     return plain
 
 
-def _check_tensor(tensor: Tensor, what: str) -> None:
+def _check_tensor(tensor: Tensor, label: str) -> None:
     if tensor.is_meta:
-        raise CheckpointError(f"{what} without data: a shape only (on the meta device); save it from a real device.")
+        raise CheckpointError(f"{label} without data: a shape only (on the meta device); save it from a real device.")
     if claims_too_much(tensor):
         claimed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         raise CheckpointError(
-            f"{what}, a tensor that claims {claimed} bytes of a storage of {there}; save it again after .contiguous()."
+            f"{label}, a tensor that claims {claimed} bytes of a storage of {there}; save it again after .contiguous()."
         )
 
 
@@ -187,12 +187,12 @@ def _versions(metadata: object) -> dict[str, dict[str, int]]:
     }
 
 
-def _identity(found: object) -> object:
+def _identity(state: object) -> object:
     """Return something that is equal for dicts of the very same tensors."""
-    if not isinstance(found, dict):
-        return id(found)
-    return frozenset((str(key), id(value)) for key, value in dict.items(found) if isinstance(value, Tensor))
+    if not isinstance(state, dict):
+        return id(state)
+    return frozenset((str(key), id(value)) for key, value in dict.items(state) if isinstance(value, Tensor))
 
 
-def _size(found: object) -> str:
-    return f"{len(tensors_of(found))} tensors" if isinstance(found, dict) else f"a {type(found).__name__}"
+def _size(state: object) -> str:
+    return f"{len(tensors_of(state))} tensors" if isinstance(state, dict) else f"a {type(state).__name__}"

@@ -46,10 +46,10 @@ class AdapterSettings:
 
 def unmergeable(names: Iterable[str]) -> str:
     """Return the first name of a file of adapters if none is as `merge_adapter` needs it; "" if one is."""
-    known = [*names]
-    if any(_PART.fullmatch(name) for name in known):
+    all_names = [*names]
+    if any(_PART.fullmatch(name) for name in all_names):
         return ""
-    return next(name for name in known if "lora" in name and not name.endswith(".alpha"))
+    return next(name for name in all_names if "lora" in name and not name.endswith(".alpha"))
 
 
 def adapter_config(path: Path) -> Path | None:
@@ -72,8 +72,8 @@ def read_settings(path: Path) -> AdapterSettings:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
     kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
     if kind != "LORA" or held.get("use_dora"):
-        what = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
-        raise CheckpointError(f"{shown} describes adapters of kind {what}; only LoRA can be merged.")
+        method = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
+        raise CheckpointError(f"{shown} describes adapters of kind {method}; only LoRA can be merged.")
     if not isinstance(alphas, dict) or not all(map(_is_number, [alpha, *alphas.values()])):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
@@ -94,12 +94,12 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     compared. `name` is the file's in messages. Raises MisfitError if a layer or a shape does not fit, CheckpointError
     for adapters that are no plain LoRA.
     """
-    if odd := next((each for each in state if any(part in each for part in _UNSUPPORTED)), None):
+    if odd := next((key for key in state if any(part in key for part in _UNSUPPORTED)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is no plain LoRA; merge it with peft.")
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     pairs, whole = _sorted_out(state)
     for layer, (down, up, is_embedding) in pairs.items():
-        weight = own.get(f"{layer}.weight")
+        weight = tensors.get(f"{layer}.weight")
         if down is None or up is None:
             raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
         if weight is None:
@@ -122,12 +122,12 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
 
 
 def _replace(module: nn.Module, whole: Mapping[str, Tensor], name: str) -> None:
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
-    for each, value in whole.items():
-        held = own.get(each)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for key, value in whole.items():
+        held = tensors.get(key)
         if held is None or held.shape != value.shape:
             raise MisfitError(
-                f"{name} has a '{printable(each, 80)}' that {type(module).__name__} lacks, or has in another shape."
+                f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape."
             )
         if not held.is_meta:
             with torch.no_grad():
@@ -145,9 +145,9 @@ def _sorted_out(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, T
         name = full.removeprefix(_WRAPPER)
         if not isinstance(value, Tensor):
             continue
-        if found := _PART.fullmatch(name):
-            down, up, is_embedding = pairs.get(found["layer"], (None, None, bool(found["embedding"])))
-            pairs[found["layer"]] = (value, up, is_embedding) if found["part"] == "A" else (down, value, is_embedding)
+        if match := _PART.fullmatch(name):
+            down, up, is_embedding = pairs.get(match["layer"], (None, None, bool(match["embedding"])))
+            pairs[match["layer"]] = (value, up, is_embedding) if match["part"] == "A" else (down, value, is_embedding)
         else:
             whole[name.replace(".base_layer.", ".")] = value
     return pairs, whole

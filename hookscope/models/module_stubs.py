@@ -31,9 +31,9 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     The methods of `behaviour` win over the borrowed class's. `qualified_name` is that of the class the layer was
     written as, "torch.nn.modules.conv.Conv2d"; it may come from a file, and nothing is imported by it.
     """
-    known = _classes.get((behaviour, qualified_name))
-    if known is not None:
-        return known
+    cached = _classes.get((behaviour, qualified_name))
+    if cached is not None:
+        return cached
     home, _, name = qualified_name.rpartition(".")
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
     borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)

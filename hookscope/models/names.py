@@ -55,9 +55,9 @@ def refuse_by_form(text: str) -> None:
             f"{arg('images')})."
         )
     if text.endswith(".py"):
-        defined = some_of([printable(each) for each in _defined_in(Path(text))], 6)
-        known = f"; it defines {defined}" if defined else ""
-        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME{known}.")
+        defined = some_of([printable(name) for name in _defined_in(Path(text))], 6)
+        remark = f"; it defines {defined}" if defined else ""
+        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME{remark}.")
 
 
 def _defined_in(file: Path) -> list[str]:
@@ -67,7 +67,7 @@ def _defined_in(file: Path) -> list[str]:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     kinds = (ast.ClassDef, ast.FunctionDef)
-    return [each.name for each in reversed(body) if isinstance(each, kinds) and not each.name.startswith("_")]
+    return [node.name for node in reversed(body) if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
 def torchvision_names() -> list[str]:
@@ -75,8 +75,8 @@ def torchvision_names() -> list[str]:
     package = find_spec("torchvision")
     folders = package.submodule_search_locations if package is not None else None
     files = [file for folder in folders or () for file in Path(folder, "models").rglob("*.py")]
-    found = (_REGISTERED.finditer(file.read_text(encoding="utf-8")) for file in files)
-    names = sorted(match[1] or match[2] for matches in found for match in matches)
+    by_file = (_REGISTERED.finditer(file.read_text(encoding="utf-8")) for file in files)
+    names = sorted(match[1] or match[2] for matches in by_file for match in matches)
     if not names:
         from torchvision.models import list_models  # noqa: PLC0415 (slow to import)
 

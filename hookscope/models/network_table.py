@@ -104,10 +104,10 @@ class NetworkPattern:
         counts = {"classes": classes, "channels": COLOURS}
         patches = (side // patch) ** 2 if patch else 0
 
-        def size(each: int | Free) -> int:
-            if isinstance(each, int):
-                return each
-            return patches + each.number if each.of == "patches" else each.number * counts[each.of]
+        def size(dim: int | Free) -> int:
+            if isinstance(dim, int):
+                return dim
+            return patches + dim.number if dim.of == "patches" else dim.number * counts[dim.of]
 
         left_out = set() if classes else {*self.heads}
         left_out |= set() if self.has_auxiliary else self.auxiliary
@@ -169,7 +169,7 @@ class _Nodes:
     def tensors(self, at: int, name: str = "") -> Iterator[tuple[str, tuple[int | Free, ...]]]:
         node = self._nodes[at]
         if isinstance(node, list):
-            yield name, tuple(each if isinstance(each, int) else _free(each) for each in node)
+            yield name, tuple(dim if isinstance(dim, int) else _free(dim) for dim in node)
             return
         for part, child in self.children(at):
             yield from self.tensors(child, f"{name}.{part}" if name else part)

@@ -77,10 +77,14 @@ def _check(
     shapes: Sequence[NoiseShape],
     parameters: Sequence[Parameter],
     network: str,
-    given: Collection[str],
+    taken: Collection[str],
     others: int,
 ) -> None:
-    names = [each.name for each in parameters if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
     by_position = [parameter.name for parameter in parameters if parameter.kind in _BY_POSITION]
     kinds = {parameter.kind for parameter in parameters}
     by_name = [name for name in names if name not in by_position]
@@ -90,7 +94,7 @@ def _check(
     if count > max(len(by_position), others) and Parameter.VAR_POSITIONAL not in kinds:
         raise UsageError(f"{arg('input_shape')} is given {counted(count - others, 'time')} by position, but {takes}.")
     for name in filter(None, (shape.name for shape in shapes)):
-        if name in given:
+        if name in taken:
             raise UsageError(f"{name} is given twice: with {arg('input')}, and with {arg('input_shape')}.")
         if name in by_position[:count]:
             raise UsageError(f"{arg('input_shape')} {name}: {name} is given by position already; {takes}.")

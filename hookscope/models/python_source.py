@@ -25,15 +25,15 @@ from hookscope.parameters import arg
 from hookscope.text import printable
 
 
-def parse_arguments(given: Arguments) -> dict[str, Any]:
+def parse_arguments(model_args: Arguments) -> dict[str, Any]:
     """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others.
 
     A mapping has the values already.
     """
-    if isinstance(given, Mapping):
-        return dict(given)
+    if isinstance(model_args, Mapping):
+        return dict(model_args)
     arguments: dict[str, Any] = {}
-    for text in [given] if isinstance(given, str) else given:
+    for text in [model_args] if isinstance(model_args, str) else model_args:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():

@@ -134,10 +134,10 @@ def _overwrites_containers(graph: Any) -> bool:
     """Tell whether a graph changes a list or dictionary that it is given: Python would hand it a copy."""
     aliases = graph.alias_db()
     _, *arguments = graph.inputs()
-    given = [value for value in arguments if _holds_container(value.type())]
+    containers = [value for value in arguments if _holds_container(value.type())]
     changed = [value for value in _values(graph) if _is_container(value.type()) and aliases.has_writers(value)]
-    nested = [value for value in given if any(map(_holds_container, value.type().containedTypes()))]
-    return any(aliases.has_writers(value) for value in given) or any(
+    nested = [value for value in containers if any(map(_holds_container, value.type().containedTypes()))]
+    return any(aliases.has_writers(value) for value in containers) or any(
         aliases.may_contain_alias(value, other) for value in nested for other in changed
     )
 
@@ -240,22 +240,22 @@ def define_weights(graph: Any, node: Any) -> None:
 
 def groups(script: Any) -> int | None:
     """Return the group count of a convolution: an attribute if it was scripted, a constant in its graph if traced."""
-    known = getattr(script, "groups", None)
-    if known is None:
-        known = next((node.inputsAt(8).toIValue() for node in _forward_nodes(script, "aten::_convolution")), None)
-    return known if isinstance(known, int) else None
+    count = getattr(script, "groups", None)
+    if count is None:
+        count = next((node.inputsAt(8).toIValue() for node in _forward_nodes(script, "aten::_convolution")), None)
+    return count if isinstance(count, int) else None
 
 
 def permutation(script: Any) -> list[int] | None:
     """Return the order in which a permuting layer puts the axes: found like `groups`."""
-    known = getattr(script, "dims", None)
-    for node in _forward_nodes(script, "aten::permute") if known is None else ():
-        known = [value.toIValue() for value in node.inputsAt(1).node().inputs()]
-    return known if isinstance(known, list) and all(isinstance(axis, int) for axis in known) else None
+    order = getattr(script, "dims", None)
+    for node in _forward_nodes(script, "aten::permute") if order is None else ():
+        order = [value.toIValue() for value in node.inputsAt(1).node().inputs()]
+    return order if isinstance(order, list) and all(isinstance(axis, int) for axis in order) else None
 
 
 def _forward_nodes(script: Any, kind: str) -> list[Any]:
-    found: list[Any] = []
+    nodes: list[Any] = []
     if script._c._has_method("forward"):
-        found = script._c._get_method("forward").graph.findAllNodes(kind, True)
-    return found
+        nodes = script._c._get_method("forward").graph.findAllNodes(kind, True)
+    return nodes

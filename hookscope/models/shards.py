@@ -33,8 +33,8 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
     if kind not in ("safetensors index", "torch index"):
         return kind, {path: kind}
     kinds = {shard: file_kind(shard) for shard in read_index(path)}
-    for shard, each in kinds.items():
-        if each in ("safetensors index", "torch index"):
+    for shard, shard_kind in kinds.items():
+        if shard_kind in ("safetensors index", "torch index"):
             named = printable(shard.name)
             raise CheckpointError(f"{printable(str(path))} names '{named}', which is an index itself; refused.")
     return kind, kinds
@@ -42,14 +42,14 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
 
 def shard_remark(path: Path) -> str:
     """Return a sentence about a file that is one shard of several by its name, "model-00001-of-00002.bin"; else ""."""
-    found = _SHARD.fullmatch(path.name)
-    if found is None or int(found["count"]) < 2:
+    match = _SHARD.fullmatch(path.name)
+    if match is None or int(match["count"]) < 2:
         return ""
-    index = f"{found['stem']}.{found['suffix']}.index.json"
+    index = f"{match['stem']}.{match['suffix']}.index.json"
     there = "; give that" if path.with_name(index).is_file() else ", which is not beside it"
-    which = f"{int(found['number'])} of {int(found['count'])}"
+    position = f"{int(match['number'])} of {int(match['count'])}"
     return (
-        f"{printable(path.name)} is file {which}, with part of the tensors; the index of all is "
+        f"{printable(path.name)} is file {position}, with part of the tensors; the index of all is "
         f"{printable(index)}{there}."
     )
 

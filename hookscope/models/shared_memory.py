@@ -21,21 +21,21 @@ class SharedMemory:
 
     def filled(self, names: Iterable[str], loaded: AbstractSet[str]) -> set[str]:
         """Return those of `names` all of whose elements are also elements of tensors that were loaded."""
-        found = set()
+        complete = set()
         for name in names:
             held = self._neighbours.get(name, {})
-            others = [held[each] for each in held if each in loaded]
+            others = [held[neighbour] for neighbour in held if neighbour in loaded]
             if others and _lies_within(held[name], others):
-                found.add(name)
-        return found
+                complete.add(name)
+        return complete
 
-    def overwritten(self, given: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    def overwritten(self, values: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         """Return the names whose given values are not in memory now, each with the given names that overwrote it."""
-        known = {name: held for name, held in self._neighbours.items() if name in given}
-        kept = {name for name, held in known.items() if _holds(held[name], given[name])}
+        relevant = {name: held for name, held in self._neighbours.items() if name in values}
+        kept = {name for name, held in relevant.items() if _holds(held[name], values[name])}
         return [
-            (name, [each for each in held if each in kept and _overlap(held[name], held[each])])
-            for name, held in known.items()
+            (name, [neighbour for neighbour in held if neighbour in kept and _overlap(held[name], held[neighbour])])
+            for name, held in relevant.items()
             if name not in kept
         ]
 
@@ -55,19 +55,19 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 def _lies_within(tensor: Tensor, others: Sequence[Tensor]) -> bool:
     """Tell whether all bytes of a tensor are bytes of the others, which have the same storage."""
-    return any(_place(each) == _place(tensor) for each in others) or bool(_bytes_taken(tensor, others).all())
+    return any(_place(other) == _place(tensor) for other in others) or bool(_bytes_taken(tensor, others).all())
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors of one storage have bytes in common."""
-    return _place(one) == _place(other) or bool(_bytes_taken(one, [other]).any())
+    return _place(tensor) == _place(other) or bool(_bytes_taken(tensor, [other]).any())
 
 
 def _bytes_taken(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return for each byte of a tensor whether it is also a byte of one of the others."""
     taken = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.bool, device="cpu")
-    for each in others:
-        _bytes_of(each, taken).fill_(True)
+    for other in others:
+        _bytes_of(other, taken).fill_(True)
     return _bytes_of(tensor, taken)
 
 
@@ -80,9 +80,9 @@ def _bytes_of(tensor: Tensor, taken: Tensor) -> Tensor:
     return taken.as_strided([*sizes, item], [*strides, 1], tensor.storage_offset() * item)
 
 
-def _holds(tensor: Tensor, given: object) -> bool:
+def _holds(tensor: Tensor, values: object) -> bool:
     """Tell whether a tensor has the bits that copying the given values into it leaves; True without values."""
-    if tensor.is_meta or not isinstance(given, Tensor) or given.is_meta:
+    if tensor.is_meta or not isinstance(values, Tensor) or values.is_meta:
         return True
-    pair = (tensor.detach(), torch.empty_like(tensor).copy_(given))
-    return torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in pair))
+    pair = (tensor.detach(), torch.empty_like(tensor).copy_(values))
+    return torch.equal(*(side.contiguous().view(-1).view(torch.uint8) for side in pair))

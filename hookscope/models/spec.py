@@ -65,8 +65,8 @@ def parse_model(text: str) -> ModelSpec:
     if spec is not None:
         return spec
     name = text.removeprefix("torchvision:")
-    known = model_names()
-    if name.lower() in known[1:]:  # [0] is demo
+    names = model_names()
+    if name.lower() in names[1:]:  # [0] is demo
         return ModelSpec("torchvision", name.lower())
     if looks_like_file(text):
         return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
@@ -74,7 +74,7 @@ def parse_model(text: str) -> ModelSpec:
     if module.isidentifier() and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
         raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
     is_timms = f"timm:{name}" in network_table("timm").networks
-    others = f" timm has it: give timm:{name}." if is_timms else nearest(name, known)
+    others = f" timm has it: give timm:{name}." if is_timms else nearest(name, names)
     raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
 
 
@@ -234,11 +234,11 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
 
 
 def _network_of(
-    checkpoint: Checkpoint, named: ModelSpec | None, given: Mapping[str, Any]
+    checkpoint: Checkpoint, named: ModelSpec | None, arguments: Mapping[str, Any]
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit them.
 
-    `named` is the network that --arch names, None to recognise it; arguments `given` by --model-arg win.
+    `named` is the network that --arch names, None to recognise it; arguments `arguments` by --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -248,7 +248,7 @@ def _network_of(
         adapted = architecture.adapt(f"{prefix}{named.source}", shapes)
         if adapted is None:  # loading reports what does not fit
             return named, {}, None, ()
-        changes = {key: value for key, value in adapted.arguments.items() if key not in given}
+        changes = {key: value for key, value in adapted.arguments.items() if key not in arguments}
         if adapted.input_channels is not None:
             changes["input channels"] = adapted.input_channels
         built = ", ".join(f"{key}={value!r}" for key, value in changes.items())
@@ -261,23 +261,23 @@ def _network_of(
         near = architecture.nearest_network(shapes)
         is_weights = any("." in shape or shape in ("weight", "bias") for shape in shapes)
         inputs = "" if is_weights else f" {holds_inputs()}"
-        own = f", or give {arg('trust')} to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
+        hint = f", or give {arg('trust')} to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name it with {arg('arch')}, such as "
-            f"{arg('arch')} net.py:build{own}.{near and f' Nearest: {near}.'}{inputs}"
+            f"{arg('arch')} net.py:build{hint}.{near and f' Nearest: {near}.'}{inputs}"
         )
-    found, named_by_file = candidates[0], False
-    if (told := _told(checkpoint.architectures, candidates, shapes)) is not None:
-        found, named_by_file = told, len(candidates) > 1 or told.model != found.model
+    chosen, named_by_file = candidates[0], False
+    if (declared := _told(checkpoint.architectures, candidates, shapes)) is not None:
+        chosen, named_by_file = declared, len(candidates) > 1 or declared.model != chosen.model
     elif len(candidates) > 1:
         models = ", ".join(_distinguished([candidate.model for candidate in candidates]))
         raise UsageError(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; name the right one "
             f"with {arg('arch')}, such as {arg('arch')} {candidates[0].model}."
         )
-    remarks = "; ".join([*found.remarks, *(["the file names it"] if named_by_file else [])])
-    note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks and f': {remarks}'}."
-    return parse_model(found.model), found.arguments, found.input_channels, (note,)
+    remarks = "; ".join([*chosen.remarks, *(["the file names it"] if named_by_file else [])])
+    note = f"{checkpoint.name}: recognised as {chosen.model} by its names and shapes{remarks and f': {remarks}'}."
+    return parse_model(chosen.model), chosen.arguments, chosen.input_channels, (note,)
 
 
 def _told(
@@ -288,15 +288,15 @@ def _told(
         for candidate in candidates:
             if candidate.model.removeprefix("timm:") == name:
                 return candidate
-        if (found := _adapted(name, shapes)) is not None:
-            return found
+        if (adapted := _adapted(name, shapes)) is not None:
+            return adapted
     return None
 
 
 def _adapted(name: str, shapes: Mapping[str, tuple[int, ...]]) -> architecture.Candidate | None:
-    known = [name] if name in torchvision_names() else []
-    known += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
-    return next((found for each in known if (found := architecture.adapt(each, shapes)) is not None), None)
+    names = [name] if name in torchvision_names() else []
+    names += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
+    return next((candidate for model in names if (candidate := architecture.adapt(model, shapes)) is not None), None)
 
 
 # Networks that are built to say what tells them apart, and classes of layers that are named.
@@ -313,16 +313,16 @@ def _distinguished(models: Sequence[str]) -> list[str]:
     shared = set.intersection(*classes.values())
     if differing := sorted(set().union(*classes.values()) - shared):
         none = f"no {' or '.join(differing[:_NAMED_CLASSES])}"
-        own = {name: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for name, names in classes.items()}
+        traits = {name: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for name, names in classes.items()}
     else:
-        own = {name: _prepared(loaded.preprocessing) for name, loaded in built.items()}
-    return [f"{name} ({text})" for name, text in own.items()] if len({*own.values()}) > 1 else [*models]
+        traits = {name: _prepared(loaded.preprocessing) for name, loaded in built.items()}
+    return [f"{name} ({text})" for name, text in traits.items()] if len({*traits.values()}) > 1 else [*models]
 
 
 def _prepared(preprocessing: Preprocessing) -> str:
     size = preprocessing.crop or preprocessing.resize
     pixels = f"{size[0]}x{size[1]} pixels" if isinstance(size, tuple) else f"{size} pixels"
-    return f"{pixels}, mean {' '.join(f'{each:g}' for each in preprocessing.mean)}"
+    return f"{pixels}, mean {' '.join(f'{mean:g}' for mean in preprocessing.mean)}"
 
 
 def _check_complete(path: Path, options: BuildOptions) -> None:

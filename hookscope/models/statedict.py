@@ -28,14 +28,14 @@ def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, Tensor):
             yield name, value.detach()
         elif isinstance(value, tuple | list):
-            yield from ((f"{name}[{at}]", each.detach()) for at, each in enumerate(value) if isinstance(each, Tensor))
+            yield from ((f"{name}[{at}]", part.detach()) for at, part in enumerate(value) if isinstance(part, Tensor))
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether `state` has exactly the names and shapes that `module` has, wrapping prefixes aside."""
-    own = {name: _form(value) for name, value in module.state_dict().items()}
-    given = {name: _form(value) for name, value in state.items()}
-    return any(own == {new: given[old] for old, new in mapping.items()} for _, mapping in stripped_forms(given))
+    expected = {name: _form(value) for name, value in module.state_dict().items()}
+    actual = {name: _form(value) for name, value in state.items()}
+    return any(expected == {new: actual[old] for old, new in mapping.items()} for _, mapping in stripped_forms(actual))
 
 
 def load_into(
@@ -61,26 +61,26 @@ def load_into(
 
     Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
     """
-    own = module.state_dict()
+    target = module.state_dict()
     network = name or type(module).__name__
     misfit = f"{origin} does not fit {network}"
-    state = _without_transient(module, own, state)
-    memory = SharedMemory(own)
-    is_complete = partial(_is_complete, own, memory, options)
-    removed, mapping = _best_form(own, state, options, misfit, is_complete)
+    state = _without_transient(module, target, state)
+    memory = SharedMemory(target)
+    is_complete = partial(_is_complete, target, memory, options)
+    removed, mapping = _best_form(target, state, options, misfit, is_complete)
     added = ""
-    if not set(mapping.values()) <= own.keys() and (prefixed := _with_prefix(own, state, is_complete)):
+    if not set(mapping.values()) <= target.keys() and (prefixed := _with_prefix(target, state, is_complete)):
         removed, added, mapping = prefixed
     original = {new: old for old, new in mapping.items()}
     named = {new: state[old] for new, old in original.items()}
     outside = [key for key in state if key not in mapping]
     # A lazy parameter takes the shape it is given.
-    formed = {key: value for key, value in own.items() if not nn.parameter.is_lazy(value)}
-    reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, own[key], key)}
+    formed = {key: value for key, value in target.items() if not nn.parameter.is_lazy(value)}
+    reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, target[key], key)}
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
     # A state dict without module versions, such as one from safetensors, is loaded as one of torch's first versions,
     # which BatchNorm and others convert. It gets the versions of the network instead.
-    vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(own, "_metadata", None)
+    vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(target, "_metadata", None)
     result = _copied(fitting, module, misfit)
     not_given = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
     filled = memory.filled(not_given, fitting.keys() - set(result.unexpected_keys))
@@ -94,7 +94,7 @@ def load_into(
         if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
     ]
     shapes = [
-        f"{printable(key, 80)}: file {_shown_form(value, own[key])}, network {_shown_form(own[key], value)}"
+        f"{printable(key, 80)}: file {_shown_form(value, target[key])}, network {_shown_form(target[key], value)}"
         for key, value in reshaped.items()
         if key not in replaced
     ]
@@ -176,9 +176,9 @@ def _unfit_remarks(origin: str, unused: list[str], absent: list[str]) -> list[st
     return [*filter(None, remarks)]
 
 
-def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out buffers that the network keeps out of its own state dict; TorchScript stores them all the same."""
-    transient = {name for name, _ in module.named_buffers() if name not in own} & state.keys()
+    transient = {name for name, _ in module.named_buffers() if name not in target} & state.keys()
     if not transient:
         return state
     kept = OrderedDict((name, value) for name, value in state.items() if name not in transient)
@@ -186,9 +186,11 @@ def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping
     return kept
 
 
-def _is_complete(own: Mapping[str, Any], memory: SharedMemory, options: FileOptions, names: AbstractSet[str]) -> bool:
+def _is_complete(
+    target: Mapping[str, Any], memory: SharedMemory, options: FileOptions, names: AbstractSet[str]
+) -> bool:
     """Tell whether a file with these names has all that the network needs."""
-    lacking = [key for key in own if key not in names and not key.endswith(COUNTER)]
+    lacking = [key for key in target if key not in names and not key.endswith(COUNTER)]
     lacking = [key for key in lacking if not _matches(key, options.allow_missing)]
     return not lacking or len(memory.filled(lacking, names)) == len(lacking)
 
@@ -199,7 +201,7 @@ def _twice_given(
     """Yield a sentence for each name whose values another one has overwritten, as both are of the same memory."""
     for lost, winners in memory.overwritten(fitting):
         if winners:
-            names = [f"'{printable(original[each], 80)}'" for each in (lost, winners[-1])]
+            names = [f"'{printable(original[name], 80)}'" for name in (lost, winners[-1])]
             yield (
                 f"{origin}: {names[0]} and {names[1]} share memory in the network, but differ in the file; the network "
                 f"has the values of {names[1]}."
@@ -207,7 +209,7 @@ def _twice_given(
 
 
 def _best_form(
-    own: Mapping[str, Any],
+    target: Mapping[str, Any],
     state: Mapping[str, Any],
     options: FileOptions,
     misfit: str,
@@ -215,15 +217,15 @@ def _best_form(
 ) -> tuple[str, dict[str, str]]:
     """Return the first reading of the file's names that fits, else the one that fits most of them."""
     forms = stripped_forms(state)
-    used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
+    used = [{new: old for old, new in mapping.items() if new in target} for _, mapping in forms]
 
     def is_fitting(number: int) -> bool:
-        surplus = (old for old, new in forms[number][1].items() if new not in own)
+        surplus = (old for old, new in forms[number][1].items() if new not in target)
         return is_complete(used[number].keys()) and all(_matches(old, options.allow_unexpected) for old in surplus)
 
     best = next(filter(is_fitting, range(len(forms))), None)
     if best is None:
-        return max(forms, key=lambda form: sum(new in own for new in form[1].values()))
+        return max(forms, key=lambda form: sum(new in target for new in form[1].values()))
     rivals = {
         prefix: form
         for form, (prefix, _) in enumerate(forms)
@@ -244,7 +246,7 @@ def _best_form(
 
 
 def _with_prefix(
-    own: Mapping[str, Any], state: Mapping[str, Any], is_complete: Callable[[AbstractSet[str]], bool]
+    target: Mapping[str, Any], state: Mapping[str, Any], is_complete: Callable[[AbstractSet[str]], bool]
 ) -> tuple[str, str, dict[str, str]] | None:
     """Return the prefix removed, the prefix put in front, and the names by those in the file; None if not all fit so.
 
@@ -253,16 +255,16 @@ def _with_prefix(
     """
     for removed, forms in stripped_forms(state):
         longest = max(forms.values(), key=len)  # which fewest names of the network end with
-        prefixes = [key.removesuffix(longest) for key in own if key.endswith(f".{longest}")]
-        found = []
+        prefixes = [key.removesuffix(longest) for key in target if key.endswith(f".{longest}")]
+        matches = []
         for prefix in prefixes:
             mapping = {old: prefix + new for old, new in forms.items()}
             names = set(mapping.values())
-            alike = len(forms) == len(state) and names <= own.keys() and is_complete(names)
-            if alike and all(_form(state[old]) == _form(own[new]) for old, new in mapping.items()):
-                found.append((removed, prefix, mapping))
-        if len(found) == 1:
-            return found[0]
+            alike = len(forms) == len(state) and names <= target.keys() and is_complete(names)
+            if alike and all(_form(state[old]) == _form(target[new]) for old, new in mapping.items()):
+                matches.append((removed, prefix, mapping))
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 
@@ -288,10 +290,10 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _sentence(origin: str, what: str, names: list[str]) -> str:
+def _sentence(origin: str, phrase: str, names: list[str]) -> str:
     if len(names) == 1:
-        what = what.replace(" are ", " is ").replace(" keep their ", " keeps its ")
-    return f"{origin}: {_group(what, [printable(name, 80) for name in names])}." if names else ""
+        phrase = phrase.replace(" are ", " is ").replace(" keep their ", " keeps its ")
+    return f"{origin}: {_group(phrase, [printable(name, 80) for name in names])}." if names else ""
 
 
 def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothing: str) -> list[str]:
@@ -299,14 +301,14 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
     return [f"{option} '{printable(pattern)}' matches {nothing}." for pattern in idle]
 
 
-def _copyable(value: object, own: object, name: str) -> bool:
+def _copyable(value: object, target: object, name: str) -> bool:
     """Return whether a value of the file can be copied into the network's without losing more than precision."""
-    if _form(value) != _form(own):
+    if _form(value) != _form(target):
         return False
-    if not (isinstance(value, Tensor) and isinstance(own, Tensor)) or name.endswith(COUNTER):
+    if not (isinstance(value, Tensor) and isinstance(target, Tensor)) or name.endswith(COUNTER):
         return True
-    loses_phase = value.is_complex() and not own.is_complex()
-    loses_fraction = value.is_floating_point() and not (own.is_floating_point() or own.is_complex())
+    loses_phase = value.is_complex() and not target.is_complex()
+    loses_fraction = value.is_floating_point() and not (target.is_floating_point() or target.is_complex())
     return not (loses_phase or loses_fraction)
 
 
@@ -322,6 +324,6 @@ def _form(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _group(what: str, members: Sequence[str]) -> str:
+def _group(phrase: str, members: Sequence[str]) -> str:
     more = ", …" if len(members) > _LISTED else ""
-    return f"{len(members)} {what} ({', '.join(members[:_LISTED])}{more})" if members else ""
+    return f"{len(members)} {phrase} ({', '.join(members[:_LISTED])}{more})" if members else ""

@@ -31,7 +31,7 @@ _THREADS = 2  # two read as fast as memory gives
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
     """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
     verified = inspect_isolated(kinds, name, partial(_list_file, key), ReadingRules(RESAVE_REMEDY))
-    return [dict(each.seen) for each in verified if isinstance(each.seen, dict)]
+    return [dict(scan.seen) for scan in verified if isinstance(scan.seen, dict)]
 
 
 def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
@@ -39,20 +39,20 @@ def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> 
     parts = parts_of(content, printable(str(path)), key)
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
     absent = sum(tensor.is_meta for tensor in tensors)
-    what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
-    warnings = [f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."] * bool(absent)
+    subject = "1 tensor has" if absent == 1 else f"{absent} tensors have"
+    warnings = [f"{printable(path.name)}: {subject} no data, only a shape (saved on the meta device)."] * bool(absent)
     if skipped := skipped_objects(content):
         warnings.append(f"{printable(path.name)}: skipped: {skipped}.")
     places = [(part.key, name) for part in parts for name, _ in part.tensors]
-    if repeating := [name for (_, name), each in zip(places, tensors, strict=True) if claims_too_much(each)]:
+    if repeating := [name for (_, name), tensor in zip(places, tensors, strict=True) if claims_too_much(tensor)]:
         warnings.append(
             f"{printable(path.name)}: {counted(len(repeating), 'tensor')} with more elements than stored, such as "
             f"'{printable(repeating[0], 80)}', which repeats them (stride 0); other commands refuse the file."
         )
-    found = zip(_values(tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
+    answers = zip(_values(tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
     rows = [
-        tensor_row((name, tuple(each.shape), str(each.dtype).removeprefix("torch.")), _byte_count(each), *answer)
-        for (_, name), each, answer in zip(places, tensors, found, strict=True)
+        tensor_row((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), _byte_count(tensor), *answer)
+        for (_, name), tensor, answer in zip(places, tensors, answers, strict=True)
     ]
     return file_listing(path, kind, content, parts, rows, warnings)
 

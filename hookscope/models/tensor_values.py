@@ -40,9 +40,9 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
 def _values(pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
     """Return the statistics of the pieces of a tensor, every element `repeats` times, and of further zeros."""
     name = str(dtype).removeprefix("torch.")
-    known = "complex" if dtype.is_complex else name if name in ARRAY_TYPES else "float32"
+    array_type = "complex" if dtype.is_complex else name if name in ARRAY_TYPES else "float32"
     try:
-        return values_of(map(_array, pieces), known, repeats, zeros)
+        return values_of(map(_array, pieces), array_type, repeats, zeros)
     except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
         if is_out_of_memory(error):
             raise

@@ -40,8 +40,8 @@ def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None])
             storages.setdefault(layout.storage, []).append(at)
     owners: dict[int, int] = {}
     for members in storages.values():
-        known = {at: layout for at in members if (layout := layouts[at])}
-        owners |= _owners(known) if len(known) > 1 else {}
+        placed = {at: layout for at in members if (layout := layouts[at])}
+        owners |= _owners(placed) if len(placed) > 1 else {}
     names = []
     for at, (part, _) in enumerate(places):
         where, name = places[owners.get(at, at)]

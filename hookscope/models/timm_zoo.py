@@ -43,15 +43,15 @@ def published(name: str) -> Any:
     timm = import_timm()
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        known = [f"timm:{known}" for known in timm.list_models()]
+        names = [f"timm:{model}" for model in timm.list_models()]
         raise ModelNotFoundError(
-            f"timm has no network '{printable(architecture)}'.{nearest(f'timm:{architecture}', known)}"
+            f"timm has no network '{printable(architecture)}'.{nearest(f'timm:{architecture}', names)}"
             " List them with `hookscope models timm:`."
         )
     try:
         return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg(architecture=architecture)
     except RuntimeError as error:
-        tags = ", ".join(known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*"))
+        tags = ", ".join(tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{architecture}.*"))
         raise ModelNotFoundError(f"timm has no weights '{printable(tag)}' of {architecture}; it has {tags}.") from error
 
 
@@ -63,17 +63,17 @@ def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...
 def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
     """Build an untrained network of timm's, by its name with or without a tag; raises as `build_torchvision`."""
     published(name)
-    given = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
-    return _created(name, given, ModelError(f"timm:{name} cannot be built"), pretrained=False)
+    kwargs = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
+    return _created(name, kwargs, ModelError(f"timm:{name} cannot be built"), pretrained=False)
 
 
-def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
+def _created(name: str, kwargs: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
     """Build a network; on failure raise a UsageError about the arguments given, or without any `otherwise`."""
     try:
-        module: nn.Module = import_timm().create_model(name, **options, **given)
+        module: nn.Module = import_timm().create_model(name, **options, **kwargs)
     except Exception as error:
-        if given:
-            raise UsageError(f"timm:{name} cannot be built with {shown(given)}: {exception_line(error)}") from error
+        if kwargs:
+            raise UsageError(f"timm:{name} cannot be built with {shown(kwargs)}: {exception_line(error)}") from error
         raise type(otherwise)(f"{otherwise}: {exception_line(error)}") from error
     return module
 
@@ -131,9 +131,9 @@ def _weights_file(config: Any) -> Path:
     asked = config.hf_hub_filename or "pytorch_model.bin"
     safe = "model.safetensors" if asked == "pytorch_model.bin" else str(Path(asked).with_suffix(".safetensors"))
     for name in (safe, asked):
-        found = try_to_load_from_cache(repository, name, revision=revision or None)
-        if isinstance(found, str):
-            return Path(found)
+        cached = try_to_load_from_cache(repository, name, revision=revision or None)
+        if isinstance(cached, str):
+            return Path(cached)
     if url and is_cached(url):
         return fetch(url)
     address = hf_hub_url(repository, safe, revision=revision or None)

@@ -170,16 +170,16 @@ def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:
         layer.__dict__["_method"] = "forward"
 
 
-def _layer(script: Any, known: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]]) -> ScriptLayer:
+def _layer(script: Any, cached: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]]) -> ScriptLayer:
     """Return the layers that stand for a script module and those below it: one object for all of its names."""
     handle = script._c
-    if handle not in known:
+    if handle not in cached:
         made: Any = layer_class(ScriptLayer, _python_name(script))(script, taken)
-        known[handle] = _layers[handle] = made
+        cached[handle] = _layers[handle] = made
         for name, child in script._modules.items():
-            made._modules[name] = _layer(child, known, taken)
+            made._modules[name] = _layer(child, cached, taken)
         set_sizes(made, groups(script), permutation(script))
-    return known[handle]
+    return cached[handle]
 
 
 def _python_name(script: Any) -> str:

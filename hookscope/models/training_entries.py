@@ -77,7 +77,7 @@ def training_entries(content: object, state: Mapping[str, Any], key: str | None)
 def _counters(content: object) -> Iterator[tuple[str, int]]:
     if not isinstance(content, dict):
         return
-    inside: list[tuple[str, object]] = [(each, dict.get(content, each)) for each in _COUNTED_IN]
+    inside: list[tuple[str, object]] = [(key, dict.get(content, key)) for key in _COUNTED_IN]
     for where, entries in [("", content), *inside]:
         for name in _COUNTERS:
             if isinstance(entries, dict) and (count := _count(dict.get(entries, name))) is not None:
@@ -102,48 +102,48 @@ def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
         for path, value in level:
             members: list[tuple[str, object]] = []
             if isinstance(value, dict):
-                members = [(str(key), each) for key, each in dict.items(value) if isinstance(key, str | int)]
+                members = [(str(key), item) for key, item in dict.items(value) if isinstance(key, str | int)]
             elif isinstance(value, list | tuple):
-                members = [(str(at), each) for at, each in enumerate(value)]
-            for step, each in members:
+                members = [(str(at), item) for at, item in enumerate(value)]
+            for step, member in members:
                 seen += 1
                 where = f"{path}.{step}" if path else step
-                if seen > _MEMBERS_LIMIT or not isinstance(each, dict | list | tuple):
+                if seen > _MEMBERS_LIMIT or not isinstance(member, dict | list | tuple):
                     continue
-                if isinstance(each, dict) and is_optimiser(each):
-                    if isinstance(dict.get(each, "state"), dict):
-                        yield printable(where, 80), each
-                elif isinstance(each, dict) and (dict.keys(each) >= _SCALER or dict.keys(each) >= _SCHEDULE):
-                    yield printable(where, 80), each
+                if isinstance(member, dict) and is_optimiser(member):
+                    if isinstance(dict.get(member, "state"), dict):
+                        yield printable(where, 80), member
+                elif isinstance(member, dict) and (dict.keys(member) >= _SCALER or dict.keys(member) >= _SCHEDULE):
+                    yield printable(where, 80), member
                 else:
-                    deeper.append((where, each))
+                    deeper.append((where, member))
         level = deeper
 
 
 def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Iterator[AveragedCopy]:
     if is_averaged(key or ""):  # the copy itself is loaded
         return
-    own = {name for name, value in state.items() if isinstance(value, Tensor)}
-    yield from _dotless_copies(content, own)
+    loaded = {name for name, value in state.items() if isinstance(value, Tensor)}
+    yield from _dotless_copies(content, loaded)
     yield from _listed_copies(content, state)
-    for where, found in other_sets(content, key):
+    for where, entries in other_sets(content, key):
         if not is_averaged(where):
             continue
         tensors = {
             name: Tensor.detach(value)
-            for name, value in dict.items(found)
+            for name, value in dict.items(entries)
             if isinstance(name, str) and isinstance(value, Tensor)
         }
-        names = _paired(tensors, own)
-        if 2 * len(names) >= len(own - {name for name in own if name.endswith(COUNTER)}):
+        names = _paired(tensors, loaded)
+        if 2 * len(names) >= len(loaded - {name for name in loaded if name.endswith(COUNTER)}):
             yield AveragedCopy(where, tensors, names)
 
 
-def _dotless_copies(content: object, own: set[str]) -> Iterator[AveragedCopy]:
+def _dotless_copies(content: object, loaded: set[str]) -> Iterator[AveragedCopy]:
     """Yield the averaged copy that LitEma keeps among the weights, if it is of those that are loaded."""
     for where, around in sets_of(content):
         copy = dotless_copy(name for name in dict.keys(around) if isinstance(name, str))
-        if copy is None or not own.issuperset(copy.names.values()):
+        if copy is None or not loaded.issuperset(copy.names.values()):
             continue
         tensors = {name: dict.__getitem__(around, name) for name in copy.names}
         detached = {name: Tensor.detach(value) for name, value in tensors.items() if isinstance(value, Tensor)}
@@ -161,24 +161,24 @@ def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[Averag
     shapes = [value.shape for value in learnt.values()]
     outer = dict.items(content) if isinstance(content, dict) else ()
     inner = [
-        (f"{key}.{name}", each) for key, value in outer if isinstance(value, dict) for name, each in dict.items(value)
+        (f"{key}.{name}", entry) for key, value in outer if isinstance(value, dict) for name, entry in dict.items(value)
     ]
     for where, listed in [*((str(key), value) for key, value in outer), *inner]:
         if not learnt or not is_averaged(where) or not isinstance(listed, list | tuple):
             continue
-        if [each.shape if isinstance(each, Tensor) else None for each in listed] == shapes:
-            tensors = {name: Tensor.detach(each) for name, each in zip(learnt, listed, strict=True)}
+        if [item.shape if isinstance(item, Tensor) else None for item in listed] == shapes:
+            tensors = {name: Tensor.detach(tensor) for name, tensor in zip(learnt, listed, strict=True)}
             yield AveragedCopy(printable(where, 80), tensors, {name: name for name in learnt})
 
 
-def _paired(tensors: Mapping[str, Tensor], own: set[str]) -> dict[str, str]:
+def _paired(tensors: Mapping[str, Tensor], loaded: set[str]) -> dict[str, str]:
     """Return the names of a copy with those of the weights, ignoring wrapping prefixes of either."""
     best: dict[str, str] = {}
-    for _, mine in stripped_forms(own):
+    for _, mine in stripped_forms(loaded):
         plain = {short: name for name, short in mine.items()}
         for _, theirs in stripped_forms(tensors):
             pairs = {name: plain[short] for name, short in theirs.items() if short in plain}
             best = max(best, pairs, key=len)
-            if len(best) == min(len(own), len(tensors)):
+            if len(best) == min(len(loaded), len(tensors)):
                 return best
     return best

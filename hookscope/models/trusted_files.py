@@ -115,7 +115,7 @@ def _input_shape(program: Any) -> tuple[int | None, ...] | None:
 
 
 @contextmanager
-def _loading(path: Path, what: str, make: str) -> Iterator[None]:
+def _loading(path: Path, kind: str, make: str) -> Iterator[None]:
     """Turn whatever loading a file raises into one line, with the cause that torch.export only logs."""
     causes: list[BaseException] = []
 
@@ -132,7 +132,7 @@ def _loading(path: Path, what: str, make: str) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:
         shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
-        raise CheckpointError(f"{shown} cannot be loaded as {what}: {cause}; download or {make} it again.") from error
+        raise CheckpointError(f"{shown} cannot be loaded as {kind}: {cause}; download or {make} it again.") from error
     finally:
         for logger in loggers:
             logger.removeFilter(collect)

@@ -114,8 +114,8 @@ def _repeats_kept() -> Iterator[None]:
 
     torch 2.15 takes the graphs of two calls for the same when they differ only in the calls they make themselves.
     """
-    known = hasattr(_torchs_own, "_deduplicate_modules")
-    with replaced(_torchs_own, "_deduplicate_modules", lambda _: {}) if known else nullcontext():
+    patchable = hasattr(_torchs_own, "_deduplicate_modules")
+    with replaced(_torchs_own, "_deduplicate_modules", lambda _: {}) if patchable else nullcontext():
         yield
 
 
@@ -187,8 +187,8 @@ def _agrees(root: nn.Module, program: ExportedProgram, seed: int) -> bool:
     for network in (program.module(), root):
         with seeded(seed), torch.no_grad():
             try:
-                given = copy.deepcopy((args, kwargs))
-                results.append(tree_leaves(network(*given[0], **given[1])))
+                copied = copy.deepcopy((args, kwargs))
+                results.append(tree_leaves(network(*copied[0], **copied[1])))
             except Exception:  # noqa: BLE001 - whatever it is: the program's own failure shows when it is run
                 return network is not root
     with torch.no_grad():
@@ -237,6 +237,6 @@ def _absent(root: nn.Module) -> list[str]:
     absent: list[str] = []
     for name, module in root.named_modules():
         alive = any(isinstance(part, _CALLED) for part in module.modules())
-        if name and not alive and not any(name.startswith(f"{known}.") for known in absent):
+        if name and not alive and not any(name.startswith(f"{outer}.") for outer in absent):
             absent.append(name)
     return absent

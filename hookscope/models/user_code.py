@@ -62,10 +62,10 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     """
     check_readable(path)
     with importable(path.parent, is_file=True):
-        found = find_attribute(import_file(path), name, str(path))
-    if not callable(found):
-        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(found).__name__}, not a function.")
-    return found
+        function = find_attribute(import_file(path), name, str(path))
+    if not callable(function):
+        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(function).__name__}, not a function.")
+    return function
 
 
 def check_readable(path: Path) -> None:
@@ -122,18 +122,18 @@ def find_attribute(home: ModuleType, factory: str, source: str) -> object:
         return operator.attrgetter(factory)(home)
     except AttributeError as error:
         offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
-        own = [name for name in offered if getattr(vars(home)[name], "__module__", "") == home.__name__]
-        hint = nearest(factory, offered) or (f" It defines {some_of(own[::-1], 6)}." if own else "")
+        defined = [name for name in offered if getattr(vars(home)[name], "__module__", "") == home.__name__]
+        hint = nearest(factory, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
         raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(event: str) -> Iterator[None]:
     """Turn whatever the user's code raises, an attempt to exit included, into one line with its place."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{what}: {_place(error)}{exception_line(error)}") from error
+        raise ModelError(f"{event}: {_place(error)}{exception_line(error)}") from error
 
 
 def _place(error: BaseException) -> str:
@@ -142,5 +142,5 @@ def _place(error: BaseException) -> str:
         return f"{Path(error.filename).name}:{error.lineno}: "
     installed = {sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")} | {str(Path(__file__).parent)}
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(("<", *installed))]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    user_frames = [f for f in frames if not f.filename.startswith(("<", *installed))]
+    return f"{Path(user_frames[-1].filename).name}:{user_frames[-1].lineno}: " if user_frames else ""

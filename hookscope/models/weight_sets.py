@@ -57,7 +57,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
-        sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
+        sets = {id(weights): (_joined(keys), weights) for keys, weights in _sets(content)}
     else:
         keys, prefix = resolved_key(content, key, name)
         content, _ = entries_at(content, keys, prefix)
@@ -65,7 +65,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     by_part: dict[tuple[str, bool], list[tuple[str, TensorLike]]] = {(where, True): [] for where, _ in sets.values()}
     for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
         by_part.setdefault(place, []).append((path, tensor))
-    states = {where: found for where, found in sets.values() if isinstance(found, dict)}
+    states = {where: weights for where, weights in sets.values() if isinstance(weights, dict)}
     parts = [
         Part(where, is_weights, tuple(tensors), _named_entries(states.get(where)) if is_weights else {})
         for (where, is_weights), tensors in by_part.items()
@@ -85,34 +85,40 @@ def _sets(content: object) -> list[tuple[Keys, object]]:
         candidates = list(weight_candidates(content))
         usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
         if usual or not tensors_of(content):
-            chosen = [each for each in candidates if not usual or each[0] in usual or _may_be_weights(*each)]
+            chosen = [
+                candidate
+                for candidate in candidates
+                if not usual or candidate[0] in usual or _may_be_weights(*candidate)
+            ]
             if 0 < len(chosen) <= _SETS_LIMIT:
                 return chosen
     return [((), content)]
 
 
-def _may_be_weights(keys: Keys, found: object) -> bool:
+def _may_be_weights(keys: Keys, content: object) -> bool:
     """Return whether a dict beside the weights may be another set of them: floating values with axes, no optimiser's.
 
     What else training scripts keep are single numbers, and random states in bytes.
     """
-    tensors = tensors_of(found) if isinstance(found, dict) else []
+    tensors = tensors_of(content) if isinstance(content, dict) else []
     named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
-    return not named_so and any(type(each).dim(each) > 0 and type(each).is_floating_point(each) for each in tensors)
+    return not named_so and any(
+        type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor) for tensor in tensors
+    )
 
 
 def sets_of(content: object) -> list[tuple[str, dict[Any, Any]]]:
     """Return the sets of weights that a file holds, and where they are: "" for the file itself."""
-    return [(dotted(keys), found) for keys, found in _sets(content) if isinstance(found, dict)]
+    return [(dotted(keys), weights) for keys, weights in _sets(content) if isinstance(weights, dict)]
 
 
 def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
     """Return the sets of weights that a file holds but for the one at `key`, or the only one, and where they are."""
-    own = resolved_key(content, key, "")[0] if key is not None else None
-    sets = [(keys, found) for keys, found in _sets(content) if keys and isinstance(found, dict)]
-    if own is None:
-        own = next((keys for keys, _ in sets if not is_averaged(dotted(keys))), sets[0][0] if sets else ())
-    return [(dotted(keys), found) for keys, found in sets if keys != own]
+    chosen = resolved_key(content, key, "")[0] if key is not None else None
+    sets = [(keys, weights) for keys, weights in _sets(content) if keys and isinstance(weights, dict)]
+    if chosen is None:
+        chosen = next((keys for keys, _ in sets if not is_averaged(dotted(keys))), sets[0][0] if sets else ())
+    return [(dotted(keys), weights) for keys, weights in sets if keys != chosen]
 
 
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
@@ -145,7 +151,7 @@ def _members(value: object) -> list[tuple[str, object]]:
 
 
 def _path_part(key: object) -> str:
-    if isinstance(key, tuple) and 0 < len(key) < 5 and all(isinstance(each, str | int) for each in key):
+    if isinstance(key, tuple) and 0 < len(key) < 5 and all(isinstance(part, str | int) for part in key):
         return f"({', '.join(map(_path_part, key))})"
     return key if isinstance(key, str) else shown_key(key)
 
@@ -154,23 +160,23 @@ def _joined(keys: Keys) -> str:
     return ".".join(map(str, keys))
 
 
-def _named_entries(found: object) -> dict[str, Any]:
-    pairs = dict.items(found) if isinstance(found, dict) else ()
+def _named_entries(content: object) -> dict[str, Any]:
+    pairs = dict.items(content) if isinstance(content, dict) else ()
     return {key: value for key, value in pairs if isinstance(key, str)}
 
 
 def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
     """Return the entries at `keys` that start with `prefix`, and, for a message, what remains."""
-    found, ignored = content, []
+    entries, ignored = content, []
     if keys and isinstance(content, dict):
         ignored = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
     for key in keys:
-        found = dict.__getitem__(found, key) if isinstance(found, dict) else None
-    if not (prefix and isinstance(found, dict)):
-        return found, ignored
-    inner = {key for key in dict.keys(found) if isinstance(key, str) and key.startswith(prefix)}
-    ignored += [shown_key(key) for key in dict.keys(found) if key not in inner]
-    return {key.removeprefix(prefix): value for key, value in dict.items(found) if key in inner}, ignored
+        entries = dict.__getitem__(entries, key) if isinstance(entries, dict) else None
+    if not (prefix and isinstance(entries, dict)):
+        return entries, ignored
+    inner = {key for key in dict.keys(entries) if isinstance(key, str) and key.startswith(prefix)}
+    ignored += [shown_key(key) for key in dict.keys(entries) if key not in inner]
+    return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in inner}, ignored
 
 
 def weight_candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
@@ -200,7 +206,9 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
     """
     way = next(_ways_to(content, key), None)
     if way is None:
-        inside = [((*keys, *way[0]), way[1]) for keys, found in _sets(content) for way in [*_ways_to(found, key)][:1]]
+        inside = [
+            ((*keys, *way[0]), way[1]) for keys, weights in _sets(content) for way in [*_ways_to(weights, key)][:1]
+        ]
         way = inside[0] if len(inside) == 1 else None
     if way is None:
         raise NothingMatchedError(
@@ -216,7 +224,7 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     """
     if not isinstance(content, dict):
         return
-    keys = sorted((each for each in dict.keys(content) if isinstance(each, str)), key=len, reverse=True)
+    keys = sorted((name for name in dict.keys(content) if isinstance(name, str)), key=len, reverse=True)
     for key in keys:
         if dotted_key == key:
             yield (key,), ""

@@ -48,8 +48,8 @@ def _wrappers(names: Iterable[str]) -> list[str]:
     """Return the prefixes worth removing: known ones, and whatever at least half of the names start with."""
     firsts = Counter(f"{head}." for head, dot, rest in (name.partition(".") for name in names) if dot and rest)
     half = firsts.total() / 2
-    known = [prefix for prefix in _WRAPPERS if prefix in firsts]
-    return known + [prefix for prefix, count in firsts.items() if count >= half and prefix not in known]
+    prefixes = [prefix for prefix in _WRAPPERS if prefix in firsts]
+    return prefixes + [prefix for prefix, count in firsts.items() if count >= half and prefix not in prefixes]
 
 
 def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[str, str]) -> None:
@@ -74,8 +74,8 @@ def twin_names(shapes: Mapping[str, object]) -> Twins | None:
     """
     forms = stripped_forms(shapes)
     behind = {removed: mapping for removed, mapping in forms if all(name.startswith(removed) for name in mapping)}
-    found = [*_beside_wrapped(behind), *_in_two_wrappers(behind), *_wrapped_inside(shapes)]
-    alike = [twins for twins in found if all(shapes[one] == shapes[other] for one, other in twins.pairs)]
+    candidates = [*_beside_wrapped(behind), *_in_two_wrappers(behind), *_wrapped_inside(shapes)]
+    alike = [twins for twins in candidates if all(shapes[first] == shapes[other] for first, other in twins.pairs)]
     return max(alike, key=lambda twins: len(twins.pairs), default=None)
 
 
@@ -94,7 +94,7 @@ def _in_two_wrappers(behind: Mapping[str, Mapping[str, str]]) -> Iterator[Twins]
             by_inner.setdefault(frozenset(mapping.values()), []).append(removed)
     for inner, (first, *others) in by_inner.items():
         for other in others:
-            yield Twins((first, other), [(first + each, other + each) for each in sorted(inner)])
+            yield Twins((first, other), [(first + name, other + name) for name in sorted(inner)])
 
 
 def _wrapped_inside(names: Collection[str]) -> Iterator[Twins]:

@@ -78,10 +78,10 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     chosen = options.usual_weights(DEMO, partial(_demo_weights, on_meta=options.on_meta))
     if chosen is None:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
-    known = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
+    names = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
     has_names = chosen.is_file or (options.weights == "auto" and not chosen.random)
     is_imagenet = options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
-    categories = tuple(known) if has_names and is_imagenet else ()
+    categories = tuple(names) if has_names and is_imagenet else ()
     # 224 pixels, mean and std as in the published network: MEAN_RGB and STDDEV_RGB of efficientnet_lite_builder.py in
     # tensorflow/tpu are 127 and 128 of 0-255. The first BatchNorm agrees: over the sample images its input varies 0.68
     # times as much as it was trained on, 3.4 times with ImageNet's. Resizing to 224, bilinear, is ours.
@@ -119,22 +119,22 @@ def _demo_weights(*, on_meta: bool) -> ChosenWeights:
 
 
 def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
-    known, weights = torchvision.models.get_model_weights(name), options.weights
-    if isinstance(weights, str) and (enum := known.__members__.get(weights.removeprefix(f"{known.__name__}."))):
+    choices, weights = torchvision.models.get_model_weights(name), options.weights
+    if isinstance(weights, str) and (enum := choices.__members__.get(weights.removeprefix(f"{choices.__name__}."))):
         return _trained_weights(enum, on_meta=options.on_meta)
-    trained = partial(_trained_weights, known.DEFAULT, on_meta=options.on_meta, probes=True)
+    trained = partial(_trained_weights, choices.DEFAULT, on_meta=options.on_meta, probes=True)
     if chosen := options.usual_weights(name, trained):
         is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
-        return replace(chosen, enum=_published(known, chosen.checkpoint)) if is_file else chosen
-    names = ", ".join(known.__members__)
+        return replace(chosen, enum=_published(choices, chosen.checkpoint)) if is_file else chosen
+    names = ", ".join(choices.__members__)
     raise UsageError(
         f"{name} has no weights '{printable(str(weights))}'; it has {names}; or give auto, none or a file."
     )
 
 
-def _published(known: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
+def _published(choices: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
     """Return the trained weights that a file is a copy of, by the digest that torchvision puts into their names."""
-    for enum in known:
+    for enum in choices:
         digest = re.search(r"-([a-f0-9]{8,})\.", enum.url)
         if digest and checkpoint and checkpoint.sha256.startswith(digest[1]):
             return enum
@@ -207,11 +207,11 @@ def build_torchvision(
     arguments, MisfitError if the trained weights do not fit, ModelError if the builder raises.
     """
     accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
-    own: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
+    defaults: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
     if "weights_backbone" in accepted and not on_trained_backbone:
-        own["weights_backbone"] = None  # torchvision's default downloads
+        defaults["weights_backbone"] = None  # torchvision's default downloads
     try:
-        module: nn.Module = torchvision.models.get_model(name, weights=enum, **(own | dict(arguments)))
+        module: nn.Module = torchvision.models.get_model(name, weights=enum, **(defaults | dict(arguments)))
     except Exception as error:
         if arguments:
             raise UsageError(f"{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error

@@ -119,7 +119,7 @@ def no_findings(inputs: Sequence[InputRecord]) -> str:
 
     Inf that no later output holds, as that of a mask, is not objected to, nor are dead channels of a convolution.
     """
-    is_noise = all(each.is_noise for each in inputs)
+    is_noise = all(record.is_noise for record in inputs)
     share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"
     return f"No NaN, no Inf that spreads, no constant output, no ReLU with {share} (the layers shown, and operations)."
 
@@ -136,16 +136,18 @@ def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> lis
 
 def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: bool) -> Maps:
     """Return the maps of an input in a few layers; of several inputs without their strongest channels."""
-    own = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
+    summaries = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
     legend = [f"{short_name(result.inputs[index])}."] if len(result.inputs) > 1 else []
     legend.append(MAP_LEGEND)
     if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
         legend.append("Of volumes and clips, the plane or frame in the middle is shown.")
-    if any(is_strip(summary.size) for summary in own):
+    if any(is_strip(summary.size) for summary in summaries):
         legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
     if is_last and index + 1 < len(result.inputs):
         legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
-    return Maps(maps=lambda: own, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1)
+    return Maps(
+        maps=lambda: summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1
+    )
 
 
 def _layers(result: Activations) -> Table:
@@ -190,7 +192,7 @@ def _of_input(inputs: Sequence[InputRecord], index: int) -> str:
     if len(inputs) < 2:
         return ""
     name = inputs[index].name
-    is_shared = sum(each.name == name for each in inputs) > 1
+    is_shared = sum(record.name == name for record in inputs) > 1
     return f" of {f'input {index + 1}' if is_shared else name}"
 
 
@@ -237,18 +239,18 @@ def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) ->
     )
 
 
-def _token_map(number: int, each: TokenMap) -> InputMap:
-    high, count = each.high, len(each.norms)
+def _token_map(number: int, token_map: TokenMap) -> InputMap:
+    high, count = token_map.high, len(token_map.norms)
     named = "; ".join(high[:_MOST_HIGH]) + (f"; {len(high) - _MOST_HIGH} more" if len(high) > _MOST_HIGH else "")
     return InputMap(
-        title=each.label or "(model)",
+        title=token_map.label or "(model)",
         where="",
         facts=[
-            *((name, number_text(norm) + ", high" * (norm > each.limit)) for name, norm in each.prefix_norms),
-            ("median", number_text(each.median)),
-            ("limit", number_text(each.limit)),
+            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in token_map.prefix_norms),
+            ("median", number_text(token_map.median)),
+            ("limit", number_text(token_map.limit)),
             ("high", f"{len(high)} of {count}{': ' * bool(high)}{named}"),
         ],
-        map=each,
+        map=token_map,
         number=number,
     )

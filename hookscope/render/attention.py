@@ -43,7 +43,7 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
     shown = range(len(result.inputs)) if only is None else [only]
     inputs = [_mapped_input(index, result, photograph) for index in shown]
     place = "The inputs" if all(mapped.remark for mapped in inputs) else "Over the photograph"
-    maps = [each for each in result.maps if each.input_index in shown]
+    maps = [heat_map for heat_map in result.maps if heat_map.input_index in shown]
     return Document(
         title=f"What the attention of {result.model.name} looks at",
         subtitle="Each map has its own scale, from 0.",
@@ -85,7 +85,7 @@ def _flagged_heads(result: Attention) -> Iterator[str]:
 
 
 def _mapped_input(index: int, result: Attention, photograph: Photograph | None) -> MappedInput:
-    maps = [_map(place, each) for place, each in enumerate(result.maps) if each.input_index == index]
+    maps = [_map(place, heat_map) for place, heat_map in enumerate(result.maps) if heat_map.input_index == index]
     patches = [patch for patch in result.patches if patch.input_index == index]
     return MappedInput(
         number=index,
@@ -97,22 +97,22 @@ def _mapped_input(index: int, result: Attention, photograph: Photograph | None) 
     )
 
 
-def _map(number: int, each: AttentionMap) -> InputMap:
-    heads = "mean over heads" if each.head is None else f"head {each.head}"
-    elsewhere = f"{each.elsewhere:.1%}" if math.isfinite(each.elsewhere) else number_text(each.elsewhere)
+def _map(number: int, heat_map: AttentionMap) -> InputMap:
+    heads = "mean over heads" if heat_map.head is None else f"head {heat_map.head}"
+    elsewhere = f"{heat_map.elsewhere:.1%}" if math.isfinite(heat_map.elsewhere) else number_text(heat_map.elsewhere)
     return InputMap(
-        title=each.query,
-        where=f"{each.block}, {'through all blocks' if each.block == ROLLOUT else heads}",
-        facts=[("cells", " × ".join(map(str, each.values.shape))), ("on tokens without a place", elsewhere)],
-        map=each,
+        title=heat_map.query,
+        where=f"{heat_map.block}, {'through all blocks' if heat_map.block == ROLLOUT else heads}",
+        facts=[("cells", " × ".join(map(str, heat_map.values.shape))), ("on tokens without a place", elsewhere)],
+        map=heat_map,
         number=number,
     )
 
 
 def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
-    own = [each for each in result.head_maps if each.input_index in shown]
-    for query in dict.fromkeys(each.query for each in own):
-        yield _every_head([each for each in own if each.query == query], result)
+    head_maps = [head_map for head_map in result.head_maps if head_map.input_index in shown]
+    for query in dict.fromkeys(head_map.query for head_map in head_maps):
+        yield _every_head([head_map for head_map in head_maps if head_map.query == query], result)
     if len(result.blocks) > 1 and result.rows:
         yield _over_blocks(result)
     yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks)
@@ -129,12 +129,12 @@ def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
         legend=f"Head 0 and the next ones, from the left.{marks}",
         rows=[
             MapRow(
-                name=f"block {each.index}",
-                where=_short(result.blocks[each.index].label),
-                maps=[values if np.nansum(values) > _LEAST_WEIGHT else np.zeros_like(values) for values in each.values],
-                marked=[(each.index, head) in flagged for head in range(len(each.values))],
+                name=f"block {part.index}",
+                where=_short(result.blocks[part.index].label),
+                maps=[values if np.nansum(values) > _LEAST_WEIGHT else np.zeros_like(values) for values in part.values],
+                marked=[(part.index, head) in flagged for head in range(len(part.values))],
             )
-            for each in maps
+            for part in maps
         ],
     )
 
@@ -155,7 +155,7 @@ def _over_blocks(result: Attention) -> StepCharts:
     for column in (column for column in HEADS if column.key in keys):
         values = [[value for row in rows if (value := column.read(row)) is not None] for rows in blocks]
         if any(values):
-            lines = [(name, as_floats(of(each) if each else None for each in values)) for name, of in _OF_HEADS]
+            lines = [(name, as_floats(of(heads) if heads else None for heads in values)) for name, of in _OF_HEADS]
             title = f"{column.meaning}, {column.unit}".removesuffix(", ")
             charts.append(StepChart(title=title, lines=lines, marks=[("a head on one token", one_token)]))
     return StepCharts(np.arange(len(blocks)), 0, len(blocks) - 1, charts, unit="block")
@@ -202,7 +202,7 @@ def _sizes(block: AttentionBlock) -> str:
 
 def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: AttentionBlock) -> str:
     """Return the least and the greatest value over heads."""
-    values = [each * times for each in (getattr(row, name) for row in rows[block.label]) if each is not None]
+    values = [number * times for number in (getattr(row, name) for row in rows[block.label]) if number is not None]
     if not values:
         return "-"
     low, high = number_text(min(values), 3), number_text(max(values), 3)

@@ -23,8 +23,8 @@ def describe_attributions(
 ) -> Document:
     """Describe where a network looks, in all inputs or in `only` the one of an index, with its photograph."""
     shown = range(len(result.inputs)) if only is None else [only]
-    maps = [each for each in result.maps if only in (None, each.input_index)]
-    over = "photograph" if all(each.values.ndim == PICTURE_AXES for each in maps) else "input"
+    maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
+    over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
     by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
     return Document(
         title=f"Where {result.model.name} looks: {result.method}",
@@ -59,14 +59,14 @@ def describe_attributions(
     )
 
 
-def finding_of(each: AttributionMap, result: Attributions) -> str:
+def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     """Return a map's finding in one sentence: the target, and where half of the map lies."""
-    record = result.inputs[each.input_index]
-    box = concentration(each, record)
-    subject = f"{short_name(record)}, {_certain(each.target)}: "
+    record = result.inputs[heat_map.input_index]
+    box = concentration(heat_map, record)
+    subject = f"{short_name(record)}, {_certain(heat_map.target)}: "
     if box is None:
-        what = input_word(each.values.ndim)
-        return f"{subject}nothing in the {what} speaks for it, the {result.method} map is nowhere above 0."
+        noun = input_word(heat_map.values.ndim)
+        return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
     share = f"half of the {result.method} map lies in {share_in_words(_share(box.share))} of what the network sees"
     return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
 
@@ -90,20 +90,20 @@ def _left_as_it_is(result: Attributions) -> Iterator[str]:
 
 def _mapped_input(index: int, result: Attributions, photograph: Photograph | None) -> MappedInput:
     def maps() -> Sequence[InputMap]:
-        return [_map(place, each, result) for place, each in enumerate(result.maps) if each.input_index == index]
+        return [_map(place, heat, result) for place, heat in enumerate(result.maps) if heat.input_index == index]
 
     return MappedInput(number=index, record=result.inputs[index], maps=maps, photograph=photograph)
 
 
-def _map(number: int, each: AttributionMap, result: Attributions) -> InputMap:
-    box = concentration(each, result.inputs[each.input_index])
-    facts = [("score", number_text(each.target.score)), ("cells", " × ".join(map(str, each.values.shape)))]
+def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMap:
+    box = concentration(heat_map, result.inputs[heat_map.input_index])
+    facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
     if box is not None:
         facts.append(("half of it in", f"{_share(box.share)} of what the network sees, {box.words}"))
-    given = result.given.get(each.input_index)
-    drawn = None if each.values.ndim == PICTURE_AXES else partial(draw_given_map, given, each)
-    title = _certain(each.target)
-    return InputMap(title=title, where=each.layer, facts=facts, map=each, number=number, draw=drawn)
+    values = result.given.get(heat_map.input_index)
+    drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given_map, values, heat_map)
+    title = _certain(heat_map.target)
+    return InputMap(title=title, where=heat_map.layer, facts=facts, map=heat_map, number=number, draw=drawn)
 
 
 def _certain(target: Target) -> str:
@@ -156,16 +156,16 @@ _UNCHANGED = (
 
 def map_columns(result: Attributions) -> tuple[Column, ...]:
     """Return the columns of `result.maps`."""
-    readings = {each.target.reading for each in result.maps if each.target.probability is not None}
+    readings = {heat_map.target.reading for heat_map in result.maps if heat_map.target.probability is not None}
     reading = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
     title = "input" if result.inputs[1:] else ""
     target, whole = attrgetter("target"), f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
 
-    def record_of(each: AttributionMap) -> InputRecord:
-        return result.inputs[each.input_index]
+    def record_of(heat_map: AttributionMap) -> InputRecord:
+        return result.inputs[heat_map.input_index]
 
-    def half(each: AttributionMap) -> Concentration | None:
-        return concentration(each, record_of(each))
+    def half(heat_map: AttributionMap) -> Concentration | None:
+        return concentration(heat_map, record_of(heat_map))
 
     return (
         Column("input", title, "input", 11, value=attrgetter("name"), shown=short_name, words=True).on(record_of),
@@ -175,7 +175,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         Column("score", "score", "score of the target", 2).on(target),
         Column("probability", reading, "probability of the target", 1, probability_text, usual="-").on(target),
         Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
-        Column("shape", "grid", "cells of the map", 12, str, lambda each: "x".join(map(str, each.values.shape))),
+        Column("shape", "grid", "cells of the map", 12, str, lambda row: "x".join(map(str, row.values.shape))),
         *machine_columns("extent", "size"),
         *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
@@ -187,8 +187,8 @@ def _half_text(box: Concentration) -> str:
     return f"{_share(box.share)} {box.words}"
 
 
-def _end(at: int, each: AttributionMap) -> float | None:
-    return None if each.range is None else each.range[at]
+def _end(at: int, heat_map: AttributionMap) -> float | None:
+    return None if heat_map.range is None else heat_map.range[at]
 
 
 def _share(share: float) -> str:

@@ -71,8 +71,8 @@ def total_seconds(report: CheckReport) -> float:
 
 def untold_error(report: CheckReport) -> str:
     """Return why a checkpoint could not be checked, unless a finding reports it, as for a corrupt file."""
-    told = {finding.message for finding in report.findings}
-    return "" if report.error in told else report.error
+    messages = {finding.message for finding in report.findings}
+    return "" if report.error in messages else report.error
 
 
 def skipped_rules(report: CheckReport) -> Mapping[str, str]:
@@ -99,9 +99,9 @@ def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
     if isinstance(value, str):
         return printable(value, limit)
     if isinstance(value, tuple):
-        return tuple(readable(each, limit) for each in value)
+        return tuple(readable(item, limit) for item in value)
     if isinstance(value, Mapping):
-        texts = {key: each if isinstance(each, int | float) else str(each) for key, each in value.items()}
+        texts = {key: item if isinstance(item, int | float) else str(item) for key, item in value.items()}
         return {readable(key): readable(text) for key, text in texts.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value

@@ -111,10 +111,10 @@ def describe_checks(
 
 def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
     """Yield reports; an error that differs from that of an earlier one in the checkpoint's name alone refers to it."""
-    told: dict[str, str] = {}
+    names: dict[str, str] = {}
     for report in reports:
         error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
-        first = told.setdefault(error, report.checkpoint)
+        first = names.setdefault(error, report.checkpoint)
         is_told = error and first != report.checkpoint
         yield replace(report, error=f"the same as for {first}") if is_told else report
 
@@ -292,7 +292,7 @@ def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
 def _facts(report: CheckReport) -> Facts:
     facts = model_facts(report.model) if report.model else []
     if report.inputs:
-        shapes = {shape_text(each.shape) for each in report.inputs}
+        shapes = {shape_text(record.shape) for record in report.inputs}
         facts.append(("Inputs", ", ".join([_inputs(report), *(shapes if len(shapes) == 1 else ())]), False))
     return facts
 

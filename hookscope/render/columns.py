@@ -122,11 +122,11 @@ def telling(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column
 
     The name column stays, and the last one.
     """
-    titled = [each for each in columns if each.title]
-    found = [(column, [column.cell(row) for row in rows]) for column in titled]
+    titled = [column for column in columns if column.title]
+    pairs = [(column, [column.cell(row) for row in rows]) for column in titled]
     return [
         (column, cells)
-        for column, cells in found
+        for column, cells in pairs
         if not column.rank
         or column is titled[-1]
         or not (
@@ -236,7 +236,7 @@ def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
         cells = [Text(short) for short in _fold_names(names, spare)]
     else:
         short = _fold_names(names, spare)
-        cells = [_with_remark(*each, spare) for each in zip(names, short, remarks, strict=True)]
+        cells = [_with_remark(*row, spare) for row in zip(names, short, remarks, strict=True)]
     named = replace(name, cells=cells, max_width=spare)
     wider = {
         name.header: named,
@@ -251,8 +251,8 @@ def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
     if full or last < _FOLD_ABOVE_ROWS:
         return range(len(notable))
     ends = {*range(_FOLD_KEEP_ROWS), *range(last + 1 - _FOLD_KEEP_ROWS, last + 1)}
-    shown = [at in ends or each for at, each in enumerate(notable)]
-    return [at for at, each in enumerate(shown) if each or (shown[at - 1] and shown[min(at + 1, last)])]
+    shown = [at in ends or is_notable for at, is_notable in enumerate(notable)]
+    return [at for at, is_shown in enumerate(shown) if is_shown or (shown[at - 1] and shown[min(at + 1, last)])]
 
 
 def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
@@ -334,7 +334,7 @@ def integer_text(value: int | None) -> str:
 def non_finite_text(statistics: TensorStatistics) -> str:
     """Return how many values are not finite: "130,310 NaN, 2 Inf"; "" for none."""
     counts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf"))
-    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    return ", ".join(f"{count:,} {kind}" for count, kind in counts if count)
 
 
 def sparkline(distribution: Distribution | None) -> str:
@@ -436,7 +436,7 @@ def token_norms_text(tokens: TokenNorms | None) -> str:
 STATISTICS: Mapping[str, Column] = {
     column.key: column
     for column in (
-        Column("shape", "shape", "shape of the tensor", value=lambda found: shape_text(found.shape), text=str),
+        Column("shape", "shape", "shape of the tensor", value=lambda stats: shape_text(stats.shape), text=str),
         Column("dtype", "dtype", "dtype of the tensor", words=True, varies=True),
         Column("element_count", "values", "number of values", text=integer_text),
         Column("mean", "mean", "arithmetic mean"),

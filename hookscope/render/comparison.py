@@ -66,20 +66,20 @@ CHANGES = (
 
 def _amount(change: Change) -> float:
     """Return how far a row's L2 norm has changed, as the magnitude of the logarithm of its ratio."""
-    before, after = (None if each is None else each.l2 for each in (change.before, change.after))
+    before, after = (None if statistics is None else statistics.l2 for statistics in (change.before, change.after))
     if not before or not after:
         return 0.0 if before == after else math.inf
     return abs(math.log(after) - math.log(before))
 
 
-def _range(what: str, changes: Sequence[Change]) -> str:
+def _range(kind: str, changes: Sequence[Change]) -> str:
     """Return one line on all rows of a kind: between what ratios their L2 norms changed, and where those are."""
-    rows = [change for change in changes if change.what == what]
-    known = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
-    line = f"{what}: {counted(len(rows), 'row')}"
-    if not known:
+    rows = [change for change in changes if change.what == kind]
+    ratios = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
+    line = f"{kind}: {counted(len(rows), 'row')}"
+    if not ratios:
         return line
-    (least, least_at), (most, most_at) = min(known), max(known)
+    (least, least_at), (most, most_at) = min(ratios), max(ratios)
     if least == most:
         return f"{line}, L2 times {number_text(least)}"
     return f"{line}, L2 times {number_text(least)} ({least_at}) to {number_text(most)} ({most_at})"

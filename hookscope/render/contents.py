@@ -91,7 +91,7 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
         return safe_line("No tensors.")
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
     differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
-    columns = [replace(each, rank=3) if each.key == "dtype" and differ else each for each in TENSORS]
+    columns = [replace(column, rank=3) if column.key == "dtype" and differ else column for column in TENSORS]
     return draw_table(columns, tensors, width, styles, full=full)
 
 
@@ -113,7 +113,7 @@ def _oddity(tensor: StoredTensor) -> str:
     if tensor.nan_count is None or tensor.inf_count is None:
         return "not counted"
     counts = ((tensor.nan_count, "NaN"), (tensor.inf_count, "Inf"))
-    return ", ".join(f"{count} {what}" for count, what in counts if count)
+    return ", ".join(f"{count} {kind}" for count, kind in counts if count)
 
 
 def _total(parts: Sequence[StoredPart]) -> str:
@@ -157,7 +157,7 @@ TENSORS = (
     *statistics({"shape": 1}),
     Column("dtype", "dtype", "dtype of the tensor", 10, words=True),
     Column("byte_count", "size", "bytes of the tensor", 11, bytes_text),
-    *(replace(each, text=_value_text) for each in statistics({"mean": 12, "std": 6, "min": 4, "max": 5})),
+    *(replace(column, text=_value_text) for column in statistics({"mean": 12, "std": 6, "min": 4, "max": 5})),
     *machine_columns("zero_count", "nan_count", "inf_count", "tied_to"),
     Column("", "zeros", "share of exact zeros", 7, shown=_zeros_text),
     Column("", "remarks", "what is unusual", 2, shown=_remark, words=True, max_width=REMARK_WIDTH, style="cyan"),

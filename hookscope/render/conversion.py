@@ -133,14 +133,14 @@ def _records(columns: Sequence[Column], rows: Sequence[Any]) -> list[dict[str, A
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
     Activations: layer_columns.layer_table_of,
     Attention: lambda attention: (HEADS, attention.rows),
-    Attributions: lambda found: (map_columns(found), found.maps),
+    Attributions: lambda report: (map_columns(report), report.maps),
     CheckReport: lambda report: (machine_columns(*(field.name for field in fields(Finding))), report.findings),
     CheckpointContents: lambda contents: (
         [Column("part", value=lambda row: row[0].key), *(column.on(itemgetter(1)) for column in TENSORS)],
         [(part, tensor) for part in contents.parts for tensor in part.tensors],
     ),
     Comparison: lambda comparison: (CHANGES, comparison.changes),
-    Differences: lambda found: (difference_columns(found), found.rows),
+    Differences: lambda report: (difference_columns(report), report.rows),
     Gradients: lambda gradients: (layer_columns.gradient_columns(gradients), gradients.gradients),
     History: lambda history: (tensor_columns(history), history.rows),
     ModuleTable: lambda table: (

@@ -42,7 +42,7 @@ def field_text(field: ReceptiveField | None) -> str:
     """Return size and stride of a receptive field: "435x435 /32", "≥851x851 /32" for a lower bound."""
     if field is None:
         return "-"
-    size = "x".join(f"{each:.4g}" for each in field.size)
+    size = "x".join(f"{side:.4g}" for side in field.size)
     strides = dict.fromkeys(field.stride) if len({*field.stride}) == 1 else field.stride
     return f"{'≥' * field.at_least}{size} /{'x'.join(f'{stride:.4g}' for stride in strides)}"
 
@@ -61,7 +61,7 @@ _bytes = partial(scaled_text, unit="B")
 
 def _cells(name: str) -> Callable[[ModuleCost], str | None]:
     """Return what reads a part of the receptive field."""
-    part = Column("", value=lambda seen: "x".join(f"{each:g}" for each in getattr(seen, name)))
+    part = Column("", value=lambda seen: "x".join(f"{number:g}" for number in getattr(seen, name)))
     return part.on(attrgetter("receptive_field")).read
 
 
@@ -117,7 +117,9 @@ def cost_lines(cost: NetworkCost) -> list[Text]:
         words = "times do not add up: a module's time includes its children's, and the overhead of Python and timing"
         lines.append(safe_line(words, style="dim"))
     if cost.uncounted:
-        named = [f"{printable(each.name, 60)} ({counted(each.call_count, 'call')})" for each in cost.uncounted]
+        named = [
+            f"{printable(uncounted.name, 60)} ({counted(uncounted.call_count, 'call')})" for uncounted in cost.uncounted
+        ]
         lines.append(
             safe_line(f"not counted, as its multiply-adds are not known: {some_of(named, _FEW)}", style="yellow")
         )

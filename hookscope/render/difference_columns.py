@@ -21,9 +21,9 @@ def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
     """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)"."""
     parts = []
     for letter, nan, inf in (("A", nonfinite.nan_a, nonfinite.inf_a), ("B", nonfinite.nan_b, nonfinite.inf_b)):
-        what = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
-        if what:
-            parts.append(f"{letter} is {what}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
+        kinds = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
+        if kinds:
+            parts.append(f"{letter} is {kinds}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
     return " and ".join(parts)
 
 
@@ -155,8 +155,8 @@ def rows_with_those_alone(result: Differences) -> list[Any]:
     fields = dict.fromkeys((WeightDifference if of_weights else DifferenceRow).__dataclass_fields__)
     name, kind = ("name", "dtype") if of_weights else ("label", "kind")
     alone = []
-    for each in result.unmatched:
-        side = "" if each.side == "A" else "_b"
-        own = {f"{name}{side}": each.label, f"{kind}{side}": each.kind, f"shape{side}": each.shape, "note": each.reason}
-        alone.append(SimpleNamespace(**fields | own))
+    for row in result.unmatched:
+        side = "" if row.side == "A" else "_b"
+        columns = {f"{name}{side}": row.label, f"{kind}{side}": row.kind, f"shape{side}": row.shape, "note": row.reason}
+        alone.append(SimpleNamespace(**fields | columns))
     return [*(result.weights if of_weights else result.rows), *alone]

@@ -33,10 +33,10 @@ def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
     drawn = []
     if result.maps:
         (folder / "grids").mkdir()
-    for each in result.maps:
-        name = f"grids/{grids.grid_name(each, len(result.rows))}"
-        titled = replace(each, label=f"{each.label or '(model)'}: A-B")
-        picture, grid = grids.draw_for_run(titled, name, scale="layer", input_name=result.inputs[each.input_index].name)
+    for maps in result.maps:
+        name = f"grids/{grids.grid_name(maps, len(result.rows))}"
+        titled = replace(maps, label=f"{maps.label or '(model)'}: A-B")
+        picture, grid = grids.draw_for_run(titled, name, scale="layer", input_name=result.inputs[maps.input_index].name)
         (folder / name).write_bytes(grids.encode_png(picture))
         drawn.append(grid)
     return drawn

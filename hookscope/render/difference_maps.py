@@ -43,10 +43,10 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
 
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
     """Return the maps where differences begin, at these rows, and the largest others, in the order of running."""
-    drawable = [each for each in result.maps if each.arrangement != "vector" and min(each.values.shape[-2:]) > 1]
+    drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
     sizes = {row.index: _size(row.measures) for row in result.rows}
-    drawable.sort(key=lambda each: (each.row in begins, sizes.get(each.row, 0.0)), reverse=True)
-    return sorted(drawable[:MOST_STAGES], key=lambda each: each.row)
+    drawable.sort(key=lambda maps: (maps.row in begins, sizes.get(maps.row, 0.0)), reverse=True)
+    return sorted(drawable[:MOST_STAGES], key=lambda maps: maps.row)
 
 
 def _size(measures: Measures | None) -> float:

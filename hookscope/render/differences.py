@@ -34,11 +34,11 @@ from hookscope.results.differences import (
     PARTS_ALONE,
     DifferenceRow,
     Differences,
-    Exceeded,
     FirstDifference,
     Measures,
     OutputDifference,
     Side,
+    ToleranceFinding,
     WeightDifference,
 )
 from hookscope.results.findings import Finding
@@ -58,7 +58,7 @@ _DIGITS = "123456789"
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
     """Describe a comparison; `record` is that of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
-    letters = dict(zip([each.row for each in maps], _DIGITS, strict=False))
+    letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
         ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
@@ -92,7 +92,7 @@ def _about(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
     """Return what a side is, how it ran and on what; unless in full, without the usual device and dtype."""
     placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
     run = [f"the run {side.run}"] if side.run else []
-    names = some_of([*dict.fromkeys(PurePath(each.name).name for each in inputs)], _FEW_INPUTS)
+    names = some_of([*dict.fromkeys(PurePath(record.name).name for record in inputs)], _FEW_INPUTS)
     count = f"{len(inputs)} inputs: " if len(inputs) > 1 else ""
     name = model_words(side.model) if full else side.model.name
     parts = (name, f"weights: {side.model.weights}", *placed, *side.ways, *run, f"{count}{names}")
@@ -104,14 +104,19 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     for letter, side in (("A", result.a), ("B", result.b)):
         made.append((f"Weights of {letter}", side.model.weights))
         made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
-    made += [(f"SHA-256 of {each.name}", each.sha256) for each in result.inputs[:_MOST_DIGESTS] if each.sha256]
+    made += [(f"SHA-256 of {record.name}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256]
     return [*made, ("Seed", str(result.seed))]
 
 
 def _exceeded(result: Differences) -> list[Part]:
     findings = [
-        FindingLine(level="fail", rule=each.rule, message=each.message, places=[(each.where, "")] if each.where else ())
-        for each in map(_finding, result.exceeded)
+        FindingLine(
+            level="fail",
+            rule=finding.rule,
+            message=finding.message,
+            places=[(finding.where, "")] if finding.where else (),
+        )
+        for finding in map(_finding, result.exceeded)
     ]
     return [Findings(findings=findings)] if findings else []
 
@@ -167,14 +172,16 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
         return
     begins, mark = _first_rows(result), first_mark(result)
     more = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows) - len(shown)
-    legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(each.is_sequence for each in shown) else [LEGEND]
+    legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
     yield Maps(
-        maps=lambda: [summarised(each, f"{each.kind}: {mark}" if each.row in begins else each.kind) for each in shown],
+        maps=lambda: [
+            summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown
+        ],
         legend=" ".join(legend),
         letters=letters,
         names=("mean of |A-B|", "A-B in channel {}"),
-        sequences={each.row for each in shown if each.is_sequence},
+        sequences={drawn.row for drawn in shown if drawn.is_sequence},
     )
 
 
@@ -217,8 +224,8 @@ def _tables(result: Differences) -> Iterator[Table]:
 
 def _unmatched(result: Differences) -> list[Part]:
     lines = [
-        f"only in {each.side}: {each.label} ({each.kind}, {shape_text(each.shape)}): {each.reason}"
-        for each in result.unmatched
+        f"only in {row.side}: {row.label} ({row.kind}, {shape_text(row.shape)}): {row.reason}"
+        for row in result.unmatched
     ]
     title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
     return [Listing(title=title, lines=lines)] if lines else []
@@ -231,12 +238,12 @@ def answer(result: Differences) -> list[str]:
     begins = [difference for difference in result.first_differences if not difference.gone_at]
     gone = [difference for difference in result.first_differences if difference.gone_at]
     sentences = [*_different_networks(result)]
-    sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
+    sentences += [_begins(difference, result, is_first=not at) for at, difference in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
     if begins:
         sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
-    sentences += [_begins(each, result, is_first=False) for each in gone[:_MOST_FIRST]]
+    sentences += [_begins(difference, result, is_first=False) for difference in gone[:_MOST_FIRST]]
     if len(gone) > _MOST_FIRST:
         sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
     if gone and not begins:
@@ -271,15 +278,15 @@ def sides_text(result: Differences) -> str:
     a, b = result.a, result.b
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
-    for one, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
-        if one != other:
-            return f"{a.model.name}, {one or 'as it is'} and {other or 'as it is'}"
+    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+        if first != other:
+            return f"{a.model.name}, {first or 'as it is'} and {other or 'as it is'}"
     return f"{a.model.name} and itself"
 
 
 def _way(side: Side, other: Side) -> str:
     """Return how a side ran, where the other ran differently."""
-    placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
+    placed = [setting for setting, two in ((side.dtype, other.dtype), (side.device, other.device)) if setting != two]
     return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
 
 
@@ -289,7 +296,7 @@ def _run_name(side: Side) -> str:
 
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
     name = first.layer or "(model)"
-    row = next((each for each in result.rows if each.label == first.row), None)
+    row = next((other for other in result.rows if other.label == first.row), None)
     kind = (
         f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
     )
@@ -297,8 +304,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
     elif row is not None and row.measures is not None and row.measures.nonfinite is not None:
-        later = [each for each in result.rows if each.measures is not None and each.index > row.index]
-        from_here = later and all(each.measures and each.measures.nonfinite for each in later)
+        later = [other for other in result.rows if other.measures is not None and other.index > row.index]
+        from_here = later and all(other.measures and other.measures.nonfinite for other in later)
         amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
@@ -330,8 +337,8 @@ def _inputs(row: DifferenceRow) -> str:
 
 def _called_alone(layer: str, result: Differences) -> str:
     """Return the layers that a module calls on one side alone: one of them may cause the difference."""
-    alone = [each for each in result.unmatched if each.is_called_alone and _owner(each.label) == layer]
-    labels = {side: [each.label for each in alone if each.side == side] for side in ("A", "B")}
+    alone = [row for row in result.unmatched if row.is_called_alone and _owner(row.label) == layer]
+    labels = {side: [row.label for row in alone if row.side == side] for side in ("A", "B")}
     parts = [
         f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
         for side, names in labels.items()
@@ -343,9 +350,9 @@ def _called_alone(layer: str, result: Differences) -> str:
 
 def _of_parts_alone(result: Differences) -> str:
     """Return which layers were not compared, though both runs have them."""
-    left_out = [each for each in result.unmatched if each.reason.endswith(PARTS_ALONE)]
+    left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
     return (
-        f" {some_of([each.label for each in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
+        f" {some_of([row.label for row in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
         if left_out
         else ""
     )
@@ -363,18 +370,18 @@ def first_mark(result: Differences) -> str:
 
 def _of_inputs(result: Differences) -> str:
     """Return how far layers differ where the sides are given other inputs; "" if they are given the same, or agree."""
-    known = [(row.measures.relative_l2, row.label) for row in result.rows if row.measures is not None]
-    agree = len(known) == len(result.rows) and all(
+    norms = [(row.measures.relative_l2, row.label) for row in result.rows if row.measures is not None]
+    agree = len(norms) == len(result.rows) and all(
         row.measures and row.measures.relative_l2 <= row.limit for row in result.rows
     )
     if not result.inputs_b or agree:
         return ""
     text = "A and B get different inputs, so the difference begins there"
-    if not known:
+    if not norms:
         return f"{text}; no row has the same shape in both."
-    ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (known[0], max(known))]
+    ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (norms[0], max(norms))]
     other = (
-        "" if len(known) == len(result.rows) else f" Of {len(result.rows):,} rows {len(known):,} have the same shape."
+        "" if len(norms) == len(result.rows) else f" Of {len(result.rows):,} rows {len(norms):,} have the same shape."
     )
     return f"{text}: relative L2 {ends[0]}, at most {ends[1]}.{other}"
 
@@ -423,19 +430,19 @@ def _growth(result: Differences) -> str:
     first = result.first_differences[0]
     if first.relative_l2 is not None and all(label != first.row for _, label in later):
         later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
-    known = [each for each in later if not math.isnan(each[0])]
+    finite = [pair for pair in later if not math.isnan(pair[0])]
     sentences = []
-    if known and max(known)[0]:
-        most, last = max(known), known[-1]
+    if finite and max(finite)[0]:
+        most, last = max(finite), finite[-1]
         grown = f"It is largest at {most[1]} ({number_text(most[0], 3)})"
         is_last = last == later[-1] and most != last
         sentences.append(
             f"{grown}, and {number_text(last[0], 3)} at the last row, {last[1]}." if is_last else f"{grown}."
         )
     broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
-    if len(known) < len(later) and (not broken or broken[0].label != first.row):
+    if len(finite) < len(later) and (not broken or broken[0].label != first.row):
         where = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
-        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side only{where}.")
+        sentences.append(f"{counted(len(later) - len(finite), 'row')} hold NaN or Inf on one side only{where}.")
     return " ".join(sentences)
 
 
@@ -504,32 +511,32 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     if not changed:
         yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
     else:
-        known = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
-        finite = [each for each in known if not math.isnan(each[0])]
+        norms = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
+        finite = [pair for pair in norms if not math.isnan(pair[0])]
         most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
-        if len(finite) < len(known):
-            yield f"{counted(len(known) - len(finite), 'tensor')} hold NaN or Inf on one side only."
+        if len(finite) < len(norms):
+            yield f"{counted(len(norms) - len(finite), 'tensor')} hold NaN or Inf on one side only."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
     dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
     for form, count in dtypes.most_common(3):
         yield f"{counted(count, 'tensor')} {are(count)} {form}."
-    alone = sorted(Counter(each.side for each in result.unmatched).items())
+    alone = sorted(Counter(tensor.side for tensor in result.unmatched).items())
     if alone:
         yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
 
 
 def _different_networks(result: Differences) -> Iterator[str]:
     """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
-    what = "tensor" if result.way == "weights" else "row"
+    unit = "tensor" if result.way == "weights" else "row"
     pairs = result.weights if result.way == "weights" else result.rows
-    of_a, of_b = (len(pairs) + sum(each.side == side for each in result.unmatched) for side in ("A", "B"))
+    of_a, of_b = (len(pairs) + sum(entry.side == side for entry in result.unmatched) for side in ("A", "B"))
     if 2 * len(pairs) < min(of_a, of_b):
         by_order = sum(row.matched == "order" for row in pairs)
         alone = f", {by_order:,} of them by order and shapes alone" if by_order else ""
-        pairing = f"{counted(of_a, what)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
+        pairing = f"{counted(of_a, unit)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
         yield f"A and B are different networks: {pairing}."
 
 
@@ -542,7 +549,7 @@ def gradients_answer(result: Differences) -> str:
     """Return in a sentence how many gradients differ, and which most."""
     measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
     broken = [label for value, label in measured if math.isnan(value)]
-    changed = [each for each in measured if each[0] != 0 and not math.isnan(each[0])]
+    changed = [pair for pair in measured if pair[0] != 0 and not math.isnan(pair[0])]
     if not changed and not broken:
         return f"No difference shows in {counted(len(measured), 'gradient')}."
     sentences = []
@@ -552,9 +559,9 @@ def gradients_answer(result: Differences) -> str:
     if broken:
         hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
         sentences.append(f"{hold}, {broken[0]} among them.")
-    known = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
-    if result.reference and known:
-        error, of_a, label = max(known)
+    scored = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
+    if result.reference and scored:
+        error, of_a, label = max(scored)
         errors = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
         sentences.append(f"Beside {result.reference} {errors} {number_text(of_a, 3)}.")
     return " ".join(sentences)
@@ -574,11 +581,11 @@ def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> Ch
 
 def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
     for condition in dict.fromkeys(conditions):
-        findings = tuple(_finding(each) for each in result.exceeded if each.condition == condition)
+        findings = tuple(_finding(exceeded) for exceeded in result.exceeded if exceeded.condition == condition)
         yield RuleOutcome(condition, "fail" if findings else "pass", findings)
 
 
-def _finding(each: Exceeded) -> Finding:
-    where = each.label or "The output"
-    message = f"{where} is beyond '{each.condition}': {number_text(each.value)}."
-    return Finding(each.condition, "fail", each.label, message)
+def _finding(exceeded: ToleranceFinding) -> Finding:
+    where = exceeded.label or "The output"
+    message = f"{where} is beyond '{exceeded.condition}': {number_text(exceeded.value)}."
+    return Finding(exceeded.condition, "fail", exceeded.label, message)

@@ -50,7 +50,7 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
     said = [
         _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_severity(reports)
     ]
-    turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(each[name] for each in said)))
+    turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(lines[name] for lines in said)))
     return "".join(f"{line}\n" for turn in turns for line in turn if line)
 
 
@@ -69,8 +69,8 @@ def escaped_property(text: str) -> str:
 
 def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
 
-    def line(name: str, what: str, message: str) -> str:
-        properties = {"title": f"hookscope · {printable(report.checkpoint)} · {what}"}  # GitHub takes 255 characters
+    def line(name: str, subject: str, message: str) -> str:
+        properties = {"title": f"hookscope · {printable(report.checkpoint)} · {subject}"}  # GitHub takes 255 characters
         properties |= {"file": file} if file else {}
         listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
         return f"::{name} {listed}::{escaped_data(message)}"

@@ -84,9 +84,9 @@ class _Colours:
     def largest(self) -> float:
         return max(0.0, self.highest, -self.lowest) if self.lowest <= self.highest else 0.0
 
-    def levels(self, values: NDArray[np.float32], own: _Extent) -> NDArray[np.uint8]:
-        """Return the palette index of every value of (C, ...), whose ranges are `own`."""
-        ranges = np.full_like(own.magnitudes, self.largest) if self.one_range else own.magnitudes
+    def levels(self, values: NDArray[np.float32], extent: _Extent) -> NDArray[np.uint8]:
+        """Return the palette index of every value of (C, ...), whose ranges are `extent`."""
+        ranges = np.full_like(extent.magnitudes, self.largest) if self.one_range else extent.magnitudes
         return _levels(values, ranges, centred=self.centred)
 
     def marks(self) -> list[tuple[int, str]]:

@@ -27,7 +27,7 @@ from hookscope.render.history_columns import (
     verdicts_on,
 )
 from hookscope.render.history_maps import history_maps
-from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint
 from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
 
 _MOST_PLACES = 3
@@ -90,7 +90,7 @@ def describe_history(result: History) -> Document:
     )
 
 
-def _finding(verdict: HistoryVerdict, result: History) -> FindingLine:
+def _finding(verdict: HistoryFinding, result: History) -> FindingLine:
     return FindingLine(
         level=verdict.level,
         rule=verdict.rule,
@@ -102,7 +102,7 @@ def _finding(verdict: HistoryVerdict, result: History) -> FindingLine:
     )
 
 
-def _spans(verdict: HistoryVerdict, result: History) -> list[tuple[float, float]]:
+def _spans(verdict: HistoryFinding, result: History) -> list[tuple[float, float]]:
     """Return where each run of files with the verdict begins and how long it is, of 1,000; unread files part none."""
     read = [file.index for file in result.read]
     reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
@@ -253,7 +253,7 @@ def _equal_files(result: History) -> Iterator[str]:
             runs.append([result.files[file.compared_with]])
         runs[-1].append(file)
     for first, *others in runs:
-        labels = [printable(each.label, _MOST_NAME) for each in others]
+        labels = [printable(later.label, _MOST_NAME) for later in others]
         has = "has" if len(others) == 1 else "have"
         yield f"{some_of(labels, _MOST_PLACES)} {has} the same parameters as {printable(first.label, _MOST_NAME)}."
 
@@ -261,16 +261,16 @@ def _equal_files(result: History) -> Iterator[str]:
 def _steps(result: History) -> Iterator[str]:
     """Yield a sentence where the optimiser's step count stays while weights move."""
     moved = {row.file for row in result.rows if row.role == "parameter" and row.drift}
-    counts = [(each, each.optimisers[0].steps) for each in result.read if each.optimisers]
-    known = [(file, steps) for file, steps in counts if steps is not None]
+    counts = [(file, file.optimisers[0].steps) for file in result.read if file.optimisers]
+    recorded = [(file, steps) for file, steps in counts if steps is not None]
     still = [
         pair
-        for pair in pairwise(known)
+        for pair in pairwise(recorded)
         if pair[1][1] == pair[0][1] and pair[1][0].index in moved and pair[1][0].compared_with == pair[0][0].index
     ]
     if still:
         (before, steps), (after, _) = still[0]
-        names = [printable(each.label, _MOST_NAME) for each in (before, after)]
+        names = [printable(file.label, _MOST_NAME) for file in (before, after)]
         more = f", and in {counted(len(still) - 1, 'more file')}" if len(still) > 1 else ""
         stays = f"stays at {steps:,g} from {names[0]} to {names[1]}{more}, although weights move"
         yield f"The optimizer's step count {stays}: its state was reset, or is that of a different run."
@@ -284,20 +284,24 @@ def headline(result: History) -> str:
     most = decisive(result)
     if most is not None:
         return sentence_of(most, result)
-    if not any(each.judged for each in result.read):
+    if not any(file.judged for file in result.read):
         return f"No rule could be judged in any of {count}."
     if read == len(result.files):
         return f"No rule objected to any of {count}."
-    which = "that were read" if result.searched else "that could be read"
-    return f"No rule objected to any of the {counted(read, 'file')} {which}, of {len(result.files):,}."
+    clause = "that were read" if result.searched else "that could be read"
+    return f"No rule objected to any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
 
 
-def decisive(result: History) -> HistoryVerdict | None:
+def decisive(result: History) -> HistoryFinding | None:
     """Return the verdict to name first: a failure before a warning, one that began before one that was always there."""
-    return min(result.verdicts, key=lambda each: (each.level != "fail", each.before is None, each.first), default=None)
+    return min(
+        result.verdicts,
+        key=lambda verdict: (verdict.level != "fail", verdict.before is None, verdict.first),
+        default=None,
+    )
 
 
-def sentence_of(verdict: HistoryVerdict, result: History) -> str:
+def sentence_of(verdict: HistoryFinding, result: History) -> str:
     """Return what a verdict is about, and in which files, in one sentence."""
     if verdict.is_change:
         more = len(verdict.places) - 1
@@ -306,13 +310,13 @@ def sentence_of(verdict: HistoryVerdict, result: History) -> str:
     places = places_text(verdict)
     if not places:
         return f"Rule {verdict.rule} objects {span_text(verdict, result)}: {verdict.message}"
-    one, several = _WORDS.get(verdict.rule, ("", ""))
-    if not one:
+    singular, several = _WORDS.get(verdict.rule, ("", ""))
+    if not singular:
         return f"Rule {verdict.rule} objects to {places_text(verdict, quoted=True)} {span_text(verdict, result)}."
-    return f"{places} {one if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
+    return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 
-def places_text(verdict: HistoryVerdict, *, quoted: bool = False) -> str:
+def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
     """Return what a verdict is about: "layer3.1.conv2"; of several the first and how many more there are."""
     names = [printable(place, _MOST_NAME) for place in verdict.places if place]
     if verdict.rule.startswith("dead-filter"):  # a layer's weight is meant, whatever it is called
@@ -321,7 +325,7 @@ def places_text(verdict: HistoryVerdict, *, quoted: bool = False) -> str:
     return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
 
 
-def span_text(verdict: HistoryVerdict, result: History) -> str:
+def span_text(verdict: HistoryFinding, result: History) -> str:
     """Return in which files a verdict holds: "from epoch_7.pt on"."""
     first = printable(result.files[verdict.first].label, _MOST_NAME)
     if verdict.before is None:
@@ -337,7 +341,7 @@ def span_text(verdict: HistoryVerdict, result: History) -> str:
     return f"in {len(verdict.files)} files, {first} being the first{gap}"
 
 
-def _span_from_the_start(verdict: HistoryVerdict, result: History, first: str) -> str:
+def _span_from_the_start(verdict: HistoryFinding, result: History, first: str) -> str:
     read = len(result.read)
     if verdict.lasts:
         return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
@@ -348,11 +352,11 @@ def _span_from_the_start(verdict: HistoryVerdict, result: History, first: str) -
 
 def _failures(result: History) -> Iterator[str]:
     unread = [file for file in result.files if file.status == "unreadable"]
-    stuck = [each for each in result.unreadable if each.status == "read"]
-    for failed, what in ((unread, "read"), (stuck, "checked to the end")):
-        if failed and (what != "read" or result.read):
-            names = some_of([printable(each.label, _MOST_NAME) for each in failed], _MOST_FAILURES)
-            yield f"{len(failed)} of {counted(len(result.files), 'file')} could not be {what}: {names}."
+    stuck = [file for file in result.unreadable if file.status == "read"]
+    for failed, verb in ((unread, "read"), (stuck, "checked to the end")):
+        if failed and (verb != "read" or result.read):
+            names = some_of([printable(file.label, _MOST_NAME) for file in failed], _MOST_FAILURES)
+            yield f"{len(failed)} of {counted(len(result.files), 'file')} could not be {verb}: {names}."
 
 
 def _best_classes(result: History) -> Iterator[str]:

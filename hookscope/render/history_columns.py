@@ -7,7 +7,7 @@ from operator import attrgetter, methodcaller
 from statistics import median
 
 from hookscope.render.columns import Column, classes_text, machine_columns, number_text, percent_text, statistics
-from hookscope.results.history import History, HistoryFile, HistoryVerdict, LayerPoint, WeightPoint, by_layer
+from hookscope.results.history import History, HistoryFile, HistoryFinding, LayerPoint, WeightPoint, by_layer
 from hookscope.text import counted, shape_text
 
 _MOST_COUNTERS = 2
@@ -120,7 +120,7 @@ def layer_rows(result: History) -> list[LayerOverFiles]:
     return [*by_layer(result).items()]
 
 
-def verdicts_on(layer: str, result: History) -> list[HistoryVerdict]:
+def verdicts_on(layer: str, result: History) -> list[HistoryFinding]:
     """Return the verdicts on a layer, or on a tensor of it."""
     return [
         verdict
@@ -144,8 +144,8 @@ def _last(row: LayerOverFiles) -> LayerPoint:
 
 
 def _largest(row: LayerOverFiles) -> tuple[float | None, int | None]:
-    known = [(point.drift, at) for at, point in sorted(row[1].items()) if point.drift is not None]
-    return max(known, key=lambda each: each[0], default=(None, None))
+    drifts = [(point.drift, at) for at, point in sorted(row[1].items()) if point.drift is not None]
+    return max(drifts, key=lambda pair: pair[0], default=(None, None))
 
 
 def _dead_filters(row: WeightPoint) -> str:
@@ -160,9 +160,9 @@ def _verdicts_text(result: History, file: HistoryFile) -> str:
         return "cannot be read"
     levels = [verdict.level for verdict in result.verdicts if file.index in verdict.files]
     fails, warns = levels.count("fail"), levels.count("warn")
-    told = [counted(fails, "failure")] * bool(fails) + [counted(warns, "warning")] * bool(warns)
-    told += ["not checked to the end"] * bool(file.error)
-    return ", ".join(told) or "-"
+    words = [counted(fails, "failure")] * bool(fails) + [counted(warns, "warning")] * bool(warns)
+    words += ["not checked to the end"] * bool(file.error)
+    return ", ".join(words) or "-"
 
 
 def _count(value: float | None) -> str:

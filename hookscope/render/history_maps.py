@@ -32,7 +32,7 @@ def history_maps(result: History, most_rows: int, named: Iterable[str]) -> list[
         ("dead-share", "Dead channels of outputs", True, _values(outputs, lambda point: point.dead_channel_fraction)),
     ]
     drawn = (_map(result, key, title, values, most_rows, {*named}, share=share) for key, title, share, values in maps)
-    return [each for each in drawn if each is not None]
+    return [heat_map for heat_map in drawn if heat_map is not None]
 
 
 def _values(rows: Mapping[str, Mapping[int, Point]], read: Callable[[Point], float | None]) -> Values:
@@ -48,11 +48,11 @@ def _output(point: ActivationPoint, value: float | None) -> float | None:
 
 
 def _over_first(layers: Mapping[str, Mapping[int, LayerPoint]]) -> Values:
-    found: dict[str, dict[int, float | None]] = {}
+    ratios: dict[str, dict[int, float | None]] = {}
     for name, points in layers.items():
         first = next((point.norm for _, point in sorted(points.items()) if point.norm), None)
-        found[name] = {at: _ratio(point, first) for at, point in points.items()}
-    return found
+        ratios[name] = {at: _ratio(point, first) for at, point in points.items()}
+    return ratios
 
 
 def _ratio(point: LayerPoint, first: float | None) -> float | None:
@@ -66,8 +66,8 @@ def _map(
 ) -> HeatMap | None:
     files = [file.index for file in result.files]
     full = np.array([as_floats(row.get(at) for at in files) for row in values.values()], np.float64)
-    known = full[~np.isnan(full)] if full.size else full
-    if not known.size or (share and not known.any()):
+    valid = full[~np.isnan(full)] if full.size else full
+    if not valid.size or (share and not valid.any()):
         return None
     names = [*values]
     has_values = np.asarray(~np.isnan(full).all(axis=1))

@@ -151,7 +151,10 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
         is_extra=True,
     )
     if result.predictions:
-        lines = [f"{result.inputs[each.input_index].name}: {prediction_text(each)}" for each in result.predictions]
+        lines = [
+            f"{result.inputs[prediction.input_index].name}: {prediction_text(prediction)}"
+            for prediction in result.predictions
+        ]
         yield Listing(title="Best classes", lines=lines)
 
 
@@ -333,9 +336,9 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
     norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
     shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
-    own = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
+    remark = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
     parameters = (
-        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(own), words=True),
+        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(remark), words=True),
         *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
         replace(_STATUS, shown=lambda each: f"{each.status}{'' if each.trainable else ', frozen'}"),
     )
@@ -360,30 +363,30 @@ def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> s
     return "Connected rows" + (f", {shown} of {call_count:,} calls" if shown < call_count else "")
 
 
-def _statistics(found: TensorStatistics, gradient: GradientRow | None) -> Table:
+def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
     """Return the statistics of an output, beside those of its gradient, one a row."""
     titles = {0.01: "1st percentile", 0.5: "median"}
     read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
     read["NaN, Inf"] = lambda held: f"{integer_text(held.nan_count)}, {integer_text(held.inf_count)}"
-    for place, level in enumerate(QUANTILE_LEVELS) if found.quantiles else ():
+    for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():
         title = titles.get(level, f"{level * 100:.0f}th percentile")
         read[title] = lambda held, at=place: quantile_text(  # type: ignore[misc]
             held.quantiles[at] if held.quantiles else None, held.element_count
         )
     columns = [Column("", "statistic", "", 0, value=itemgetter(0), words=True)]
-    columns.append(Column("", "output", "", 1, shown=lambda each: each[1](found)))
+    columns.append(Column("", "output", "", 1, shown=lambda each: each[1](statistics)))
     if gradient is not None:
         columns.append(Column("", "gradient", "", 2, shown=lambda each: each[1](gradient.gradient)))
     return Table(title="Statistics", columns=columns, rows=[*read.items()])
 
 
 def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Iterator[tuple[str, str]]:
-    found = row.activation
-    yield "not measured", found.unmeasured or ""
-    exact = found.quantiles is None or found.element_count <= EXACT_LIMIT
+    activation = row.activation
+    yield "not measured", activation.unmeasured or ""
+    exact = activation.quantiles is None or activation.element_count <= EXACT_LIMIT
     error = "" if exact else f"; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
-    yield "values", f"{found.element_count:,}{error}"
+    yield "values", f"{activation.element_count:,}{error}"
     if row.tokens is not None:
         yield from _token_facts(row.tokens, input_count)
     if gradient is not None and (gradient.remark or gradient.status != "gradient"):

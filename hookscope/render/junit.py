@@ -62,7 +62,7 @@ def _rule(outcome: RuleOutcome) -> Element:
         SubElement(test, "failure", type=outcome.rule, message=failures[0] + more).text = "\n".join(failures)
     if outcome.status == "skipped":
         SubElement(test, "skipped", message=outcome.reason)
-    _add_output(test, [f"warning: {finding_text(each)}" for each in outcome.findings if each.level == "warn"])
+    _add_output(test, [f"warning: {finding_text(finding)}" for finding in outcome.findings if finding.level == "warn"])
     return test
 
 

@@ -40,11 +40,11 @@ _KIND = Column("kind", "type", "class of the module, or name of the operation", 
 def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
     """Return the columns of quantiles; people see the median if it has a rank."""
 
-    def read(at: int, found: TensorStatistics) -> float | None:
-        return found.quantiles[at] if found.quantiles else None
+    def read(at: int, stats: TensorStatistics) -> float | None:
+        return stats.quantiles[at] if stats.quantiles else None
 
-    def median(found: TensorStatistics) -> str:
-        return quantile_text(read(QUANTILE_NAMES.index(_MEDIAN), found), found.element_count)
+    def median(stats: TensorStatistics) -> str:
+        return quantile_text(read(QUANTILE_NAMES.index(_MEDIAN), stats), stats.element_count)
 
     columns = {key: Column(key, value=partial(read, at)) for at, key in enumerate(QUANTILE_NAMES)}
     if median_rank:
@@ -123,8 +123,8 @@ def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column
 
 def with_costs(columns: Sequence[Column], costs: Sequence[Column], at: int = -1) -> list[Column]:
     """Return the columns of pairs, a row and its cost or None: those of costs stand before column `at`."""
-    own = [column.on(itemgetter(0)) for column in columns]
-    return [*own[:at], *(column.on(itemgetter(1), blank="") for column in costs), *own[at:]]
+    adapted = [column.on(itemgetter(0)) for column in columns]
+    return [*adapted[:at], *(column.on(itemgetter(1), blank="") for column in costs), *adapted[at:]]
 
 
 def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
@@ -177,14 +177,14 @@ def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[
         Column("owner"),
         _remarks("note", "why it has no shapes, or its other names", attrgetter("note"), "note", "cyan", rank=12),
     )
-    costs = [] if cost is None else [each for each in COSTS if each.key != "total_parameter_count"]
+    costs = [] if cost is None else [column for column in COSTS if column.key != "total_parameter_count"]
     return with_costs(columns, costs, at=4)
 
 
 def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any]:
     """Return the modules, each with its cost, or None."""
-    known = {} if cost is None else {module.layer: module for module in cost.modules}
-    return [(row, known.get(row.layer) if row.owner is None else None) for row in rows]
+    costs = {} if cost is None else {module.layer: module for module in cost.modules}
+    return [(row, costs.get(row.layer) if row.owner is None else None) for row in rows]
 
 
 def _shapes(key: str, title: str, rank: int) -> Column:
@@ -203,15 +203,15 @@ def _tree_names(rows: Sequence[ModuleRow]) -> Mapping[str, str]:
 
     An operation stands below its module: ":add".
     """
-    known = {row.layer for row in rows}
+    layers = {row.layer for row in rows}
     names = {}
     for row in rows:
         module = row.layer if row.owner is None else row.owner
         parts = module.split(".") if module else []
-        ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in known]
-        own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
+        ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in layers]
+        label = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
         indent = "  " * len(ancestors)
-        names[row.layer] = f"{indent}{own}" if row.owner is None else f"{indent}  :{row.kind}"
+        names[row.layer] = f"{indent}{label}" if row.owner is None else f"{indent}  :{row.kind}"
     return names
 
 
@@ -219,10 +219,10 @@ def _shape(row: LayerRow) -> str | None:
     return None if "not a tensor" in row.flags else shape_text(row.activation.shape)
 
 
-def _dead_channels(found: TensorStatistics) -> str:
-    if found.dead_channel_count is None or found.channel_count is None:
+def _dead_channels(stats: TensorStatistics) -> str:
+    if stats.dead_channel_count is None or stats.channel_count is None:
         return "-"
-    return f"{found.dead_channel_count}/{found.channel_count}"
+    return f"{stats.dead_channel_count}/{stats.channel_count}"
 
 
 _DEAD = Column("dead_channel_count", "dead", "channels that are 0 everywhere", 13, shown=_dead_channels, usual="-")
@@ -240,11 +240,11 @@ def _remarks(
 
 
 def _flag_words(row: LayerRow) -> str:
-    found = row.activation
+    stats = row.activation
     details = {
-        "non-finite": f": {non_finite_text(found)}",
-        "dead channels": f" {_dead_channels(found)}",
-        "unmeasured": f": {found.unmeasured}" if found.unmeasured else "",
+        "non-finite": f": {non_finite_text(stats)}",
+        "dead channels": f" {_dead_channels(stats)}",
+        "unmeasured": f": {stats.unmeasured}" if stats.unmeasured else "",
     }
     flags = [flag + details.get(flag, "") for flag in row.flags]
     return "; ".join([*([row.source] if row.source else ()), *flags])
@@ -252,14 +252,14 @@ def _flag_words(row: LayerRow) -> str:
 
 def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> str:
     """Return the line of an operation, verdicts, and a status that is not ordinary."""
-    found = row.gradient
+    stats = row.gradient
     words = [
         row.source if isinstance(row, GradientRow) else "",
         *(verdict.rule for verdict in verdicts_on(inspection, row)),
         row.status if row.status not in ("gradient", "unknown") else "",
         "frozen" if isinstance(row, ParameterRow) and not row.trainable else "",
-        non_finite_text(found),
-        f"unmeasured: {found.unmeasured}" if found.unmeasured else "",
+        non_finite_text(stats),
+        f"unmeasured: {stats.unmeasured}" if stats.unmeasured else "",
     ]
     words += [row.remark] if isinstance(row, GradientRow) else []
     return "; ".join(filter(None, words))

@@ -57,10 +57,12 @@ def write_inputs(
     for part in ("overlays", "inputs"):
         (folder / part).mkdir()
     digits = max(3, len(str(len(result.inputs) - 1)))
-    names = _distinct_names(f"{each.input_index:0{digits}d}-{title(each)}" for each in maps)
+    names = _distinct_names(
+        f"{attribution_map.input_index:0{digits}d}-{title(attribution_map)}" for attribution_map in maps
+    )
     by_input: dict[int, list[int]] = {}
-    for place, each in enumerate(maps):
-        by_input.setdefault(each.input_index, []).append(place)
+    for place, heat_map in enumerate(maps):
+        by_input.setdefault(heat_map.input_index, []).append(place)
     pictures: list[StoredPicture] = []
     files: dict[int, str] = {}
     for index in range(len(result.inputs)):
@@ -78,15 +80,15 @@ def write_inputs(
     return pictures, [files[place] for place in range(len(maps))]
 
 
-def _write_map(folder: Path, result: Attributions | Attention, photograph: Photograph, each: Map, name: str) -> str:
+def _write_map(folder: Path, result: Attributions | Attention, photograph: Photograph, heat_map: Map, name: str) -> str:
     """Write the picture of a map under a name; return its path inside the run."""
     drawn = f"overlays/{name}.png"
-    if isinstance(each, AttributionMap) and each.values.ndim != PICTURE_AXES:
-        given = result.given.get(each.input_index) if isinstance(result, Attributions) else None
-        draw_given_map(given, each, WIDE).save(folder / drawn)
+    if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
+        data = result.given.get(heat_map.input_index) if isinstance(result, Attributions) else None
+        draw_given_map(data, heat_map, WIDE).save(folder / drawn)
     else:
         # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
-        Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
+        Image.fromarray(overlay(photograph, heat_map)).save(folder / drawn, compress_level=1)
     return drawn
 
 
@@ -103,10 +105,10 @@ def remarks_of(pictures: Sequence[StoredPicture]) -> tuple[str, ...]:
 
 def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
-    given = result.given.get(index) if isinstance(result, Attributions) else None
-    if given is not None:
-        drawn = np.asarray(draw_given(given, WIDE))
-        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(given))
+    data = result.given.get(index) if isinstance(result, Attributions) else None
+    if data is not None:
+        drawn = np.asarray(draw_given(data, WIDE))
+        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(data))
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)
@@ -123,8 +125,8 @@ def _distinct_names(wanted: Iterable[str]) -> list[str]:
     """Return names for files, a number appended where one is taken, in whatever case."""
     names: list[str] = []
     taken: set[str] = set()
-    for each in wanted:
-        names.append(next(name for name in _candidates(each) if name.casefold() not in taken))
+    for stem in wanted:
+        names.append(next(name for name in _candidates(stem) if name.casefold() not in taken))
         taken.add(names[-1].casefold())
     return names
 

@@ -47,7 +47,7 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
         return feature_maps_html(result)
     failure = getattr(result, "failure", None)
     summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
-    first_table = next((place for place, each in enumerate(summary) if isinstance(each, Table)), len(summary))
+    first_table = next((place for place, part in enumerate(summary) if isinstance(part, Table)), len(summary))
     answer = [
         terminal.warnings_panel(conversion.warnings_of(result)),
         *([] if failure is None else [terminal.failure_panel(failure)]),
@@ -88,7 +88,7 @@ def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
             text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
         else:
             drawn = draw_document(describe_attributions(result, index, photograph))
-            targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
+            targets = ", ".join(heat_map.target.label for heat_map in result.maps if heat_map.input_index == index)
             text = f"Where {result.model.name} looks in {record.name} for {targets}"
         yield _picture(encode_png(drawn), text)
     if len(result.inputs) > _MOST_PICTURES:
@@ -109,7 +109,7 @@ def _picture(png: bytes, text: str) -> str:
 
 
 def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
-    yield from (feature_maps_html(each) for each in maps[:_MOST_PICTURES])
+    yield from (feature_maps_html(grid) for grid in maps[:_MOST_PICTURES])
     if len(maps) > _MOST_PICTURES:
         more = counted(len(maps) - _MOST_PICTURES, "more grid")
         yield f"<p>{more}: look at <code>{name}[{_MOST_PICTURES}]</code> and those after it.</p>\n"
@@ -127,15 +127,15 @@ def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
 
 
 def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
-    for each in _flat(renderables):
-        if isinstance(each, Panel):
-            yield f"<section><p><strong>{escape(str(each.title))}</strong></p>\n"
-            yield from _blocks([each.renderable])
+    for part in _flat(renderables):
+        if isinstance(part, Panel):
+            yield f"<section><p><strong>{escape(str(part.title))}</strong></p>\n"
+            yield from _blocks([part.renderable])
             yield "</section>\n"
-        elif isinstance(each, Table):
-            yield _table(each)
-        elif isinstance(each, Text):
-            lines = "<br>".join(escape(line) for line in each.plain.split("\n"))
+        elif isinstance(part, Table):
+            yield _table(part)
+        elif isinstance(part, Text):
+            lines = "<br>".join(escape(line) for line in part.plain.split("\n"))
             yield f"<p>{lines}</p>\n" if lines else ""
 
 

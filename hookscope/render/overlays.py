@@ -66,9 +66,9 @@ class ColourScale:
         return ("0", f"{'>= ' if self.clipped else ''}{top}")
 
 
-def colour_scale(each: PlacedMap) -> ColourScale:
+def colour_scale(placed: PlacedMap) -> ColourScale:
     """Return the scale of one map; of a fine one the top is the 99.5th percentile of magnitudes."""
-    values = each.values[np.isfinite(each.values)].astype(np.float64)
+    values = placed.values[np.isfinite(placed.values)].astype(np.float64)
     if not values.size:
         return ColourScale(0.0, signed=False)
     signed = bool(values.min() < 0)
@@ -90,17 +90,17 @@ def shrunk(photograph: Photograph, height: int, width: int) -> Photograph:
     return replace(photograph, pixels=np.asarray(picture), region=Region(*edges, height, width))
 
 
-def overlay(photograph: Photograph, each: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:
+def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:
     """Draw a map over a photograph in its own size, (H, W, 3); what the network did not see is pale and grey.
 
     The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another is drawn
     in the `scale` of that.
     """
-    scale = scale or colour_scale(each)
+    scale = scale or colour_scale(placed)
     colours, opacities = _tables(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
-    for rows, values in resampled(each, photograph.region):
+    for rows, values in resampled(placed, photograph.region):
         base = photograph.pixels[rows, columns]
         levels, holes = _levels(values, scale)
         shown = 256 - opacities[levels]  # of the photograph, in 256ths
@@ -110,7 +110,7 @@ def overlay(photograph: Photograph, each: PlacedMap, scale: ColourScale | None =
             result[rows, columns, channel] = (faded * shown + colours[:, channel][levels]) >> 8
         if holes is not None:
             result[rows, columns][holes] = _NON_FINITE
-    for colour, part in _frame(each, photograph.region):
+    for colour, part in _frame(placed, photograph.region):
         result[part] = colour
     return result
 
@@ -144,17 +144,17 @@ def input_picture(
     return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def tint(each: PlacedMap, region: Region) -> NDArray[np.uint8]:
+def tint(placed: PlacedMap, region: Region) -> NDArray[np.uint8]:
     """Return the colours of a map alone, (H, W, 4) uint8, transparent where it is low and outside the region."""
-    scale = colour_scale(each)
+    scale = colour_scale(placed)
     result = np.zeros((region.height, region.width, 4), np.uint8)
     columns = seen_part(region)[1]
-    for rows, values in resampled(each, region):
+    for rows, values in resampled(placed, region):
         levels, holes = _levels(values, scale)
         result[rows, columns] = _rgba(scale.signed)[levels]
         if holes is not None:
             result[rows, columns][holes] = (*_NON_FINITE, 255)
-    for colour, part in _frame(each, region):
+    for colour, part in _frame(placed, region):
         result[part] = (*colour, 255)
     return result
 
@@ -164,11 +164,11 @@ def tint_colours() -> NDArray[np.uint8]:
     return np.ascontiguousarray(_rgba(False)[_LEVELS:])
 
 
-def _frame(each: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
+def _frame(placed: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
     """Yield the sides of the box that a map explains, along its inner edge: dark, with a white line in their middle."""
-    if each.box is None:
+    if placed.box is None:
         return
-    left, top, right, bottom = each.box
+    left, top, right, bottom = placed.box
     high, wide = region.bottom - region.top, region.right - region.left
     top, bottom = (round(region.top + share * high) for share in (top, bottom))
     left, right = (round(region.left + share * wide) for share in (left, right))
@@ -205,10 +205,10 @@ def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
     return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
 
 
-def resampled(each: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""
-    values = each.values
-    top, left, bottom, right = each.extent
+    values = placed.values
+    top, left, bottom, right = placed.extent
     tall, wide = region.bottom - region.top, region.right - region.left
     seen_rows, seen_columns = seen_part(region)
     down = _weights(region.top + top * tall, (bottom - top) * tall, values.shape[0], seen_rows)

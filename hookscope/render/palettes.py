@@ -115,9 +115,9 @@ def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
         import matplotlib as mpl  # noqa: PLC0415 - costs 0.1 s, and the default maps need none of it
 
         if name not in mpl.colormaps:
-            known = [*mpl.colormaps]
+            names = [*mpl.colormaps]
             raise UsageError(
-                f"No colour map is called {name[:80]!r}.{nearest(name[:80], known)} Give the name of a matplotlib"
+                f"No colour map is called {name[:80]!r}.{nearest(name[:80], names)} Give the name of a matplotlib"
                 " colour map, or 'auto'."
             )
         levels = mpl.colormaps[name](positions, bytes=True)[:, :3].astype(np.uint8)

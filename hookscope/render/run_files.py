@@ -117,11 +117,11 @@ def _draw_grids(
     cmap: str,
     scale: Literal["channel", "layer"],
 ) -> list[Grid]:
-    names = [f"grids/{grids.grid_name(each, row_count, input_count=len(inputs))}" for each in maps]
+    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(inputs))}" for layer_maps in maps]
 
-    def draw(each: FeatureMaps, name: str) -> Grid:
-        input_name = inputs[each.input_index].name
-        picture, grid = grids.draw_for_run(each, name, cmap=cmap, scale=scale, input_name=input_name)
+    def draw(layer_maps: FeatureMaps, name: str) -> Grid:
+        input_name = inputs[layer_maps.input_index].name
+        picture, grid = grids.draw_for_run(layer_maps, name, cmap=cmap, scale=scale, input_name=input_name)
         (folder / name).write_bytes(grids.encode_png(picture))
         return grid
 

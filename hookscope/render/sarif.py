@@ -77,15 +77,15 @@ def checks_to_sarif(
         error: Why there are no reports, or not all; "" if there are.
         exit_code: Of the command; default: the most severe of the reports.
     """
-    told = [_Told(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
+    outcomes = [_Told(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
     rules = [*rules, _EXAMINATION]
     places = {rule.identifier: place for place, rule in enumerate(rules)}
-    results = [result for each in told for result in each.results(places)]
+    results = [result for outcome in outcomes for result in outcome.results(places)]
     if error:
         results.append(_result(_EXAMINATION.identifier, "error", error, _location(instead), places, "nothing checked"))
     results.sort(key=lambda result: result["level"] != "error")
     _number(results)
-    notifications = [note for each in told for note in each.notifications()]
+    notifications = [note for outcome in outcomes for note in outcome.notifications()]
     notifications += [_notification("error", error)] if error else []
     if len(results) > _MOST_RESULTS:
         more = counted(len(results) - _MOST_RESULTS, "more result")
@@ -101,8 +101,8 @@ def checks_to_sarif(
         },
         "invocations": [
             {
-                "executionSuccessful": bool(reports) and not error and not any(each.error_code for each in reports),
-                "exitCode": most_severe(each.exit_code for each in reports) if exit_code is None else exit_code,
+                "executionSuccessful": bool(reports) and not error and not any(check.error_code for check in reports),
+                "exitCode": most_severe(check.exit_code for check in reports) if exit_code is None else exit_code,
                 "toolExecutionNotifications": notifications,
             }
         ],

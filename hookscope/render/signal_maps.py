@@ -27,43 +27,43 @@ _NON_FINITE = (255, 0, 255)
 _TICKS = 5
 
 
-def draw_signal(given: NDArray[np.float32], width: int) -> Image.Image:
+def draw_signal(signal: NDArray[np.float32], width: int) -> Image.Image:
     """Draw a signal (C, L) by itself, `width` pixels wide."""
-    image, top = _lanes(given, width, None)
-    _write_steps(image, given.shape[1], top)
+    image, top = _lanes(signal, width, None)
+    _write_steps(image, signal.shape[1], top)
     return image
 
 
-def draw_signal_map(given: NDArray[np.float32] | None, each: AttributionMap, width: int) -> Image.Image:
+def draw_signal_map(samples: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
     """Draw a signal (C, L) under its map's colours, and the map, (l,), below it; the map alone without a signal."""
-    length = each.size[0] if each.size else len(each.values)
-    signal = np.zeros((0, length), np.float32) if given is None else given
-    image, top = _lanes(signal, width, each)
-    bottom = _draw_map(image, each, top)
+    length = heat_map.size[0] if heat_map.size else len(heat_map.values)
+    signal = np.zeros((0, length), np.float32) if samples is None else samples
+    image, top = _lanes(signal, width, heat_map)
+    bottom = _draw_map(image, heat_map, top)
     _write_steps(image, length, bottom)
     return image
 
 
-def channel_remark(given: NDArray[np.float32]) -> str:
+def channel_remark(signal: NDArray[np.float32]) -> str:
     """Return a sentence about channels that are not drawn; "" if all are."""
-    count = len(given)
+    count = len(signal)
     return f"The first {_MOST_CHANNELS} of {count:,} channels are drawn." if count > _MOST_CHANNELS else ""
 
 
-def _lanes(given: NDArray[np.float32], width: int, each: AttributionMap | None) -> tuple[Image.Image, int]:
+def _lanes(signal: NDArray[np.float32], width: int, heat: AttributionMap | None) -> tuple[Image.Image, int]:
     """Draw the channels of a signal under each other; return the image and where the next part begins."""
-    shown = given[:_MOST_CHANNELS]
+    shown = signal[:_MOST_CHANNELS]
     lane = max(_LANE, _FEWEST_ALONE // max(len(shown), 1))
     inner = width - _LEFT - _RIGHT
     height = lane * len(shown)
-    below = 0 if each is None else (_BETWEEN if height else 0) + _MAP
+    below = 0 if heat is None else (_BETWEEN if height else 0) + _MAP
     image = Image.new("RGB", (width, height + below + _FOOT), PAPER)
     if not len(shown):
         return image, 0
     ground = np.full((height, inner, 3), _GROUND, np.uint8)
-    if each is not None:
-        flat = replace(each, values=each.values[None], extent=(0.0, each.extent[0], 1.0, each.extent[1]))
-        ground = overlay(Photograph(ground, Region(0, 0, height, inner, height, inner)), flat, colour_scale(each))
+    if heat is not None:
+        flat = replace(heat, values=heat.values[None], extent=(0.0, heat.extent[0], 1.0, heat.extent[1]))
+        ground = overlay(Photograph(ground, Region(0, 0, height, inner, height, inner)), flat, colour_scale(heat))
     image.paste(Image.fromarray(ground), (_LEFT, 0))
     pen = ImageDraw.Draw(image)
     for place, channel in enumerate(shown):
@@ -75,25 +75,25 @@ def _lanes(given: NDArray[np.float32], width: int, each: AttributionMap | None) 
     return image, height + _BETWEEN
 
 
-def _draw_map(image: Image.Image, each: AttributionMap, top: int) -> int:
+def _draw_map(image: Image.Image, heat_map: AttributionMap, top: int) -> int:
     """Draw a map as a curve over the steps that its cells lie at; return where it ends."""
-    scale: ColourScale = colour_scale(each)
-    finite = each.values[np.isfinite(each.values)].astype(np.float64)
+    scale: ColourScale = colour_scale(heat_map)
+    finite = heat_map.values[np.isfinite(heat_map.values)].astype(np.float64)
     high = float(finite.max(initial=0.0))
     low = float(finite.min(initial=0.0))
     inner = image.width - _LEFT - _RIGHT
     pen = ImageDraw.Draw(image)
     box = (_LEFT, top, inner, _MAP)
     if scale.top:
-        begin, end = each.extent
-        cells = len(each.values)
+        begin, end = heat_map.extent
+        cells = len(heat_map.values)
         at = (begin + (np.arange(cells) + 0.5) / cells * (end - begin)) * inner
         if cells > inner:
-            _draw_curve(pen, each.values, (low, high), box, VERMILION)
+            _draw_curve(pen, heat_map.values, (low, high), box, VERMILION)
         else:
             # Beyond the outermost cells their values go on, as colours do.
             x = np.concatenate([[0.0], at[(at > 0) & (at < inner)], [float(inner)]])
-            _draw_line(pen, x, np.interp(x, at, each.values.astype(np.float64)), (low, high), box, VERMILION)
+            _draw_line(pen, x, np.interp(x, at, heat_map.values.astype(np.float64)), (low, high), box, VERMILION)
     if low < 0 < high:
         zero = _height(np.array([0.0]), (low, high), top, _MAP)[0]
         pen.line((_LEFT, zero, _LEFT + inner, zero), LINE)

@@ -117,14 +117,14 @@ def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
     files = {strip.index: strip.path for strip in strips}
     pictures = [
         Picture(
-            name=failure_heading(each),
+            name=failure_heading(failed),
             caption="the input and those with near features",
             file=files.get(place, ""),
-            lines=[*failure_reasons(each, failures), *filter(None, [neighbour_words(each, failures)])],
+            lines=[*failure_reasons(failed, failures), *filter(None, [neighbour_words(failed, failures)])],
         )
-        for place, each in enumerate(failures.inputs)
+        for place, failed in enumerate(failures.inputs)
     ]
-    has_near = any(each.neighbours for each in failures.inputs)
+    has_near = any(failed.neighbours for failed in failures.inputs)
     legend = "On the left the wrong input, then correctly classified inputs with the nearest features."
     yield Pictures(wrong_title(failures), legend if has_near and files else "", pictures)
     yield Text(method_words(failures))
@@ -183,18 +183,18 @@ def _left_out(result: Survey) -> Iterator[Listing]:
         yield Listing(title=title, lines=lines)
     if result.unusable:
         title = f"{counted(len(result.unusable), 'input')} left out"
-        yield Listing(title=title, lines=[each.message for each in result.unusable])
+        yield Listing(title=title, lines=[unusable.message for unusable in result.unusable])
 
 
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    found = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result)]
+    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result)]
     if not any(row.channels for row in result.rows):
-        found.append(f"None of {counted(len(result.rows), 'output')} has channels.")
+        sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
-        found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
+        sentences.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
     return [
-        *found,
+        *sentences,
         *rows_used(result.tables, f"on {inputs_text(result)}"),
         *_massive(result),
         *_tight(result),
@@ -219,7 +219,7 @@ def level_of(result: Survey) -> Level:
 
 def _nonfinite(result: Survey) -> Iterator[str]:
     if broken := result.nonfinite_inputs:
-        names = some_of([printable(PurePath(each).name, _MOST_NAME) for each in broken], _MOST_NAMES)
+        names = some_of([printable(PurePath(path).name, _MOST_NAME) for path in broken], _MOST_NAMES)
         held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
         yield f"{held} NaN or Inf before any layer: {names}."
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
@@ -229,9 +229,9 @@ def _nonfinite(result: Survey) -> Iterator[str]:
         yield "NaN or Inf in what the network returns."
 
 
-def rows_used(given: Sequence[TableRows], when: str) -> Iterator[str]:
+def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
     """Yield a sentence for each embedding and codebook, those of which least is used first."""
-    tables = sorted(given, key=lambda each: each.used_count / max(1, each.row_count))
+    tables = sorted(table_rows, key=lambda entry: entry.used_count / max(1, entry.row_count))
     for table in tables[:_MOST_TABLES]:
         rows = counted(table.row_count, "row")
         yield f"{table.used_count:,} of {rows} of {printable(table.name, _MOST_NAME)} used {when}."
@@ -240,7 +240,7 @@ def rows_used(given: Sequence[TableRows], when: str) -> Iterator[str]:
 
 
 def _overflowing(result: Survey) -> Iterator[str]:
-    rows = [row for row in result.rows if any(each.format == FLOAT16 and each.overflowing for each in row.headroom)]
+    rows = [row for row in result.rows if any(room.format == FLOAT16 and room.overflowing for room in row.headroom)]
     if rows:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
@@ -277,19 +277,19 @@ def _massive(result: Survey) -> Iterator[str]:
 
 
 def _tight(result: Survey) -> Iterator[str]:
-    known = [(row, each.factor) for row in result.rows for each in row.headroom if each.format == FLOAT16]
-    factors = [(row, factor) for row, factor in known if factor is not None]
+    margins = [(row, room.factor) for row in result.rows for room in row.headroom if room.format == FLOAT16]
+    factors = [(row, factor) for row, factor in margins if factor is not None]
     if factors:
-        row, least = min(factors, key=lambda each: each[1])
+        row, least = min(factors, key=lambda pair: pair[1])
         if least >= 1:
             factor = f"{'only ' if least < _TIGHT else ''}{figure(least, 3)} times"
             yield f"All values of these outputs fit float16: its limit is {factor} the largest, in {_name(row)}."
 
 
 def _selective(result: Survey) -> Iterator[str]:
-    found = [(row.selectivity, row) for row in result.rows if row.selectivity is not None]
-    if found:
-        (share, channel), row = max(found, key=lambda each: each[0])
+    scored = [(row.selectivity, row) for row in result.rows if row.selectivity is not None]
+    if scored:
+        (share, channel), row = max(scored, key=lambda pair: pair[0])
         best = printable(row.channels[channel].best_class, _MOST_NAME)
         explained = share_in_words(percent_text(max(0.0, share)))
         yield (
@@ -301,7 +301,7 @@ def _selective(result: Survey) -> Iterator[str]:
 def _duplicates(result: Survey) -> Iterator[str]:
     rows = [(len(row.duplicates), row) for row in result.rows if row.duplicates]
     if rows:
-        count, row = max(rows, key=lambda each: each[0])
+        count, row = max(rows, key=lambda pair: pair[0])
         verb = "copies" if count == 1 else "copy"
         yield (
             f"{counted(count, 'channel')} in the output of {_name(row)} almost {verb} another channel "

@@ -14,9 +14,9 @@ _MOST_TOPS = 3  # inputs of a channel that people see
 
 def remarks_of(row: SurveyRow) -> str:
     """Return what deserves a look, in a few words; "" for nothing."""
-    found = row.activation
-    words = ["NaN or Inf"] if found.nan_count or found.inf_count else []
-    words += [f"above {each.format}" for each in row.headroom if each.format == FLOAT16 and each.overflowing]
+    activation = row.activation
+    words = ["NaN or Inf"] if activation.nan_count or activation.inf_count else []
+    words += [f"above {limit.format}" for limit in row.headroom if limit.format == FLOAT16 and limit.overflowing]
     words += ["massive"] if row.massive else []
     words += [counted(len(row.duplicates), "duplicate")] if row.duplicates else []
     words += [flag for flag in row.flags if flag in ("all zero", "constant", "shape varies", "unmeasured")]
@@ -33,7 +33,7 @@ def _firing(row: SurveyRow) -> float | None:
 
 
 def _factor(row: SurveyRow) -> float | None:
-    return next((each.factor for each in row.headroom if each.format == FLOAT16), None)
+    return next((headroom.factor for headroom in row.headroom if headroom.format == FLOAT16), None)
 
 
 def _followed(channel: SurveyChannel) -> str:
@@ -54,10 +54,8 @@ LAYERS = (
     Column("", "dead", "channels that are 0 on every input", 1, integer_text, _dead),
     Column("", "fires", "share of values that are not 0", 3, percent_text, _firing),
     *statistics({"mean": 6, "std": 5, "min": 9, "max": 4}, "activation"),
-    Column("", "to float16", "float16's limit over the largest", 7, lambda each: f"×{number_text(each, 3)}", _factor),
-    Column(
-        "selectivity", "selectivity", "greatest of a channel", 10, lambda found: number_text(found[0], 2), usual="-"
-    ),
+    Column("", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{number_text(ratio, 3)}", _factor),
+    Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0], 2), usual="-"),
     Column("", "remarks", "what deserves a look", 2, value=remarks_of, words=True),
 )
 

@@ -24,7 +24,7 @@ _GROUND = 200
 _MAP_AXES = 2
 
 
-class _Place(NamedTuple):
+class _CropPosition(NamedTuple):
     """Where a crop goes: the sheet, its line and column."""
 
     sheet: int
@@ -84,7 +84,7 @@ def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
     peak = np.nan_to_num((arrays.max - arrays.mean) / spread)
     alive = (arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead
     order = np.lexsort((-peak, -np.nan_to_num(arrays.selectivity, nan=-1.0), ~alive))
-    return [row.channels[each] for each in sorted(order[: min(count, int(alive.sum()))].tolist())]
+    return [row.channels[index] for index in sorted(order[: min(count, int(alive.sum()))].tolist())]
 
 
 def _canvas(lines: int, columns: int) -> NDArray[np.uint8]:
@@ -93,12 +93,12 @@ def _canvas(lines: int, columns: int) -> NDArray[np.uint8]:
 
 
 def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet, Image.Image]]:
-    wanted: dict[str, list[_Place]] = {}
+    wanted: dict[str, list[_CropPosition]] = {}
     for number, sheet in enumerate(sheets):
         for line, channel in enumerate(sheet.channels):
             for half, listed in enumerate(channel.halves):
                 for column, top in enumerate(listed):
-                    place = _Place(number, line, half * sheet.columns + column, top)
+                    place = _CropPosition(number, line, half * sheet.columns + column, top)
                     wanted.setdefault(top.input, []).append(place)
     supports = [_supports(sheet, result) for sheet in sheets]
     for name, pixels in result.pictures([*wanted]) if result.pictures is not None else ():
@@ -114,7 +114,7 @@ def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet
     for number, sheet in enumerate(sheets):
         if sheet.is_drawn:
             name = f"crops/{sheet.row.index:04d}-{slug(sheet.row.label, 60)}.jpg"
-            channels = tuple(each.channel for each in sheet.channels)
+            channels = tuple(survey_channel.channel for survey_channel in sheet.channels)
             about = CropSheet(sheet.row.index, name, channels, TILE, sheet.columns, GAP, sheet.is_whole)
             yield about, Image.fromarray(sheet.pixels)
         sheets[number].pixels = np.zeros((0, 0, 3), np.uint8)
@@ -166,7 +166,7 @@ def _cropped(picture: Image.Image, box: tuple[int, int, int, int] | None) -> Ima
     return square.resize((TILE, TILE), Image.Resampling.NEAREST if side < TILE else Image.Resampling.BOX)
 
 
-def _paste(sheet: _Sheet, place: _Place, tile: Image.Image) -> None:
+def _paste(sheet: _Sheet, place: _CropPosition, tile: Image.Image) -> None:
     top = place.line * (TILE + GAP)
     left = place.column * (TILE + GAP) + (HALVES_GAP - GAP) * (place.column >= sheet.columns)
     sheet.pixels[top : top + TILE, left : left + TILE] = np.asarray(tile)

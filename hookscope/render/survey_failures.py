@@ -28,19 +28,19 @@ _OUTSIDE = {
 }
 
 
-def failure_heading(each: FailedInput) -> str:
+def failure_heading(miss: FailedInput) -> str:
     """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
-    label, other = printable(each.label, _MOST_NAME), printable(each.taken_for, _MOST_NAME)
-    if each.probability is None or each.label_probability is None:
-        return f"{printable(each.input)}: {label}, scores with NaN"
+    label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
+    if miss.probability is None or miss.label_probability is None:
+        return f"{printable(miss.input)}: {label}, scores with NaN"
     return (
-        f"{printable(each.input)}: {label} ({each.label_probability:.1%}), taken for {other} ({each.probability:.1%})"
+        f"{printable(miss.input)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
     )
 
 
-def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
+def failure_reasons(miss: FailedInput, failures: Failures) -> list[str]:
     """Return what may be the reason, in sentences; none where `wrong_title` has that no input has one."""
-    return _reasons(each, failures) or ([] if _without_reasons(failures) else ["No reason found."])
+    return _reasons(miss, failures) or ([] if _without_reasons(failures) else ["No reason found."])
 
 
 def wrong_title(failures: Failures) -> str:
@@ -52,18 +52,18 @@ def wrong_title(failures: Failures) -> str:
 
 
 def _without_reasons(failures: Failures) -> bool:
-    return not any(_reasons(each, failures) for each in failures.inputs)
+    return not any(_reasons(miss, failures) for miss in failures.inputs)
 
 
-def _reasons(each: FailedInput, failures: Failures) -> list[str]:
+def _reasons(miss: FailedInput, failures: Failures) -> list[str]:
     sentences = []
-    if each.outside:
-        found = ", ".join(map(_outside, each.outside))
-        sentences.append(f"Unlike all {failures.compared_count:,} that are classified right, its picture is {found}.")
-    if each.leaves_at:
-        where, p = printable(each.leaves_at, _MOST_NAME), number_text(each.p_value, 2)
-        if each.is_like_other:
-            other = printable(each.taken_for, _MOST_NAME)
+    if miss.outside:
+        traits = ", ".join(map(_outside, miss.outside))
+        sentences.append(f"Unlike all {failures.compared_count:,} that are classified right, its picture is {traits}.")
+    if miss.leaves_at:
+        where, p = printable(miss.leaves_at, _MOST_NAME), number_text(miss.p_value, 2)
+        if miss.is_like_other:
+            other = printable(miss.taken_for, _MOST_NAME)
             sentences.append(
                 f"From {where} on it is unlike its class (p {p}), and nowhere unlike {other}: its label may be wrong, "
                 "or it shows both."
@@ -73,12 +73,12 @@ def _reasons(each: FailedInput, failures: Failures) -> list[str]:
     return sentences
 
 
-def neighbour_words(each: FailedInput, failures: Failures) -> str:
+def neighbour_words(miss: FailedInput, failures: Failures) -> str:
     """Return "Nearest at pool: data/green/1.png (green), …", "" without neighbours."""
-    if not each.neighbours:
+    if not miss.neighbours:
         return ""
     near = ", ".join(
-        f"{PurePath(printable(one.input)).name} ({printable(one.label, _MOST_NAME)})" for one in each.neighbours
+        f"{PurePath(printable(peer.input)).name} ({printable(peer.label, _MOST_NAME)})" for peer in miss.neighbours
     )
     return f"Nearest at {printable(failures.neighbour_row, _MOST_NAME)}: {near}."
 
@@ -103,7 +103,7 @@ def method_words(failures: Failures) -> list[str]:
 
 def _outside(out: OutsideRange) -> str:
     word, measure = _OUTSIDE[out.kind]
-    value, low, high = (number_text(each, 3) for each in (out.value, out.low, out.high))
+    value, low, high = (number_text(number, 3) for number in (out.value, out.low, out.high))
     return f"{word} ({measure} {value}, theirs {low} to {high})"
 
 
@@ -112,11 +112,11 @@ def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
     failures = result.failures
     if failures is None or result.pictures is None:
         return
-    wanted = {name for each in failures.inputs for name in (each.input, *(one.input for one in each.neighbours))}
+    wanted = {name for row in failures.inputs for name in (row.input, *(peer.input for peer in row.neighbours))}
     pictures = {name: _tile(pixels) for name, pixels in result.pictures(sorted(wanted))}
-    for place, each in enumerate(failures.inputs):
-        near: tuple[NearInput, ...] = each.neighbours
-        tiles = [pictures.get(each.input), *(pictures.get(one.input) for one in near)]
+    for place, miss in enumerate(failures.inputs):
+        near: tuple[NearInput, ...] = miss.neighbours
+        tiles = [pictures.get(miss.input), *(pictures.get(peer.input) for peer in near)]
         if tiles[0] is None:
             continue
         strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), (255, 255, 255))

@@ -36,7 +36,7 @@ def rows_to_csv(inspection: Activations | Gradients) -> str:
 
 def tokens_to_csv(inspection: Activations) -> str:
     """Return high-norm tokens and massive activations as CSV with a header, one line each, as `rows_to_csv` does."""
-    rows = [(row, each) for row in inspection.rows if row.tokens for each in (*row.tokens.high, *row.tokens.massive)]
+    rows = [(row, token) for row in inspection.rows if row.tokens for token in (*row.tokens.high, *row.tokens.massive)]
     return csv_text(
         (
             Column("label").on(itemgetter(0)),
@@ -55,7 +55,7 @@ def tokens_to_csv(inspection: Activations) -> str:
 
 def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     """Return gradient norms of inputs alone as CSV with a header, one line an input, one column a layer's output."""
-    labels = dict.fromkeys(label for each in inputs for label in each.rows_l2)
+    labels = dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2)
     norms = [Column(f"l2 {label}", value=methodcaller("get", label)).on(attrgetter("rows_l2")) for label in labels]
     return csv_text([*machine_columns("name", "loss", "parameters_l2"), *norms], inputs)
 

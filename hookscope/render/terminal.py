@@ -31,9 +31,9 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
 
 def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
     """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
-    what = "output, loss and parameter gradients" if with_loss else "output"
+    compared = "output, loss and parameter gradients" if with_loss else "output"
     if verification.status == "same":
-        return f"verified: the same {what} as without hooks", "good"
+        return f"verified: the same {compared} as without hooks", "good"
     if verification.status == "not repeatable":
         return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
     return "not the same as without hooks: see the warning", "fail"
@@ -109,10 +109,10 @@ def inputs_words(inputs: Sequence[InputRecord]) -> str:
     """
     first, count = inputs[0], len(inputs)
     name = PurePath(first.name).name
-    rates = {each.sampling_rate for each in inputs if each.sampling_rate is not None}
+    rates = {record.sampling_rate for record in inputs if record.sampling_rate is not None}
     if rates:
         whole = name if count == 1 else f"{count} inputs"
-        is_resampled = any(step.startswith("resampled") for each in inputs for step in each.steps)
+        is_resampled = any(step.startswith("resampled") for record in inputs for step in record.steps)
         how = "resampled" if is_resampled else "as recorded"
         return f"{whole} at {', '.join(f'{rate:,}' for rate in sorted(rates))} Hz ({how})"
     clips = [step for step in first.steps if step.startswith(CLIP_STEP)]
@@ -123,7 +123,7 @@ def inputs_words(inputs: Sequence[InputRecord]) -> str:
         return f"{count} inputs, folders as clips ('FOLDER/*' for a clip of each picture)"
     of_file = [step for step in first.steps if step.startswith(f"input 0 of {count} in the file")]
     if not of_file:
-        return f"{count} inputs{' of noise' if all(each.is_noise for each in inputs) else ''}"
+        return f"{count} inputs{' of noise' if all(record.is_noise for record in inputs) else ''}"
     hint = of_file[0].partition(" in the file")[2]
     whole = f"{hint[:-1]} of {shape_text((count, *first.shape))})" if hint else ""
     return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"

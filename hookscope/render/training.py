@@ -25,7 +25,7 @@ from hookscope.render.document import (
 )
 from hookscope.render.survey import rows_used
 from hookscope.render.training_steps import Floats, as_floats, heat_maps
-from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict, WatchedLayer, WatchedParameter
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
 from hookscope.text import are, counted, some_of
 
 CLOSED = "closed"
@@ -45,7 +45,7 @@ _MOST_SKIPPED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class FindingGroup:
     """The verdicts of one rule that began at one step.
 
     Attributes:
@@ -53,11 +53,11 @@ class Objection:
         ended: The step at which the verdict ended, by place; without the verdicts that did not end.
     """
 
-    verdicts: tuple[TrainingVerdict, ...]
+    verdicts: tuple[TrainingFinding, ...]
     ended: Mapping[str, int]
 
     @property
-    def first(self) -> TrainingVerdict:
+    def first(self) -> TrainingFinding:
         """The verdict that came first."""
         return self.verdicts[0]
 
@@ -82,21 +82,21 @@ class Objection:
         return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
 
 
-def objections(log: TrainingLog) -> list[Objection]:
+def objections(log: TrainingLog) -> list[FindingGroup]:
     """Return the objections in order; verdicts of one rule that begin at one step are one objection.
 
     A resumed training begins its verdicts again: a verdict that was open goes on.
     """
-    found: dict[tuple[str, int], tuple[list[TrainingVerdict], dict[str, int]]] = {}
+    groups: dict[tuple[str, int], tuple[list[TrainingFinding], dict[str, int]]] = {}
     since: dict[tuple[str, str], int] = {}
-    for verdict in sorted(log.verdicts, key=lambda each: each.step):
+    for verdict in sorted(log.verdicts, key=lambda entry: entry.step):
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
             since[place] = verdict.step
-            found.setdefault((verdict.rule, verdict.step), ([], {}))[0].append(verdict)
+            groups.setdefault((verdict.rule, verdict.step), ([], {}))[0].append(verdict)
         elif verdict.state == "ended" and place in since:
-            found[verdict.rule, since.pop(place)][1][verdict.where] = verdict.step
-    return [Objection(tuple(began), ended) for began, ended in found.values()]
+            groups[verdict.rule, since.pop(place)][1][verdict.where] = verdict.step
+    return [FindingGroup(tuple(began), ended) for began, ended in groups.values()]
 
 
 def last_step(log: TrainingLog) -> int:
@@ -113,18 +113,18 @@ def first_step(log: TrainingLog) -> int:
 
 def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
     """Return the steps in order of their numbers."""
-    return sorted(log.steps, key=lambda each: each.step)
+    return sorted(log.steps, key=lambda step: step.step)
 
 
-def decisive(found: Sequence[Objection]) -> Objection | None:
+def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
     """Return the objection to look at first: the earliest failure, or else the earliest warning."""
-    return min(found, key=lambda each: (each.level != "fail", each.began), default=None)
+    return min(raised, key=lambda objection: (objection.level != "fail", objection.began), default=None)
 
 
 def finding(log: TrainingLog) -> str:
     """Return the result of the rules in one sentence."""
-    found = objections(log)
-    first = decisive(found)
+    raised = objections(log)
+    first = decisive(raised)
     if first is None:
         steps = len(log.steps) or len(log.watched)
         return f"No rule objected in {counted(steps, 'step')}." if steps else "No step was recorded."
@@ -132,7 +132,7 @@ def finding(log: TrainingLog) -> str:
     return sentence
 
 
-def _sentences(objection: Objection) -> tuple[str, str]:
+def _sentences(objection: FindingGroup) -> tuple[str, str]:
     """Return the first sentence of a message, with step and place, and the other sentences."""
     message, where = objection.first.message, objection.first.where
     ends = _SENTENCE_END.search(message)
@@ -148,18 +148,18 @@ def _sentences(objection: Objection) -> tuple[str, str]:
 
 def answer(log: TrainingLog) -> list[str]:
     """Return sentences on the first objection, others, skipped steps, rows used, edits, and the end of the training."""
-    found = objections(log)
-    first = decisive(found)
+    raised = objections(log)
+    first = decisive(raised)
     sentences = [finding(log)]
     if first is not None and (rest := _sentences(first)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
         sentences.append(f"It passed again at step {first.over:,}.")
-    others = [each for each in found if each is not first]
+    others = [objection for objection in raised if objection is not first]
     if others:
-        rules = some_of(list(dict.fromkeys(each.first.rule for each in others)), _FEW_STEPS)
+        rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
         sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
-    skipped = [each.step for each in steps_in_order(log) if each.skipped]
+    skipped = [step.step for step in steps_in_order(log) if step.skipped]
     if skipped:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
         sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
@@ -168,7 +168,7 @@ def answer(log: TrainingLog) -> list[str]:
 
 def _rows_used(log: TrainingLog) -> Iterator[str]:
     """Yield a sentence for each embedding and codebook of the last step in which any was watched."""
-    last = max((each for each in log.watched if each.tables), key=lambda each: each.step, default=None)
+    last = max((step for step in log.watched if step.tables), key=lambda step: step.step, default=None)
     if last is not None:
         yield from rows_used(last.tables, f"at step {last.step:,}")
 
@@ -178,14 +178,14 @@ def _edits(log: TrainingLog) -> list[str]:
     spans: dict[str, list[tuple[int, int]]] = {}
     for step in steps_in_order(log):
         for text, _ in step.edits:
-            known = spans.setdefault(text, [])
-            if known and known[-1][1] == step.step - 1:
-                known[-1] = (known[-1][0], step.step)
+            runs = spans.setdefault(text, [])
+            if runs and runs[-1][1] == step.step - 1:
+                runs[-1] = (runs[-1][0], step.step)
             else:
-                known.append((step.step, step.step))
+                runs.append((step.step, step.step))
     sentences = [
-        f"Edited by {text} in {some_of([_span_text(*span) for span in found], _FEW_SPANS)}."
-        for text, found in spans.items()
+        f"Edited by {text} in {some_of([_span_text(*span) for span in ranges], _FEW_SPANS)}."
+        for text, ranges in spans.items()
     ]
     left_out = len(sentences) - _FEW_STEPS
     if left_out > 0:
@@ -209,7 +209,7 @@ def _ending(log: TrainingLog) -> list[str]:
     return []
 
 
-def places_text(objection: Objection) -> str:
+def places_text(objection: FindingGroup) -> str:
     """Return the places of an objection: "fc1.weight, fc1.bias and 58 more"."""
     return some_of([where or "(training)" for where in objection.places], _FEW_PLACES)
 
@@ -249,8 +249,8 @@ def _optimizers(log: TrainingLog) -> list[str]:
     return list(dict.fromkeys(name for start in log.starts for name in start.optimizers))
 
 
-def _findings(objected: Sequence[Objection], low: int, high: int) -> Findings:
-    def line(objection: Objection) -> FindingLine:
+def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings:
+    def line(objection: FindingGroup) -> FindingLine:
         end = high + 1 if objection.over is None else objection.over
         unit = 1000 / (high - low + 1)
         ended = {place: f"to {step:,}" for place, step in objection.ended.items()}
@@ -272,7 +272,7 @@ def _when(began: int, over: int | None) -> str:
     return f"from step {began:,} on" if over is None else f"from step {began:,} to {over:,}"
 
 
-def _steps_before(steps: Sequence[TrainingStep], first: Objection) -> Table:
+def _steps_before(steps: Sequence[TrainingStep], first: FindingGroup) -> Table:
     rows = [step for step in steps if step.step <= first.began][-_BEFORE - 1 :]
 
     def rates(step: TrainingStep) -> str:
@@ -341,7 +341,7 @@ def _skipped(steps: Sequence[str]) -> Text:
     return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
 
 
-def _maps(log: TrainingLog, objected: Sequence[Objection]) -> HeatMaps:
+def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
     for step in sorted(log.watched, key=lambda step: step.step):

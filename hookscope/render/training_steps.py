@@ -38,9 +38,9 @@ def kept_places(column: NDArray[np.int64], values: Floats) -> NDArray[np.int64]:
     if not finite.size:
         return finite
     by_value = finite[np.lexsort((values[finite], column[finite]))]
-    ends = [np.flatnonzero(np.diff(column[each], prepend=-1)) for each in (finite, by_value)]
-    kept = [each[places] for each, places in zip((finite, by_value), ends, strict=True)]
-    kept += [each[np.append(places[1:], each.size) - 1] for each, places in zip((finite, by_value), ends, strict=True)]
+    ends = [np.flatnonzero(np.diff(column[rows], prepend=-1)) for rows in (finite, by_value)]
+    kept = [rows[places] for rows, places in zip((finite, by_value), ends, strict=True)]
+    kept += [rows[np.append(places[1:], rows.size) - 1] for rows, places in zip((finite, by_value), ends, strict=True)]
     return np.unique(np.concatenate(kept))
 
 
@@ -117,9 +117,9 @@ def heat_maps(log: TrainingLog, most_columns: int, most_rows: int, named: Iterab
     logarithmic scale. If there is not room for all rows, the rows in `named` are kept, then those with NaN or Inf, then
     rows spread evenly over the network.
     """
-    watched = sorted(log.watched, key=lambda each: each.step)
+    watched = sorted(log.watched, key=lambda step: step.step)
     maps = (_heat_map(kind, watched, most_columns, most_rows, {*named}) for kind in _KINDS)
-    return [each for each in maps if each is not None]
+    return [heat_map for heat_map in maps if heat_map is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ _KINDS = (
 def _heat_map(
     kind: _Kind, watched: Sequence[WatchedStep], most_columns: int, most_rows: int, named: set[str]
 ) -> HeatMap | None:
-    read = [kind.read(each) for each in watched]
-    names = list(dict.fromkeys(name for each in read for name in each))
-    full = np.array([[each.get(name, math.nan) for each in read] for name in names], np.float64)
+    read = [kind.read(step) for step in watched]
+    names = list(dict.fromkeys(name for column in read for name in column))
+    full = np.array([[column.get(name, math.nan) for column in read] for name in names], np.float64)
     if not full.size or np.isnan(full).all():
         return None
     if not kind.with_empty_rows:
@@ -176,7 +176,7 @@ def _heat_map(
     row_count = len(names)
     kept = kept_rows(names, full, most_rows, named)
     names, full = [names[row] for row in kept], full[kept]
-    steps = [each.step for each in watched]
+    steps = [step.step for step in watched]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), most_columns))
     finite = np.where(np.isfinite(full), full, -math.inf)
     at = finite.argmax(axis=1)
@@ -216,9 +216,9 @@ def kept_rows(names: Sequence[str], full: Floats, most: int, named: set[str]) ->
 def _thinned(full: Floats, parts: Sequence[NDArray[np.int64]], *, share: bool) -> Floats:
     with np.errstate(divide="ignore"):
         scaled = full if share else np.log10(np.where(full > 0, full, math.nan))
-    known = np.where(np.isfinite(scaled), scaled, math.nan)
-    medians = np.array([np.median(row[~np.isnan(row)]) if not np.isnan(row).all() else 0.0 for row in known])
-    distances = np.where(np.isnan(known), -1.0, np.abs(known - medians[:, None]))
+    finite = np.where(np.isfinite(scaled), scaled, math.nan)
+    medians = np.array([np.median(row[~np.isnan(row)]) if not np.isnan(row).all() else 0.0 for row in finite])
+    distances = np.where(np.isnan(finite), -1.0, np.abs(finite - medians[:, None]))
     distances = np.where((full == 0) & (not share), _ZERO_DISTANCE, distances)
     distances = np.where(np.isinf(full), math.inf, distances)
     picked = [part[0] + distances[:, part].argmax(axis=1) for part in parts]

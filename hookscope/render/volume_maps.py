@@ -20,21 +20,21 @@ _AXES = ("plane", "row", "column")
 _COLOURS = 3
 
 
-def draw_volume(given: NDArray[np.float32], width: int) -> Image.Image:
+def draw_volume(volume: NDArray[np.float32], width: int) -> Image.Image:
     """Draw the three middle slices of a volume (C, D, H, W) by itself, `width` pixels wide."""
-    return _row(given, None, _middle(given.shape[1:]), given.shape[1:], width, "middle")
+    return _row(volume, None, _middle(volume.shape[1:]), volume.shape[1:], width, "middle")
 
 
-def draw_volume_map(given: NDArray[np.float32] | None, each: AttributionMap, width: int) -> Image.Image:
+def draw_volume_map(volume: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
     """Draw the three middle slices of a volume (C, D, H, W) with a map, (d, h, w), over each.
 
     Below are the three slices through the cell with the map's greatest magnitude, where those are others.
     """
-    size = each.size or each.values.shape
-    rows = [_row(given, each, _middle(size), size, width, "middle")]
-    strongest = _strongest(each, size)
+    size = heat_map.size or heat_map.values.shape
+    rows = [_row(volume, heat_map, _middle(size), size, width, "middle")]
+    strongest = _strongest(heat_map, size)
     if strongest != _middle(size):
-        rows.append(_row(given, each, strongest, size, width, "strongest"))
+        rows.append(_row(volume, heat_map, strongest, size, width, "strongest"))
     image = Image.new("RGB", (width, sum(row.height for row in rows) + _GAP * (len(rows) - 1)), PAPER)
     top = 0
     for row in rows:
@@ -43,9 +43,9 @@ def draw_volume_map(given: NDArray[np.float32] | None, each: AttributionMap, wid
     return image
 
 
-def volume_remark(given: NDArray[np.float32]) -> str:
+def volume_remark(volume: NDArray[np.float32]) -> str:
     """Return a sentence about channels that are not drawn; "" if all are."""
-    count = len(given)
+    count = len(volume)
     return f"The first of {count:,} channels is drawn." if count not in (1, _COLOURS) else ""
 
 
@@ -53,25 +53,25 @@ def _middle(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(length // 2 for length in size)
 
 
-def _strongest(each: AttributionMap, size: Sequence[int]) -> tuple[int, ...]:
+def _strongest(heat_map: AttributionMap, size: Sequence[int]) -> tuple[int, ...]:
     """Return the position of the input in the middle of the cell with the map's greatest magnitude."""
-    values = np.where(np.isfinite(each.values), np.abs(each.values), 0)
+    values = np.where(np.isfinite(heat_map.values), np.abs(heat_map.values), 0)
     cell = np.unravel_index(int(values.argmax()), values.shape)
-    begin, end = each.extent[:3], each.extent[3:]
+    begin, end = heat_map.extent[:3], heat_map.extent[3:]
     shares = [b + (at + 0.5) / cells * (e - b) for at, cells, b, e in zip(cell, values.shape, begin, end, strict=True)]
     return tuple(min(max(int(share * length), 0), length - 1) for share, length in zip(shares, size, strict=True))
 
 
 def _row(
-    given: NDArray[np.float32] | None,
-    each: AttributionMap | None,
+    volume: NDArray[np.float32] | None,
+    heat_map: AttributionMap | None,
     places: Sequence[int],
     size: Sequence[int],
     width: int,
     name: str,
 ) -> Image.Image:
     """Draw the slices through a position, one across each axis, side by side on one scale, with a label under each."""
-    shades = None if given is None else _shades(given)
+    shades = None if volume is None else _shades(volume)
     wide = [size[2], size[2], size[1]]  # across planes (H, W), across rows (D, W), across columns (D, H)
     tall = [size[1], size[0], size[0]]
     room = width - 2 * _GAP
@@ -88,9 +88,9 @@ def _row(
             ground = np.asarray(
                 flat.resize((across, height), Image.Resampling.BOX if factor < 1 else Image.Resampling.NEAREST)
             )
-        if each is not None:
+        if heat_map is not None:
             photograph = Photograph(ground, Region(0, 0, height, across, height, across))
-            ground = overlay(photograph, _slice(each, axis, (place + 0.5) / size[axis]), colour_scale(each))
+            ground = overlay(photograph, _slice(heat_map, axis, (place + 0.5) / size[axis]), colour_scale(heat_map))
         image.paste(Image.fromarray(ground), (left, 0))
         pen.rectangle((left, 0, left + across - 1, height - 1), outline=LINE)
         words = f"{name}: {_AXES[axis]} {place} of {size[axis]}"
@@ -99,22 +99,22 @@ def _row(
     return image
 
 
-def _slice(each: AttributionMap, axis: int, share: float) -> AttributionMap:
+def _slice(heat_map: AttributionMap, axis: int, share: float) -> AttributionMap:
     """Return a map across an axis, interpolated between its cells where the axis has come to a share of its length."""
-    cells = each.values.shape[axis]
-    begin, end = each.extent[axis], each.extent[axis + 3]
+    cells = heat_map.values.shape[axis]
+    begin, end = heat_map.extent[axis], heat_map.extent[axis + 3]
     place = min(max((share - begin) / (end - begin) * cells - 0.5, 0), cells - 1)
     first = int(place)
     after, part = min(first + 1, cells - 1), np.float32(place - first)
-    near, far = each.values.take(first, axis), each.values.take(after, axis)
+    near, far = heat_map.values.take(first, axis), heat_map.values.take(after, axis)
     values = near if not part else near * (1 - part) + far * part
-    extent = tuple(edge for at, edge in enumerate(each.extent) if at % 3 != axis)
-    return replace(each, values=np.asarray(values, np.float32), extent=extent, pixels=None)
+    extent = tuple(edge for at, edge in enumerate(heat_map.extent) if at % 3 != axis)
+    return replace(heat_map, values=np.asarray(values, np.float32), extent=extent, pixels=None)
 
 
-def _shades(given: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _shades(volume: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Return a volume (C, D, H, W) as colours (D, H, W, 3), from its least value, black, to its greatest, white."""
-    shown = given if len(given) == _COLOURS else given[:1]
+    shown = volume if len(volume) == _COLOURS else volume[:1]
     finite = shown[np.isfinite(shown)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     scaled = (np.nan_to_num(shown, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)

@@ -111,7 +111,7 @@ class Accuracy:
 
         With several labels for each picture, those with the lowest F1: a label that is always given has a share of 1.
         """
-        return tuple(sorted(self.classes, key=lambda each: (each.f1 if self.multi_label else each.share, -each.count)))
+        return tuple(sorted(self.classes, key=lambda row: (row.f1 if self.multi_label else row.share, -row.count)))
 
     @property
     @in_json
@@ -143,13 +143,13 @@ def accuracy_words(accuracy: Accuracy) -> str:
     )
 
 
-def class_words(each: ClassAccuracy, *, multi_label: bool) -> str:
+def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:
     """Return "'lynx' 3 of 10 (5 taken for 'tabby')", or "'lynx' 3 of 10, F1 0.400 (5 given 'tabby' instead)"."""
-    mistaken = printable(each.mistaken_for, 80)
+    mistaken = printable(entry.mistaken_for, 80)
     how = f"given '{mistaken}' instead" if multi_label else f"taken for '{mistaken}'"
-    f1 = f", F1 {each.f1:.3f}" if multi_label else ""
-    often = f" ({each.mistaken_count:,} {how})" if each.mistaken_count else ""
-    return f"'{printable(each.label, 80)}' {each.right:,} of {each.count:,}{f1}{often}"
+    f1 = f", F1 {entry.f1:.3f}" if multi_label else ""
+    often = f" ({entry.mistaken_count:,} {how})" if entry.mistaken_count else ""
+    return f"'{printable(entry.label, 80)}' {entry.right:,} of {entry.count:,}{f1}{often}"
 
 
 def lowest_words(accuracy: Accuracy) -> str:
@@ -161,9 +161,9 @@ def lowest_words(accuracy: Accuracy) -> str:
     if len(accuracy.classes) < 2 or (lowest.f1 if accuracy.multi_label else lowest.share) == 1:
         return ""
     exchanged = [f"'{printable(label, 80)}' for '{printable(other, 80)}'" for label, other in _exchanged(accuracy)]
-    which = f"{counted(len(exchanged), 'label')} are mostly taken for one another ({some_of(exchanged, _SHOWN)})"
+    confused = f"{counted(len(exchanged), 'label')} are mostly taken for one another ({some_of(exchanged, _SHOWN)})"
     question = (
-        f" {which}: are the classes in the order of the labels? {arg('classes')} names them." if exchanged else ""
+        f" {confused}: are the classes in the order of the labels? {arg('classes')} names them." if exchanged else ""
     )
     return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}.{question}"
 
@@ -171,9 +171,9 @@ def lowest_words(accuracy: Accuracy) -> str:
 def _exchanged(accuracy: Accuracy) -> list[tuple[str, str]]:
     """Return labels, each with the one that most of its pictures are taken for, where these are the same labels."""
     taken = {
-        each.label: each.mistaken_for
-        for each in accuracy.classes
-        if not accuracy.multi_label and each.count >= _FEWEST_TO_COMPARE and 2 * each.mistaken_count > each.count
+        entry.label: entry.mistaken_for
+        for entry in accuracy.classes
+        if not accuracy.multi_label and entry.count >= _FEWEST_TO_COMPARE and 2 * entry.mistaken_count > entry.count
     }
     while {*taken} != {*taken.values()}:
         taken = {label: other for label, other in taken.items() if label in taken.values() and other in taken}

@@ -210,11 +210,13 @@ class Attention(RunResult):
         Raises:
             LayerNotFoundError: If there is none; with the nearest labels.
         """
-        for each in self.maps:
-            if label in (each.block, each.query, each.label):
-                return each
-        known = dict.fromkeys(text for each in self.maps for text in (each.block, each.query))
-        raise LayerNotFoundError(f"There is no map of {label!r}.{nearest(label, known)}")
+        for heat_map in self.maps:
+            if label in (heat_map.block, heat_map.query, heat_map.label):
+                return heat_map
+        names = dict.fromkeys(
+            text for attention_map in self.maps for text in (attention_map.block, attention_map.query)
+        )
+        raise LayerNotFoundError(f"There is no map of {label!r}.{nearest(label, names)}")
 
 
 def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...]) -> str:
@@ -225,7 +227,7 @@ def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...
         calls = f", in {len(blocks):,} calls" if len(blocks) > seen else ""
         return f"{seen} of {counted(whole, 'block')} seen{calls}"
     by_reason: dict[str, list[str]] = {}
-    for each in unseen:
-        by_reason.setdefault(each.reason, []).append(each.label)
-    told = "; ".join(f"{some_of(labels, 3)}: {reason}" for reason, labels in by_reason.items())
-    return f"{seen} of {counted(whole, 'block')} seen; not seen: {told}"
+    for missed in unseen:
+        by_reason.setdefault(missed.reason, []).append(missed.label)
+    reasons = "; ".join(f"{some_of(labels, 3)}: {reason}" for reason, labels in by_reason.items())
+    return f"{seen} of {counted(whole, 'block')} seen; not seen: {reasons}"

@@ -164,7 +164,7 @@ class Attributions(RunResult):
     @in_json
     def halves(self) -> tuple[Concentration | None, ...]:
         """For each map, the smallest box that holds half of it."""
-        return tuple(concentration(each, self.inputs[each.input_index]) for each in self.maps)
+        return tuple(concentration(heat_map, self.inputs[heat_map.input_index]) for heat_map in self.maps)
 
     def _items(self) -> tuple[AttributionMap, ...]:
         return self.maps
@@ -175,8 +175,8 @@ class Attributions(RunResult):
         Raises:
             LayerNotFoundError: If no map has this target; with the nearest ones.
         """
-        for each in self.maps:
-            if each.target.label == target:
-                return each
-        labels = dict.fromkeys(each.target.label for each in self.maps)
+        for heat_map in self.maps:
+            if heat_map.target.label == target:
+                return heat_map
+        labels = dict.fromkeys(attribution_map.target.label for attribution_map in self.maps)
         raise LayerNotFoundError(f"There is no map of {target!r}.{nearest(target, labels)}")

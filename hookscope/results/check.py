@@ -348,8 +348,8 @@ class CheckReport(RenderedResult):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings, failures first, then in the order of the rules."""
-        found = [finding for outcome in self.outcomes for finding in outcome.findings]
-        return tuple(sorted(found, key=lambda finding: finding.level != "fail"))
+        findings = [finding for outcome in self.outcomes for finding in outcome.findings]
+        return tuple(sorted(findings, key=lambda finding: finding.level != "fail"))
 
     @property
     @in_json

@@ -51,7 +51,7 @@ class Change:
     @in_json
     def l2_ratio(self) -> float | None:
         """Ratio of the L2 norms, after to before; None if either is missing or the first is 0."""
-        before, after = (None if each is None else each.l2 for each in (self.before, self.after))
+        before, after = (None if statistics is None else statistics.l2 for statistics in (self.before, self.after))
         return None if not before or after is None else after / before
 
 

@@ -112,11 +112,11 @@ def _third(begin: Sequence[float], end: Sequence[float], size: Sequence[int]) ->
     return rows[down][across]
 
 
-def concentration(each: PlacedMap, record: InputRecord) -> Concentration | None:
+def concentration(placed: PlacedMap, record: InputRecord) -> Concentration | None:
     """Return where half of a map's positive mass lies; None for a map that is nowhere above zero."""
-    positive = np.maximum(np.nan_to_num(each.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
+    positive = np.maximum(np.nan_to_num(placed.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
     axes = positive.ndim
-    sides = [*zip(each.extent[:axes], each.extent[axes:], positive.shape, strict=True)]
+    sides = [*zip(placed.extent[:axes], placed.extent[axes:], positive.shape, strict=True)]
     edges = [_edges(*side) for side in sides]
     # Of cells that lie partly or wholly outside of the network's input, only the part inside counts.
     for axis, (begin, end, cells) in enumerate(sides):
@@ -134,7 +134,7 @@ def concentration(each: PlacedMap, record: InputRecord) -> Concentration | None:
     ends = [float(edges[axis][place]) for axis, place in enumerate(last)]
     if axes == PICTURE_AXES:
         return _in_picture(starts, ends, record)
-    size = getattr(each, "size", ()) or record.shape[-axes:]
+    size = getattr(placed, "size", ()) or record.shape[-axes:]
     share = float(np.prod(np.subtract(ends, starts)))
     box = Box(_positions(starts, size), _positions(ends, size), tuple(size))
     return Concentration(min(1.0, share), box)
@@ -180,15 +180,15 @@ def _smallest_box(
         top, left, bottom, right = _smallest_rectangle(shares, *cuts)[2]
         return (top, left), (bottom, right)
     best = (float("inf"), 0.0)
-    found = (0, 0, 0), tuple(int(cut[-1]) for cut in cuts)
+    corners = (0, 0, 0), tuple(int(cut[-1]) for cut in cuts)
     for front in range(len(shares)):
         for back in range(front + 1, len(shares) + 1):
             area, negative, (top, left, bottom, right) = _smallest_rectangle(shares[front:back].sum(0), *cuts[1:])
             volume = area * (cuts[0][back] - cuts[0][front])
             if (volume, negative) < best:
                 best = (float(volume), negative)
-                found = (int(cuts[0][front]), top, left), (int(cuts[0][back]), bottom, right)
-    return found
+                corners = (int(cuts[0][front]), top, left), (int(cuts[0][back]), bottom, right)
+    return corners
 
 
 def _smallest_rectangle(

@@ -123,10 +123,10 @@ class CheckpointContents(RowContainer):
         Raises:
             NothingMatchedError: If there is none; with the nearest names.
         """
-        known = {tensor.key: tensor for tensor in reversed(self.tensors)}
-        if key not in known:
-            raise NothingMatchedError(f"No tensor is called {key!r}.{nearest(key, known)}")
-        return known[key]
+        tensors = {tensor.key: tensor for tensor in reversed(self.tensors)}
+        if key not in tensors:
+            raise NothingMatchedError(f"No tensor is called {key!r}.{nearest(key, tensors)}")
+        return tensors[key]
 
     def __repr__(self) -> str:
         return f"<CheckpointContents of {self.name}: {len(self.tensors)} tensors>"

@@ -130,10 +130,10 @@ class NetworkCost:
         Raises:
             LayerNotFoundError: If there is none; with the nearest names.
         """
-        known = {module.layer: module for module in self.modules}
-        if layer not in known:
-            raise LayerNotFoundError(f"No module is called {layer!r}.{nearest(layer, known)}")
-        return known[layer]
+        costs = {module.layer: module for module in self.modules}
+        if layer not in costs:
+            raise LayerNotFoundError(f"No module is called {layer!r}.{nearest(layer, costs)}")
+        return costs[layer]
 
     def down_to(self, depth: int) -> "NetworkCost":
         """Return the costs of the modules down to a depth; 0 is the whole model alone. Sums stay those of all."""

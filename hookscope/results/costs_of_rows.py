@@ -42,17 +42,17 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | N
     whole = cost.whole.seconds
     if not whole:
         return None
-    timed = [each for each in cost.modules[1:] if each.seconds is not None]
-    names = {each.layer for each in timed}
+    timed = [entry for entry in cost.modules[1:] if entry.seconds is not None]
+    names = {entry.layer for entry in timed}
     children: dict[str, list[ModuleCost]] = {}
-    for each in timed:
-        parent = each.layer.rpartition(".")[0]
+    for child in timed:
+        parent = child.layer.rpartition(".")[0]
         while parent and parent not in names:  # a ModuleList: only what it holds is called
             parent = parent.rpartition(".")[0]
-        children.setdefault(parent, []).append(each)
+        children.setdefault(parent, []).append(child)
     layer, share = "", 1.0
     while share >= _NEARLY_ALL and layer in children:
-        part = max(children[layer], key=lambda each: each.seconds or 0.0)
+        part = max(children[layer], key=lambda entry: entry.seconds or 0.0)
         seconds = part.seconds or 0.0
         if layer and seconds < (1 - _NEARLY_ALL) * whole:
             break
@@ -61,8 +61,8 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | N
         return None
     modules = ((row.layer if row.owner is None else row.owner, row.activation) for row in rows)
     inside = [values for module, values in modules if f"{module}.".startswith(f"{layer}.")]
-    channels = sum(each.channel_count or 0 for each in inside if each.dead_channel_count is not None)
-    dead = sum(each.dead_channel_count or 0 for each in inside)
+    channels = sum(statistics.channel_count or 0 for statistics in inside if statistics.dead_channel_count is not None)
+    dead = sum(statistics.dead_channel_count or 0 for statistics in inside)
     return DearestPart(layer, share, dead / channels if channels else None)
 
 
@@ -74,5 +74,5 @@ def _percent(fraction: float) -> str:
 
 def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:
     """Return the cost of each row's module, with the first row of the module alone: it is that of all its calls."""
-    known = {module.layer: module for module in cost.modules}
-    return [None if row.owner is not None else known.pop(row.layer, None) for row in rows]
+    costs = {module.layer: module for module in cost.modules}
+    return [None if row.owner is not None else costs.pop(row.layer, None) for row in rows]

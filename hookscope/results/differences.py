@@ -237,7 +237,7 @@ class FirstDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Exceeded:
+class ToleranceFinding:
     """A row, or the output, that is beyond what `--fail-over` allows.
 
     Attributes:
@@ -305,7 +305,7 @@ class Differences(RunResult):
     first_differences: tuple[FirstDifference, ...] = ()
     first_gradient_difference: str = ""
     maps: tuple[FeatureMaps, ...] = field(default=(), metadata=UNSTORED)
-    exceeded: tuple[Exceeded, ...] = ()
+    exceeded: tuple[ToleranceFinding, ...] = ()
     reference: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -137,8 +137,8 @@ def bin_values(values: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray
     keys = np.concatenate([np.zeros(0, np.int64), *map(_keys_of, pieces)])
     lowest = keys.min(initial=0)
     counts = np.bincount(keys - lowest)
-    (found,) = np.nonzero(counts)
-    return (found + lowest).astype(np.int32), counts[found].astype(np.int64)
+    (occupied,) = np.nonzero(counts)
+    return (occupied + lowest).astype(np.int32), counts[occupied].astype(np.int64)
 
 
 def _keys_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -184,13 +184,13 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
     positions = np.multiply.outer(sizes - 1, levels)  # (n, levels)
     below = positions.astype(np.int64)
     above = np.minimum(below + 1, sizes[:, None] - 1)
-    found = np.empty((2, *positions.shape))
+    bounds = np.empty((2, *positions.shape))
     ranks = np.stack([below, above], axis=1)  # (n, 2, levels)
     for place, at_ranks in ((_kept, True), (_placed, False)):
         rows = [row for row, distribution in enumerate(distributions) if (distribution.values is not None) == at_ranks]
         if rows:
-            found[:, rows] = place([distributions[row] for row in rows], ranks[rows]).swapaxes(0, 1)
-    low, high = found
+            bounds[:, rows] = place([distributions[row] for row in rows], ranks[rows]).swapaxes(0, 1)
+    low, high = bounds
     shares = positions - below
     between = np.where(low == high, low, low * (1 - shares) + high * shares)  # no difference, which may overflow
     return [tuple(row) for row in between.tolist()]
@@ -207,18 +207,20 @@ def _kept(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> ND
 def _placed(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Estimate the values at ranks, (n, 2, levels), of distributions that count them in bins."""
     bins = [distribution.binned() for distribution in distributions]
-    keys, counts = np.concatenate([each for each, _ in bins]), np.concatenate([each for _, each in bins])
+    keys, counts = np.concatenate([array for array, _ in bins]), np.concatenate([array for _, array in bins])
     ends = np.cumsum(counts)  # over all of them, one after the other
     starts = np.cumsum([0, *(distribution.count for distribution in distributions[:-1])])
     overall = starts[:, None, None] + ranks
     at = np.searchsorted(ends, overall, side="right")
     fractions = 1 - (ends[at] - overall - 0.5) / counts[at]  # of the way through its bin
-    found = keys[at]
-    exponents, parts = _places(found)
-    mantissas = 1 + (parts + np.where(found < 0, 1 - fractions, fractions)) / PARTS
+    bin_keys = keys[at]
+    exponents, parts = _places(bin_keys)
+    mantissas = 1 + (parts + np.where(bin_keys < 0, 1 - fractions, fractions)) / PARTS
     mantissas = mantissas.clip((1 - _NEAR_EDGES) * (1 + (parts + 1) / PARTS), (1 + _NEAR_EDGES) * (1 + parts / PARTS))
-    values: NDArray[np.float64] = np.sign(found) * np.ldexp(mantissas, exponents)
-    lows, highs = np.array([(each.low, each.high) for each in distributions]).T[:, :, None, None]
+    values: NDArray[np.float64] = np.sign(bin_keys) * np.ldexp(mantissas, exponents)
+    lows, highs = np.array([(distribution.low, distribution.high) for distribution in distributions]).T[
+        :, :, None, None
+    ]
     return values.clip(lows, highs)
 
 

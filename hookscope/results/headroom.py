@@ -52,13 +52,13 @@ def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
     if spread is None or greatest is None:
         return ()
     nonzero = spread.nonzero()
-    found = []
+    headrooms = []
     for name, (most, least) in FORMATS.items():
         factor = most / greatest if greatest else None
         over = spread.share_outside(-most, most) if greatest > most else 0.0
-        found.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
+        headrooms.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
     step = greatest / _INT8_STEPS
-    return (*found, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
+    return (*headrooms, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
 
 
 def _share_within(nonzero: Distribution | None, limit: float) -> float:

@@ -141,7 +141,7 @@ class ActivationPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryVerdict:
+class HistoryFinding:
     """What a rule objects to in some of the files.
 
     Attributes:
@@ -184,7 +184,7 @@ class History(RunResult):
 
     files: tuple[HistoryFile, ...]
     order: str
-    verdicts: tuple[HistoryVerdict, ...]
+    verdicts: tuple[HistoryFinding, ...]
     rows: tuple[WeightPoint, ...]
     activations: tuple[ActivationPoint, ...] = ()
     inputs: tuple[InputRecord, ...] = ()
@@ -227,8 +227,12 @@ class History(RunResult):
         __tracebackhide__ = True
         if self.passed:
             return
-        failures = [f"{self.files[each.first].label}: {each.message}" for each in self.verdicts if each.level == "fail"]
-        errors = [f"{each.label}: {each.error}" for each in self.unreadable]
+        failures = [
+            f"{self.files[verdict.first].label}: {verdict.message}"
+            for verdict in self.verdicts
+            if verdict.level == "fail"
+        ]
+        errors = [f"{file.label}: {file.error}" for file in self.unreadable]
         raise AssertionError("\n".join((f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)))
 
     def _items(self) -> tuple[WeightPoint, ...]:
@@ -240,11 +244,11 @@ class History(RunResult):
         Raises:
             NothingMatchedError: If no file holds a tensor of that name; with the nearest names.
         """
-        found = tuple(row for row in self.rows if row.name == label)
-        if not found:
+        points = tuple(row for row in self.rows if row.name == label)
+        if not points:
             names = dict.fromkeys(row.name for row in self.rows)
             raise NothingMatchedError(f"No tensor is called {label!r}.{nearest(label, names)}")
-        return found
+        return points
 
     def __repr__(self) -> str:
         return f"<History of {counted(len(self.files), 'file')}: {counted(len(self.verdicts), 'verdict')}>"
@@ -292,10 +296,10 @@ def _learnt(rows: list[WeightPoint]) -> list[WeightPoint]:
 
 def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list[WeightPoint]) -> LayerPoint:
     learnt = _learnt(rows)
-    filters = sum(each.filter_count or 0 for each in learnt)
-    dead = sum(each.dead_filter_count or 0 for each in learnt)
+    filters = sum(point.filter_count or 0 for point in learnt)
+    dead = sum(point.dead_filter_count or 0 for point in learnt)
     return LayerPoint(
-        _root(each.norm for each in learnt),
+        _root(point.norm for point in learnt),
         _joined(learnt, before, "drift"),
         _joined(learnt, first, "drift_from_first"),
         dead / filters if filters else None,
@@ -305,16 +309,16 @@ def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list
 
 def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
     """Return the drift of several tensors as that of one: the root of the sum of squared changes, over the norm."""
-    norms = {each.name: each.norm or 0.0 for each in _learnt(before)}
-    known = [(row, getattr(row, name), norms[row.name]) for row in rows if row.name in norms]
-    known = [(each, share, norm) for each, share, norm in known if share is not None]
-    if not known:
+    norms = {point.name: point.norm or 0.0 for point in _learnt(before)}
+    drifts = [(row, getattr(row, name), norms[row.name]) for row in rows if row.name in norms]
+    drifts = [(point, share, norm) for point, share, norm in drifts if share is not None]
+    if not drifts:
         return None
-    changes = math.hypot(*(share * norm if norm else each.norm or 0.0 for each, share, norm in known))
-    whole = math.hypot(*(norm for _, _, norm in known))
+    changes = math.hypot(*(share * norm if norm else point.norm or 0.0 for point, share, norm in drifts))
+    whole = math.hypot(*(norm for _, _, norm in drifts))
     return changes / whole if whole else math.inf if changes else 0.0
 
 
 def _root(norms: Iterable[float | None]) -> float | None:
-    known = [norm for norm in norms if norm is not None]
-    return math.hypot(*known) if known else None
+    present = [norm for norm in norms if norm is not None]
+    return math.hypot(*present) if present else None

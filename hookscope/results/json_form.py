@@ -32,8 +32,8 @@ def is_stored(field: Field[Any]) -> bool:
 @lru_cache
 def derived(kind: type) -> Mapping[str, property]:
     """Return the properties of a class that JSON has, by name."""
-    found = ((name, value) for base in reversed(kind.__mro__) for name, value in vars(base).items())
-    return {name: value for name, value in found if isinstance(value, property) and hasattr(value.fget, "in_json")}
+    members = ((name, value) for base in reversed(kind.__mro__) for name, value in vars(base).items())
+    return {name: value for name, value in members if isinstance(value, property) and hasattr(value.fget, "in_json")}
 
 
 @lru_cache

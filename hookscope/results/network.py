@@ -195,8 +195,8 @@ def _by_name(missing: Sequence[str], *, files_only: bool) -> str:
 
 def _missing_arguments(text: str) -> list[str]:
     """Return the arguments that forward lacks, from Python's words or TorchScript's."""
-    found = _MISSING.search(text)
-    return re.findall(r"'(\w+)'", found[1]) if found else []
+    match = _MISSING.search(text)
+    return re.findall(r"'(\w+)'", match[1]) if match else []
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -259,10 +259,10 @@ def row_of(label: str, rows: Iterable[Row]) -> Row:
     Raises:
         LayerNotFoundError: If there is none; with the nearest labels.
     """
-    known: dict[str, Row] = {}
+    by_label: dict[str, Row] = {}
     for row in rows:
         for name in (row.label, *row.also):
-            known.setdefault(name, row)
-    if label not in known:
-        raise LayerNotFoundError(f"No row is called {label!r}.{nearest(label, known)}")
-    return known[label]
+            by_label.setdefault(name, row)
+    if label not in by_label:
+        raise LayerNotFoundError(f"No row is called {label!r}.{nearest(label, by_label)}")
+    return by_label[label]

@@ -64,13 +64,13 @@ class NoiseShape:
         return f"{name}{','.join(map(str, self.shape))}{dtype}{below}"
 
 
-def parse_noise_shapes(given: NoiseShapes | Sequence[NoiseShape]) -> tuple[NoiseShape, ...]:
+def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[NoiseShape, ...]:
     """Return the noise that `--input-shape` means, in the order given.
 
     Raises:
         UsageError: If it is of another form, a name comes twice, or there are too many values.
     """
-    shapes = _several(given)
+    shapes = _several(specs)
     names = [shape.name for shape in shapes if shape.name]
     for name in names:
         if names.count(name) > 1:
@@ -80,27 +80,27 @@ def parse_noise_shapes(given: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
     return shapes
 
 
-def _several(given: Any) -> tuple[NoiseShape, ...]:
-    if isinstance(given, Mapping):
-        return tuple(_one(value, str(name)) for name, value in given.items())
-    if isinstance(given, str) or not isinstance(given, Sequence) or not any(map(_is_nested, given)):
-        return (_one(given),)
-    return tuple(_one(each) for each in given)
+def _several(specs: Any) -> tuple[NoiseShape, ...]:
+    if isinstance(specs, Mapping):
+        return tuple(_one(value, str(name)) for name, value in specs.items())
+    if isinstance(specs, str) or not isinstance(specs, Sequence) or not any(map(_is_nested, specs)):
+        return (_one(specs),)
+    return tuple(_one(spec) for spec in specs)
 
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, str | Sequence | NoiseShape)
 
 
-def _one(given: Any, name: str = "") -> NoiseShape:
-    if isinstance(given, NoiseShape):
-        return given
-    if isinstance(given, str):
-        return _checked(*_read(f"{name}={given}" if name else given))
+def _one(spec: Any, name: str = "") -> NoiseShape:
+    if isinstance(spec, NoiseShape):
+        return spec
+    if isinstance(spec, str):
+        return _checked(*_read(f"{name}={spec}" if name else spec))
     try:
-        sizes = tuple(map(_size, given))
+        sizes = tuple(map(_size, spec))
     except TypeError as error:
-        raise UsageError(f"{arg('input_shape')} {printable(str(given), 80)!r} is not a shape. {_EXAMPLE}.") from error
+        raise UsageError(f"{arg('input_shape')} {printable(str(spec), 80)!r} is not a shape. {_EXAMPLE}.") from error
     shape = NoiseShape(sizes, name)
     return _checked(shape, shape.text)
 
@@ -114,13 +114,13 @@ def _size(value: Any) -> int:
 def _read(text: str) -> tuple[NoiseShape, str]:
     """Return the noise that a text means, and the text for people."""
     shown = f"{arg('input_shape')} {printable(text, 80)!r}"
-    found = _FORM.fullmatch(text.strip())
-    sizes = _whole(found["sizes"].split(",")) if found else None
-    below = _whole([found["below"]]) if found and found["below"] is not None else ()
-    if found is None or sizes is None or below is None:
+    match = _FORM.fullmatch(text.strip())
+    sizes = _whole(match["sizes"].split(",")) if match else None
+    below = _whole([match["below"]]) if match and match["below"] is not None else ()
+    if match is None or sizes is None or below is None:
         raise UsageError(f"{shown} is not a shape. {_EXAMPLE}.")
-    name, dtype = found["name"], (found["dtype"] or "").strip().removeprefix("torch.")
-    if found["dtype"] is not None and dtype not in {*WHOLE, *OTHER_DTYPES}:
+    name, dtype = match["name"], (match["dtype"] or "").strip().removeprefix("torch.")
+    if match["dtype"] is not None and dtype not in {*WHOLE, *OTHER_DTYPES}:
         close = nearest(dtype, [*WHOLE, *OTHER_DTYPES]) or f" Known: {', '.join([*WHOLE, *OTHER_DTYPES])}."
         raise UsageError(f"{shown}: there is no dtype {printable(dtype)!r}.{close}")
     if name is not None and not name.strip():

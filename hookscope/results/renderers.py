@@ -16,12 +16,12 @@ RENDERERS: dict[str, str] = {}
 """For each form ("text", "html", "dict", "frame", "save") the "module:function" that makes it of a result."""
 
 
-def rendered(result: object, what: str, *args: Any, **options: Any) -> Any:
+def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
     """Return a result in one of the forms in `RENDERERS`.
 
     Libraries that draw a random number when they are imported leave Python's generator as it was.
     """
-    module, _, function = RENDERERS[what].partition(":")
+    module, _, function = RENDERERS[form].partition(":")
     state = random.getstate()
     try:
         return getattr(import_module(module), function)(result, *args, **options)

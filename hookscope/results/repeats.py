@@ -74,8 +74,12 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
     _resolve(gradients, "taken_by", {label: row.taken_by or () for label, row in without.items()})
     if folds and (into := _repeated(rows, gradients)):
         rows = _folded(rows, into)
-        calls = {(each.row.layer, each.row.call) for each in rows}
-        stay = [each for each in gradients if each.row.role == "output" or (each.row.layer, each.row.call) in calls]
+        calls = {(entry.row.layer, entry.row.call) for entry in rows}
+        stay = [
+            gradient
+            for gradient in gradients
+            if gradient.row.role == "output" or (gradient.row.layer, gradient.row.call) in calls
+        ]
         outputs = [gradient for gradient in gradients if gradient.row.role == "output" and _key(gradient.row) in into]
         gradients = _folded(stay, into)
         _resolve(gradients, "taken_by", {output.label: output.now("taken_by") or () for output in outputs})
@@ -85,10 +89,10 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
         _number(rows)
         _number(gradients)
         arrived = [gradient for gradient in gradients if gradient.row.backward_index is not None]
-        arrived.sort(key=lambda each: each.row.backward_index or 0)
-        for position, each in enumerate(arrived):
-            if each.row.backward_index != position:
-                each.changes["backward_index"] = position
+        arrived.sort(key=lambda gradient: gradient.row.backward_index or 0)
+        for position, entry in enumerate(arrived):
+            if entry.row.backward_index != position:
+                entry.changes["backward_index"] = position
     return replace(run, rows=_copied(rows), gradients=_copied(gradients), gradient_maps=maps)
 
 
@@ -109,7 +113,9 @@ def _repeated(
         return into
     outputs = {_key(gradient.row): gradient.now("repeats") for gradient in gradients if gradient.row.role == "output"}
     differing = {
-        (each.row.layer, each.row.call) for each in gradients if each.row.role == "input" and not each.now("repeats")
+        (entry.row.layer, entry.row.call)
+        for entry in gradients
+        if entry.row.role == "input" and not entry.now("repeats")
     }
     into = {key: outputs.get(key, label) for key, label in into.items()}
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
@@ -188,5 +194,5 @@ def _copied(rows: Sequence[_Staying[Row]]) -> tuple[Row, ...]:
 def _of_rows(maps: Sequence[Maps], rows: Sequence[_Staying[Row]]) -> tuple[Maps, ...]:
     """Return the maps of these rows, which still have the numbers that the maps know them by."""
     numbers = {row.row.index: number for number, row in enumerate(rows)}
-    stay = ((each, numbers[each.row]) for each in maps if each.row in numbers)
-    return tuple(each if each.row == number else replace(each, row=number) for each, number in stay)
+    stay = ((group, numbers[group.row]) for group in maps if group.row in numbers)
+    return tuple(group if group.row == number else replace(group, row=number) for group, number in stay)

@@ -116,15 +116,28 @@ class MeasuredTensor:
 
     def __str__(self) -> str:
         """Return the row in two lines; `repr` has every field."""
-        found = self.statistics
-        numbers = {"mean": found.mean, "std": found.std, "min": found.min, "max": found.max, "L2": found.l2}
+        statistics = self.statistics
+        numbers = {
+            "mean": statistics.mean,
+            "std": statistics.std,
+            "min": statistics.min,
+            "max": statistics.max,
+            "L2": statistics.l2,
+        }
         words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
-        words += [] if found.zero_fraction is None else [f"zeros {found.zero_fraction:.3g}"]
-        counts = {"NaN": found.nan_count, "Inf": found.inf_count, "dead channels": found.dead_channel_count}
+        words += [] if statistics.zero_fraction is None else [f"zeros {statistics.zero_fraction:.3g}"]
+        counts = {
+            "NaN": statistics.nan_count,
+            "Inf": statistics.inf_count,
+            "dead channels": statistics.dead_channel_count,
+        }
         words += [f"{count} {name}" for name, count in counts.items() if count]
-        shape = "x".join(map(str, found.shape)) or "scalar"
-        title = f"{self.label or '(model)'} ({self.kind}) {shape} {found.dtype}"
-        return printable(f"{title}{f': {found.unmeasured}' if found.unmeasured else ''}") + f"\n  {', '.join(words)}"
+        shape = "x".join(map(str, statistics.shape)) or "scalar"
+        title = f"{self.label or '(model)'} ({self.kind}) {shape} {statistics.dtype}"
+        return (
+            printable(f"{title}{f': {statistics.unmeasured}' if statistics.unmeasured else ''}")
+            + f"\n  {', '.join(words)}"
+        )
 
     shape: tuple[int, ...] = _statistic("shape")
     dtype: str = _statistic("dtype")

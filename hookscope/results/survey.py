@@ -189,7 +189,7 @@ class Channels(Sequence[SurveyChannel]):
     def __getitem__(self, channel: int | slice) -> SurveyChannel | list[SurveyChannel]:
         """Return a channel, or some of them."""
         if isinstance(channel, slice):
-            return [self._made(each) for each in range(len(self))[channel]]
+            return [self._made(index) for index in range(len(self))[channel]]
         return self._made(range(len(self))[channel])
 
     def _made(self, at: int) -> SurveyChannel:
@@ -197,7 +197,7 @@ class Channels(Sequence[SurveyChannel]):
         assert arrays is not None  # noqa: S101 - else there is no channel of this number
         best, twin = int(arrays.best_class[at]), int(arrays.duplicate_of[at])
         halves = [self._listed(half, at) for half in range(2)]
-        ranked = sorted((each for half in halves for each in half), key=lambda each: (-each[1].value, each[0]))
+        ranked = sorted((pair for half in halves for pair in half), key=lambda pair: (-pair[1].value, pair[0]))
         return SurveyChannel(
             channel=at,
             firing_inputs=_number(arrays.firing_inputs[at]),
@@ -211,8 +211,8 @@ class Channels(Sequence[SurveyChannel]):
             selectivity=_number(arrays.selectivity[at]),
             duplicate_of=twin if twin >= 0 else None,
             correlation=_number(arrays.correlation[at]),
-            top=tuple(each for _, each in ranked[: arrays.top_inputs.shape[2]]),
-            halves=(tuple(each for _, each in halves[0]), tuple(each for _, each in halves[1])),
+            top=tuple(top for _, top in ranked[: arrays.top_inputs.shape[2]]),
+            halves=(tuple(top for _, top in halves[0]), tuple(top for _, top in halves[1])),
         )
 
     def _listed(self, half: int, at: int) -> list[tuple[int, TopInput]]:
@@ -460,7 +460,7 @@ class Survey(RunResult):
     @in_json
     def exit_code(self) -> int:
         """The command's: 0, or that of the gravest input that was left out."""
-        return most_severe([EXIT_DONE, *(each.exit_code for each in self.unusable)])
+        return most_severe([EXIT_DONE, *(unusable.exit_code for unusable in self.unusable)])
 
     @property
     @in_json

@@ -133,7 +133,7 @@ class WatchedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingVerdict:
+class TrainingFinding:
     """A rule that began to be broken, or that holds again.
 
     Attributes:
@@ -178,6 +178,6 @@ class TrainingLog:
     starts: tuple[TrainingStart, ...]
     steps: tuple[TrainingStep, ...]
     watched: tuple[WatchedStep, ...]
-    verdicts: tuple[TrainingVerdict, ...]
+    verdicts: tuple[TrainingFinding, ...]
     ends: tuple[TrainingEnd, ...]
     cut_short: bool = False

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median, median_low
 
 from hookscope.results.findings import Finding
-from hookscope.results.history import HistoryFile, HistoryVerdict, OptimiserPoint, WeightPoint
+from hookscope.results.history import HistoryFile, HistoryFinding, OptimiserPoint, WeightPoint
 from hookscope.series.drift import LEAST_OF_REPLACED
 from hookscope.text import are, counted, figure, printable, some_of
 
@@ -68,19 +68,19 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
             yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels}; in {first_label} {was}.")
 
 
-def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:
+def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
     """Yield what happened between files that follow each other; `rows` are those of the files that were read."""
     places = [file.index for file in files if file.index in rows]
     labels = {file.index: file.label for file in files}
     for at, (before, now) in enumerate(pairwise(places), 1):
-        told: set[str] = set()
+        reported: set[str] = set()
         for rule, find in _RULES.items():
-            found = {name: message for name, message in find(_Pair(rows, places, at)) if name not in told}
-            told.update(found)
-            if found:
-                message = f"{next(iter(found.values()))} between {labels[before]} and {labels[now]}."
-                yield HistoryVerdict(
-                    rule, "warn", tuple(found), now, before, (now,), lasts=False, message=message, is_change=True
+            messages = {name: message for name, message in find(_Pair(rows, places, at)) if name not in reported}
+            reported.update(messages)
+            if messages:
+                message = f"{next(iter(messages.values()))} between {labels[before]} and {labels[now]}."
+                yield HistoryFinding(
+                    rule, "warn", tuple(messages), now, before, (now,), lasts=False, message=message, is_change=True
                 )
 
 
@@ -99,8 +99,8 @@ class _Pair:
     def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
         """Return how far a weight moved between the files before these two, and between those after them."""
         drifts = [row.drift for place in self._places[1:] if (row := self._rows[place].get(name)) is not None]
-        known = [0.0 if drift is None else drift for drift in drifts]
-        return known[: self._at - 1], known[self._at :]
+        numbers = [0.0 if drift is None else drift for drift in drifts]
+        return numbers[: self._at - 1], numbers[self._at :]
 
 
 def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -127,7 +127,7 @@ def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
             names = [name]
             while (origin := pair.now[names[-1]].moved_from) not in names:
                 names.append(origin)
-            listed = ", ".join(f"'{each}'" for each in names[:-1])
+            listed = ", ".join(f"'{weight}'" for weight in names[:-1])
             yield name, f"{listed} and '{names[-1]}' exchanged their values"
 
 
@@ -136,7 +136,7 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
         alike = [(before, now, now.drift) for before, now in pair.alike(kind) if now.drift is not None]
         for before, now, drift in alike:
             earlier, later = pair.drifts_around(now.name)
-            others = [each for _, other, each in alike if other is not now]
+            others = [shift for _, other, shift in alike if other is not now]
             if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
                 continue
             if now.is_weight and not before.norm:  # one of zeros may start
@@ -201,7 +201,7 @@ _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
 }
 
 
-def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:
+def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
     """Yield where tensors are missing, new, or in another shape or dtype, of files that were read, in order.
 
     A change that the next file takes back is a fault of one file, and reported there alone.
@@ -215,18 +215,18 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
             ("dtype", [None if (row := rows[at].get(name)) is None else row.dtype for at in places]),
         ):
             for at, is_alone in _changed(forms):
-                what = "missing" if forms[at] is None else "new" if forms[at - 1] is None else kind
-                if kind == "shape" or what == "dtype":
-                    groups.setdefault((at, what, is_alone), []).append(name)
-    for (at, what, is_alone), names in groups.items():
+                change = "missing" if forms[at] is None else "new" if forms[at - 1] is None else kind
+                if kind == "shape" or change == "dtype":
+                    groups.setdefault((at, change, is_alone), []).append(name)
+    for (at, change, is_alone), names in groups.items():
         before, now = places[at - 1], places[at]
         if rows[before].keys().isdisjoint(rows[now]):  # two networks, which is said elsewhere
             continue
         is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict needs none
-        fails = is_alone and what in ("missing", "shape") and not is_counter
-        message = _tensors_message(names, what, rows[before], rows[now], (labels[before], labels[now]))
-        rule = DTYPE if what == "dtype" else TENSORS
-        yield HistoryVerdict(
+        fails = is_alone and change in ("missing", "shape") and not is_counter
+        message = _tensors_message(names, change, rows[before], rows[now], (labels[before], labels[now]))
+        rule = DTYPE if change == "dtype" else TENSORS
+        yield HistoryFinding(
             rule, "fail" if fails else "warn", tuple(names), now, before, (now,), False, message, is_change=True
         )
 
@@ -243,33 +243,33 @@ def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
         at += 1
 
 
-def _tensors_message(names: Sequence[str], what: str, before: Row, now: Row, labels: tuple[str, str]) -> str:
+def _tensors_message(names: Sequence[str], change: str, before: Row, now: Row, labels: tuple[str, str]) -> str:
     first, count = names[0], len(names)
     tensors, listed = counted(count, "tensor"), some_of([f"'{printable(name, 80)}'" for name in names], 3)
-    if what == "missing":
+    if change == "missing":
         return f"{labels[1]} lacks {tensors} of {labels[0]}: {listed}."
-    if what == "new":
+    if change == "new":
         return f"{labels[1]} holds {tensors} that {are(count)} not in {labels[0]}: {listed}."
-    if what == "dtype":
+    if change == "dtype":
         return f"{labels[1]} stores {tensors} in {now[first].dtype}, {labels[0]} in {before[first].dtype}: {listed}."
     shapes = [" x ".join(map(str, row[first].shape)) or "scalar" for row in (now, before)]
     return f"{labels[1]} holds {tensors} in another shape than {labels[0]}: {listed} ({shapes[0]}, before {shapes[1]})."
 
 
-def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryVerdict]:
+def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
     """Yield where the state of an optimiser is gone, cleared, or has counted fewer steps, of files in order."""
-    read = [each for each in files if each.status == "read"]
+    read = [checkpoint for checkpoint in files if checkpoint.status == "read"]
     for key in dict.fromkeys(state.key for file in read for state in file.optimisers):
         states = [next((state for state in file.optimisers if state.key == key), None) for file in read]
         last_steps = 0.0
         for at, (before, now) in enumerate(pairwise(states), 1):
             last_steps = max(last_steps, (before.steps or 0.0) if before else 0.0)
-            what = _lost_state(before, now, last_steps, is_last=at == len(states) - 1)
-            if what:
+            lost = _lost_state(before, now, last_steps, is_last=at == len(states) - 1)
+            if lost:
                 labels = read[at - 1].label, read[at].label
-                message = f"The state of '{printable(key, 80)}' {what.format(*labels)}."
+                message = f"The state of '{printable(key, 80)}' {lost.format(*labels)}."
                 places = (read[at - 1].index, read[at].index)
-                yield HistoryVerdict(
+                yield HistoryFinding(
                     OPTIMISER, "warn", (key,), places[1], places[0], (places[1],), False, message, is_change=True
                 )
                 last_steps = 0.0

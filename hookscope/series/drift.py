@@ -43,8 +43,8 @@ def _drift(before: Tensor, now: Tensor) -> float | None:
 def _sums(a: Tensor, b: Tensor) -> Sums | None:
     if comparable(a, b):
         return None
-    one, other = (without_float8(plain(each, _CPU)) for each in (a, b))
-    return sums_of(one, other)
+    first, other = (without_float8(plain(tensor, _CPU)) for tensor in (a, b))
+    return sums_of(first, other)
 
 
 def norm_of(tensor: Tensor) -> float | None:
@@ -91,8 +91,8 @@ def _origins(names: list[str], before: Mapping[str, Tensor], now: Mapping[str, T
         near = int(distances[at].argmin())
         if near == at or not distances[at, near] <= _NEARER * distances[at, at]:
             continue
-        own, other = (_sums(before[each], now[name]) for each in (name, names[near]))
-        if own is not None and other is not None and other.difference**0.5 <= _NEARER * own.difference**0.5:
+        same, other = (_sums(before[source], now[name]) for source in (name, names[near]))
+        if same is not None and other is not None and other.difference**0.5 <= _NEARER * same.difference**0.5:
             yield name, names[near]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from hookscope.results.findings import Finding
-from hookscope.results.history import HistoryVerdict
+from hookscope.results.history import HistoryFinding
 
 Key = tuple[str, str]
 """A rule and a place: what may begin at some file."""
@@ -14,30 +14,30 @@ ByKey = Mapping[Key, Finding]
 
 def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
     """Return findings by rule and place; what follows from a cause counts as well, with the message of the cause."""
-    found: dict[Key, Finding] = {}
+    worst: dict[Key, Finding] = {}
     for finding in findings:
         for place in finding.places:
-            known = found.get((finding.rule, place))
-            if known is None or known.level == "warn":
-                found[finding.rule, place] = finding
-    return found
+            previous = worst.get((finding.rule, place))
+            if previous is None or previous.level == "warn":
+                worst[finding.rule, place] = finding
+    return worst
 
 
-def verdicts(found: Mapping[int, ByKey]) -> list[HistoryVerdict]:
+def verdicts(findings: Mapping[int, ByKey]) -> list[HistoryFinding]:
     """Return since when each rule objects to what, of files that were all read: by index, in order.
 
     Places that a rule objects to in the same files make one verdict.
     """
-    order = [*found]
+    order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}
     for index in order:
-        for key in found[index]:
+        for key in findings[index]:
             held[key] = (*held.get(key, ()), index)
     begun = {key: (_before(order, files[0]), files) for key, files in held.items()}
-    return _grouped(begun, found, lambda files: [*files] == order[order.index(files[0]) :])
+    return _grouped(begun, findings, lambda files: [*files] == order[order.index(files[0]) :])
 
 
-def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryVerdict]:
+def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFinding]:
     """Return since when each rule objects that does so in the first or the last file, by halving.
 
     A verdict is taken to stay once it began; one that has ended before the last file is not found, unless it holds in
@@ -61,8 +61,8 @@ def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryVer
             low, high = (low, middle) if key in (look(middle) or {}) else (middle, high)
         begun[key] = low, tuple(dict.fromkeys((high, end)))
     ordered = {key: begun[key] for key in (*first, *last) if key in begun}
-    known = {at: look(at) or {} for _, files in ordered.values() for at in files}
-    return _grouped(ordered, known, lambda files: files[-1] == end)
+    findings = {at: look(at) or {} for _, files in ordered.values() for at in files}
+    return _grouped(ordered, findings, lambda files: files[-1] == end)
 
 
 def _between(low: int, high: int, look: Callable[[int], ByKey | None]) -> int | None:
@@ -79,15 +79,15 @@ def _before(order: Sequence[int], first: int) -> int | None:
 
 def _grouped(
     begun: Mapping[Key, tuple[int | None, tuple[int, ...]]],
-    found: Mapping[int, ByKey],
+    findings: Mapping[int, ByKey],
     lasts: Callable[[tuple[int, ...]], bool],
-) -> list[HistoryVerdict]:
+) -> list[HistoryFinding]:
     groups: dict[tuple[str, int | None, tuple[int, ...]], list[str]] = {}
     for (rule, place), (before, files) in begun.items():
         groups.setdefault((rule, before, files), []).append(place)
     made = []
     for (rule, before, files), places in groups.items():
-        named = [found[at][rule, place] for at in files for place in places if (rule, place) in found[at]]
-        level: Literal["fail", "warn"] = "fail" if any(each.level == "fail" for each in named) else "warn"
-        made.append(HistoryVerdict(rule, level, tuple(places), files[0], before, files, lasts(files), named[0].message))
+        named = [findings[at][rule, place] for at in files for place in places if (rule, place) in findings[at]]
+        level: Literal["fail", "warn"] = "fail" if any(finding.level == "fail" for finding in named) else "warn"
+        made.append(HistoryFinding(rule, level, tuple(places), files[0], before, files, lasts(files), named[0].message))
     return made

@@ -14,7 +14,7 @@ from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg
 from hookscope.results.findings import Finding
-from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
+from hookscope.results.history import History, HistoryFile, HistoryFinding, WeightPoint
 from hookscope.results.inputs import Provenance
 from hookscope.series.changes import (
     CHANGE_RULES,
@@ -67,9 +67,9 @@ def follow(
     natural = [*range(len(files))]
     series = _Series(files, settings, wanted, device, on_progress or (lambda _done, _all: None))
     notes: list[str] = []
-    found: list[HistoryVerdict] = []
+    all_verdicts: list[HistoryFinding] = []
     if searches:
-        found = searched(len(files), series.look)
+        all_verdicts = searched(len(files), series.look)
         if series.order() != natural:
             notes.append(
                 f"{arg('bisect')} had no effect: the epochs or steps in the files are not in the order of their names."
@@ -82,22 +82,22 @@ def follow(
         series.compare_in([at for at in order if at in series.measured])
         notes += [] if searches else ["The order of the files is not that of their names."]
     measured = series.in_order(order)
-    history_files = tuple(each.file for each in measured)
+    history_files = tuple(snapshot.file for snapshot in measured)
     has_tensors = not isinstance(settings.images, tuple)
     is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
-    rows = {each.file.index: {row.name: row for row in each.rows} for each in measured if each.rows}
+    rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}
         frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
-        found = [*verdicts(judged), *frozen, *changes(history_files, rows)]
-    found += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
+        all_verdicts = [*verdicts(judged), *frozen, *changes(history_files, rows)]
+    all_verdicts += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
     return History(
         files=history_files,
         order=series.order_words,
-        verdicts=tuple(sorted(found, key=lambda each: (each.level != "fail", each.first))),
-        rows=tuple(row for each in measured for row in each.rows),
-        activations=tuple(row for each in measured for row in each.activations),
-        inputs=next((each.inputs for each in measured if each.inputs), ()),
+        verdicts=tuple(sorted(all_verdicts, key=lambda verdict: (verdict.level != "fail", verdict.first))),
+        rows=tuple(row for snapshot in measured for row in snapshot.rows),
+        activations=tuple(row for snapshot in measured for row in snapshot.activations),
+        inputs=next((snapshot.inputs for snapshot in measured if snapshot.inputs), ()),
         scope=_scope(history_files, settings, is_noise=is_noise, searches=searches),
         searched=searches,
         arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
@@ -110,12 +110,12 @@ def follow(
 
 def _looked(measured: Sequence[MeasuredFile], at: int) -> ByKey:
     """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
-    first = next(each for each in measured if each.rows)
+    first = next(snapshot for snapshot in measured if snapshot.rows)
     return _with_dead(first, measured[at])
 
 
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
-    rows, others = ({row.name: row for row in each.rows} for each in (first, now))
+    rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
     return by_key([*dead_since(rows, others, first.file.label), *now.findings])
 
 
@@ -181,7 +181,7 @@ class _Series:
         before, now = self.weights[previous], self.weights[at]
         drift = drifts(before.tensors, now.tensors)
         moved_from = traded_places(before.tensors, now.tensors, drift)
-        labels = [self.files[each].label for each in (previous, at)]
+        labels = [self.files[index].label for index in (previous, at)]
         learnt = [row.name for row in self.measured[at].rows if row.role == "parameter"]
         frozen = tuple(moved_though_frozen(before, now, drift, labels, learnt))
         before.release()

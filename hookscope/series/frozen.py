@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hookscope.results.findings import Finding
-from hookscope.results.history import HistoryVerdict
+from hookscope.results.history import HistoryFinding
 from hookscope.series.changes import FROZEN
 from hookscope.series.drift import cosine
 from hookscope.series.measure_file import Weights
@@ -39,7 +39,7 @@ def moved_though_frozen(
         return
     dense = {name: tensor for name, tensor in now.tensors.items() if tensor.layout is torch.strided}
     trained = {name: dense[name] for name, flag in flags.items() if flag and name in dense}
-    addresses = {each.data_ptr() for each in trained.values()}
+    addresses = {tensor.data_ptr() for tensor in trained.values()}
     moved = {
         name: dense[name]
         for name in learnt
@@ -51,30 +51,30 @@ def moved_though_frozen(
     }
     copies = set(_copies(moved, trained))
     for name in moved:
-        if not any(name.startswith(own) and origin + name[len(own) :] in trained for own, origin in copies):
+        if not any(name.startswith(prefix) and origin + name[len(prefix) :] in trained for prefix, origin in copies):
             where = f"is frozen in {labels[0]} and {labels[1]}, yet moved between them"
             yield Finding(FROZEN, "warn", name, f"'{printable(name, 80)}' {where}: {_cause(name, now.moves_by)}.")
 
 
-def frozen_verdicts(found: Mapping[int, Sequence[Finding]]) -> Iterator[HistoryVerdict]:
+def frozen_verdicts(by_file: Mapping[int, Sequence[Finding]]) -> Iterator[HistoryFinding]:
     """Yield since when frozen parameters move, of files in order; those that began together make one verdict.
 
     Momentum fades, so some of them rest sooner than others.
     """
-    order = [*found]
+    order = [*by_file]
     begun: dict[int, list[Finding]] = {}
     seen: set[str] = set()
-    for at, findings in found.items():
+    for at, findings in by_file.items():
         if new := [finding for finding in findings if finding.where not in seen]:
             begun[at] = new
-            seen |= {each.where for each in new}
+            seen |= {finding.where for finding in new}
     for first, new in begun.items():
-        places = [each.where for each in new]
+        places = [finding.where for finding in new]
         later = order[order.index(first) :]
-        files = [at for at in later if any(each.where in places for each in found[at])]
+        files = [at for at in later if any(finding.where in places for finding in by_file[at])]
         before = order[order.index(first) - 1]
         message = new[0].message
-        yield HistoryVerdict(FROZEN, "warn", tuple(places), first, before, tuple(files), files == later, message)
+        yield HistoryFinding(FROZEN, "warn", tuple(places), first, before, tuple(files), files == later, message)
 
 
 def _rounding(tensor: Tensor) -> float:

@@ -61,7 +61,7 @@ class Weights:
         if self._tensors is None:
             if not self.read.state:
                 self.read = read_again(self.path, self.read, self.versions, self.options)
-            self._tensors = {self.renamed.get(name, name): each for name, each in named_tensors(self.read.state)}
+            self._tensors = {self.renamed.get(name, name): tensor for name, tensor in named_tensors(self.read.state)}
         return self._tensors
 
     @property
@@ -110,7 +110,9 @@ def measure_history_file(
         path = Path(file.name)
         read = read_file_alone(file.name, settings, trust=None)
         measured = measure_read(read, _alone(), began)
-        renamed = {} if like is None else _renamed(like, {name: each.shape for name, each in named_tensors(read.state)})
+        renamed = (
+            {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
+        )
         options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
         moved_by = (
             None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
@@ -131,7 +133,7 @@ def measure_history_file(
             f"{file.label}: names have other prefixes than in the first file, and are compared without them.",
             *notes,
         )
-    found = _judged(
+    outcome = _judged(
         file,
         report,
         began,
@@ -144,10 +146,10 @@ def measure_history_file(
     )
     findings = [
         replace(finding, where=where, followed_by=tuple(others))
-        for finding in found.findings
+        for finding in outcome.findings
         for where, *others in [[renamed.get(place, place) for place in finding.places]]
     ]
-    return replace(found, rows=rows, findings=tuple(findings)), weights
+    return replace(outcome, rows=rows, findings=tuple(findings)), weights
 
 
 def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[str]] | None:
@@ -165,7 +167,7 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
     if any(listed):
         by_name = {name: by for by, names in zip(settings, listed, strict=True) for name in names}
         return by_name if by_name.keys() <= flags.keys() else None
-    distinct = [each.name for each in measured.stored if each.name in flags]
+    distinct = [tensor.name for tensor in measured.stored if tensor.name in flags]
     parameters = [group.get("params") for group in groups]
     count = sum(len(parameter) for parameter in parameters if isinstance(parameter, list | tuple))
     for names in (distinct, [name for name in distinct if flags[name]]):
@@ -176,13 +178,13 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
 
 def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
     held = group.get(key)
-    return [each for each in held if isinstance(each, str)] if isinstance(held, list | tuple) else []
+    return [item for item in held if isinstance(item, str)] if isinstance(held, list | tuple) else []
 
 
 def _renamed(like: Mapping[str, tuple[tuple[int, ...], ...]], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Return the names of the series by those of a file, where prefixes make them differ."""
     matched = match_names(like, {name: (tuple(shape),) for name, shape in shapes.items()})
-    return {name: known for known, (name, how) in matched.items() if how == "prefix"}
+    return {name: series_name for series_name, (name, how) in matched.items() if how == "prefix"}
 
 
 def _judged_alone(
@@ -194,20 +196,20 @@ def _judged_alone(
         return refused(name, error, wanted)
 
 
-def _judged(file: HistoryFile, report: CheckReport, began: float, **known: Any) -> MeasuredFile:
+def _judged(file: HistoryFile, report: CheckReport, began: float, **kwargs: Any) -> MeasuredFile:
     judged = tuple(outcome.rule for outcome in report.outcomes if outcome.status in ("pass", "warn", "fail"))
     parts = report.overview_parts
-    told = replace(
+    entry = replace(
         file,
         exit_code=report.exit_code,
         error=report.error,
         judged=judged,
         predictions=parts.predictions if parts else (),
         seconds=time.perf_counter() - began,
-        **known,
+        **kwargs,
     )
     rows = parts.rows if parts else ()
-    return MeasuredFile(told, report.findings, activations=tuple(_activations(file.index, rows)), inputs=report.inputs)
+    return MeasuredFile(entry, report.findings, activations=tuple(_activations(file.index, rows)), inputs=report.inputs)
 
 
 def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterator[WeightPoint]:
@@ -241,9 +243,9 @@ def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
 
 
 def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
-    for each in measured.optimisers:
-        steps = max(each.steps, default=None)
-        yield OptimiserPoint(each.key, each.tensor_count, steps, each.rates, len(each.non_finite), each.live_count)
+    for state in measured.optimisers:
+        steps = max(state.steps, default=None)
+        yield OptimiserPoint(state.key, state.tensor_count, steps, state.rates, len(state.non_finite), state.live_count)
 
 
 def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:

@@ -11,9 +11,9 @@ def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], s
         counters: For each file in natural order of names, its numbers of epochs and steps by name, the preferred ones
             first; None for a file that could not be read, which stays behind the file before it.
     """
-    known = [counter for counter in counters if counter is not None]
-    shared = [name for name in (known[0] if known else {}) if all(name in each for each in known)]
-    distinct = {name: len({each[name] for each in known}) for name in shared}
+    stored = [counter for counter in counters if counter is not None]
+    shared = [name for name in (stored[0] if stored else {}) if all(name in counts for counts in stored)]
+    distinct = {name: len({counts[name] for counts in stored}) for name in shared}
     chosen = max(shared, key=lambda name: distinct[name], default="")  # of several, the first
     if not chosen or distinct[chosen] < 2:
         return [*range(len(counters))], "their names, as no epoch or step is stored in each"
@@ -33,4 +33,4 @@ def labels_of(names: Sequence[str]) -> list[str]:
         shared = os.path.commonpath(absolute)
     except ValueError:  # on different drives
         return [*names]
-    return [os.path.relpath(each, shared) for each in absolute]
+    return [os.path.relpath(path, shared) for path in absolute]

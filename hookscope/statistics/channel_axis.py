@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.statistics.token_layout import MAX_HALVINGS, token_grid
+from hookscope.statistics.layouts import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
@@ -64,7 +64,7 @@ class AxisReader:
             habit = self._habits[kind] = ("", _side(kind)) if isinstance(kind, str) else _habit(kind)
         attribute, side = habit
         beyond_batch = shape[1:]
-        known = self._axis_by_shape.get(beyond_batch)
+        cached = self._axis_by_shape.get(beyond_batch)
         axis: int | None = 1
         if attribute:
             axis = _matching(getattr(maker, attribute), shape, side)
@@ -73,8 +73,8 @@ class AxisReader:
         elif not side:
             axis = None if isinstance(maker, str) else _permuted(maker, shape)
         if axis is None:
-            axis = known or self._axis_after(beyond_batch) or _guessed(shape)
-        if axis == known:
+            axis = cached or self._axis_after(beyond_batch) or _guessed(shape)
+        if axis == cached:
             return axis
         self._axis_by_shape[beyond_batch] = axis
         if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
@@ -111,7 +111,7 @@ class AxisReader:
         """Remember a spatial size, if it is that of a convolution or its like, or follows from one seen before."""
         if grid in self.grids:
             return
-        if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, each) for each in self.grids):
+        if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, prior) for prior in self.grids):
             self.grids.append(grid)
 
 
@@ -138,14 +138,14 @@ def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
     return not isinstance(kind, str) and not kind.__module__.startswith("torch.")
 
 
-def _follows(grid: tuple[int, ...], known: tuple[int, ...]) -> bool:
+def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
     """Tell whether one spatial size comes of another by halving height and width alike, or by doubling them."""
-    if len(grid) != len(known) or grid[:-2] > known[:-2]:
+    if len(grid) != len(prior) or grid[:-2] > prior[:-2]:
         return False
-    if all(size == 2 * before for size, before in zip(grid[-2:], known[-2:], strict=True)):
+    if all(size == 2 * before for size, before in zip(grid[-2:], prior[-2:], strict=True)):
         return True
     return any(
-        all(before >> times <= size <= -(-before >> times) for size, before in zip(grid[-2:], known[-2:], strict=True))
+        all(before >> times <= size <= -(-before >> times) for size, before in zip(grid[-2:], prior[-2:], strict=True))
         for times in range(1, MAX_HALVINGS + 1)
     )
 

@@ -47,9 +47,9 @@ def reduce_by_channel(values: Tensor, thresholds: NDArray[np.float64] | None) ->
     sizes = inputs, channels, values[0, 0].numel()
     steps = values.stride(0), values.stride(1), step
     mean, deviations, high, low = np.empty((4, inputs, channels))
-    found = ChannelNumbers(mean, deviations, high, low, np.empty((inputs, channels), np.int64))
+    numbers = ChannelNumbers(mean, deviations, high, low, np.empty((inputs, channels), np.int64))
     threads = useful_threads(values.numel(), torch.get_num_threads())
-    return found if kernel.reduce_channels(address, sizes, steps, thresholds, found, threads) else None
+    return numbers if kernel.reduce_channels(address, sizes, steps, thresholds, numbers, threads) else None
 
 
 def position_step(values: Tensor) -> int:
@@ -74,7 +74,7 @@ def channel_moments(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     if values.is_cpu and axis == 1:  # more than twice as fast as var_mean
         mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
         return mean, variance
-    others = [each for each in range(values.dim()) if each != axis]
+    others = [dim for dim in range(values.dim()) if dim != axis]
     if not others:
         return values, torch.zeros_like(values)
     variance, mean = torch.var_mean(values, others, correction=0)

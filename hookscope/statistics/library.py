@@ -148,9 +148,9 @@ class Kernel:
 
     def sum_squares(self, addresses: Iterable[int], sizes: Iterable[int], threads: int) -> list[float]:
         """Return the sum of squares of the values at each address."""
-        given = array("Q", addresses), array("q", sizes)
-        sums = array("d", bytes(8 * len(given[0])))
-        arrays = [each.buffer_info()[0] for each in (*given, sums)]
+        inputs = array("Q", addresses), array("q", sizes)
+        sums = array("d", bytes(8 * len(inputs[0])))
+        arrays = [buffer.buffer_info()[0] for buffer in (*inputs, sums)]
         self._sum_squares(ctypes.byref(_Squares(*arrays, len(sums), threads, self.runtime_address, 0)))
         return sums.tolist()
 
@@ -185,7 +185,7 @@ class Kernel:
         `sizes` are inputs, channels and positions; `steps` are those between them in memory.
         """
         limits = None if thresholds is None else thresholds.ctypes.data
-        results = [each.ctypes.data for each in written]
+        results = [output.ctypes.data for output in written]
         rest = _CANCELLATION_LIMIT_OF_DOUBLES, threads, self.runtime_address, 0
         return bool(self._reduce_channels(ctypes.byref(_Channels(address, *sizes, *steps, limits, *results, *rest))))
 
@@ -202,9 +202,9 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
         return None
 
     def function(name: str, result: Any, arguments: int = 1) -> Any:
-        found = getattr(library, f"{name}_{variant}")
-        found.restype, found.argtypes = result, [ctypes.c_void_p] * arguments
-        return found
+        symbol = getattr(library, f"{name}_{variant}")
+        symbol.restype, symbol.argtypes = result, [ctypes.c_void_p] * arguments
+        return symbol
 
     return Kernel(
         reduce=function("reduce_tensor", ctypes.c_int, 3),

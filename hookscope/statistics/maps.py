@@ -40,9 +40,9 @@ def combine_maps(maps: Tensor, *, squared: bool, rounding: float) -> CombinedMap
         return None
     combined, strongest = torch.empty(2, inputs, height, width).unbind()
     sizes = channels, height * width, channel_step, step
-    found = []
+    indices = []
     for at in range(inputs):
         values, before = address + at * apart * maps.itemsize, at * height * width * maps.itemsize
         written = combined.data_ptr() + before, strongest.data_ptr() + before
-        found.append(kernel.combine_maps(values, sizes, written, squared=squared, rounding=rounding))
-    return CombinedMaps(combined.sqrt_() if squared else combined, strongest, torch.tensor(found))
+        indices.append(kernel.combine_maps(values, sizes, written, squared=squared, rounding=rounding))
+    return CombinedMaps(combined.sqrt_() if squared else combined, strongest, torch.tensor(indices))

@@ -191,8 +191,8 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
     readable = {at: address for at, tensor in enumerate(tensors) if (address := dense_address_of(tensor))}
     sizes = [tensors[at].numel() for at in readable]
     sums = kernel.sum_squares(readable.values(), sizes, torch.get_num_threads())
-    known = dict(zip(readable, sums, strict=True))
-    return [known.get(at) for at in range(len(tensors))]
+    by_index = dict(zip(readable, sums, strict=True))
+    return [by_index.get(at) for at in range(len(tensors))]
 
 
 def dense_address_of(tensor: Tensor) -> int:

@@ -98,7 +98,7 @@ class Reducer:
         version = version_of(tensor)
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
-        given = tensor
+        original = tensor
         if self._latest is not None:
             reference, latest_version, latest_axis, reduction = self._latest
             if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
@@ -109,7 +109,7 @@ class Reducer:
         reduction = self._fused.reduce(tensor, channel_axis, inputs) or self._without_kernel(tensor, channel_axis)
         if inputs and (isinstance(reduction, Pending) or reduction.kept is None):
             reduction = _with_values(reduction, tensor, channel_axis, inputs)
-        self._latest = (weakref.ref(given), version, channel_axis, reduction)
+        self._latest = (weakref.ref(original), version, channel_axis, reduction)
         return reduction
 
     def _without_kernel(self, tensor: Tensor, channel_axis: int | None) -> Measured:
@@ -125,14 +125,14 @@ class Reducer:
                 return Reduction(shape, dtype, element_count, unmeasured="a meta tensor holds no data")
             if values.dim() != len(shape):  # sparse and ragged tensors have no channel slices in memory
                 channel_axis = None
-            known = Reduction(shape, dtype, stored_count, channel_axis)
+            header = Reduction(shape, dtype, stored_count, channel_axis)
             if implicit_zeros:
-                (stored,) = collect([self._reduce_now(values, known)]) if stored_count else (known,)
+                (stored,) = collect([self._reduce_now(values, header)]) if stored_count else (header,)
                 return with_zeros(stored, implicit_zeros, distributions=self.distributions)
             if stored_count == 0:
-                return known
+                return header
             small = not values.is_cpu and stored_count <= _SMALL and values.dtype in _STAGED_DTYPES
-            return self._copy(values, known) if small else self._reduce_now(values, known)
+            return self._copy(values, header) if small else self._reduce_now(values, header)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
             return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
@@ -146,13 +146,13 @@ class Reducer:
         try:
             self._reduce_on_device(rows, self._staged_view, staged)
         except RuntimeError as error:  # out of memory
-            for each in staged:
-                each.reduction = each.known._replace(unmeasured=exception_line(error))
+            for entry in staged:
+                entry.reduction = entry.known._replace(unmeasured=exception_line(error))
 
-    def _copy(self, values: Tensor, known: Reduction) -> Pending:
+    def _copy(self, values: Tensor, header: Reduction) -> Pending:
         """Copy the values behind those that are staged, in memory order and as float32."""
-        ordered, channels_view = in_memory_order(values, known.channel_axis)
-        count = known.element_count
+        ordered, channels_view = in_memory_order(values, header.channel_axis)
+        count = header.element_count
         begin = len(self._staged) * count
         elsewhere = self._stage.device != values.device
         if self._staged and (channels_view != self._staged_view or elsewhere or begin + count > self._stage.numel()):
@@ -163,37 +163,37 @@ class Reducer:
                 self._stage = torch.empty(_STAGE_ELEMENTS, dtype=torch.float32, device=values.device)
         self._stage[begin : begin + count].view(ordered.shape).copy_(ordered)
         self._staged_view = channels_view
-        staged = Pending(known)
+        staged = Pending(header)
         self._staged.append(staged)
         return staged
 
-    def _reduce_now(self, values: Tensor, known: Reduction) -> Reduction | Pending:
-        ordered, channels_view = in_memory_order(values, known.channel_axis)
+    def _reduce_now(self, values: Tensor, header: Reduction) -> Reduction | Pending:
+        ordered, channels_view = in_memory_order(values, header.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
         if flat.is_cpu:
-            return self._reduce_by_numpy(plain_array(physical(flat)[0]), channels_view, known)
-        pending = Pending(known)
+            return self._reduce_by_numpy(plain_array(physical(flat)[0]), channels_view, header)
+        pending = Pending(header)
         self._reduce_on_device(flat.unsqueeze(0), channels_view, [pending])
         return pending
 
     def _reduce_by_numpy(
-        self, values: NDArray[np.floating], channels_view: tuple[int, int, int], known: Reduction
+        self, values: NDArray[np.floating], channels_view: tuple[int, int, int], header: Reduction
     ) -> Reduction:
-        reduction = reduce_array(values, known)
+        reduction = reduce_array(values, header)
         nonzero = distribution = None
-        if known.channel_axis is not None:
+        if header.channel_axis is not None:
             nonzero = np.count_nonzero(values.reshape(channels_view), axis=(0, 2)).astype(np.float64)
         if self.distributions:
             is_finite = reduction.finite_count == values.size
             distribution = distribution_of(values if is_finite else values[np.isfinite(values)])
-        return reduction._replace(channel_axis=known.channel_axis, channel_nonzero=nonzero, distribution=distribution)
+        return reduction._replace(channel_axis=header.channel_axis, channel_nonzero=nonzero, distribution=distribution)
 
     def _reduce_on_device(self, rows: Tensor, channels_view: tuple[int, int, int], pending: Sequence[Pending]) -> None:
         """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
         scalars, counts = reduce_on_device(rows, channels_view)
-        found = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
-        for row, each in enumerate(pending):
-            each.on_device, each.row = found, row
+        results = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
+        for row, entry in enumerate(pending):
+            entry.on_device, entry.row = results, row
 
 
 def _with_values(reduction: Measured, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
@@ -228,28 +228,28 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     Args:
         measured: What `Reducer.reduce` returned, settled. One that comes twice gives the same object twice.
     """
-    pending = [each for each in measured if isinstance(each, Pending) and each.reduction is None]
-    groups = {id(each.on_device): each.on_device for each in pending if each.on_device is not None}
-    keeping = {id(each): each for each in measured if isinstance(each, Pending) and each.kept is not None}
-    kept = [each.kept for each in keeping.values() if isinstance(each.kept, Tensor)]
+    pending = [entry for entry in measured if isinstance(entry, Pending) and entry.reduction is None]
+    groups = {id(entry.on_device): entry.on_device for entry in pending if entry.on_device is not None}
+    keeping = {id(entry): entry for entry in measured if isinstance(entry, Pending) and entry.kept is not None}
+    kept = [entry.kept for entry in keeping.values() if isinstance(entry.kept, Tensor)]
     arrays = iter(_fetch([*(part for group in groups.values() for part in group), *kept]))
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
-    for each in pending:
-        if each.on_device is None:
-            each.reduction = each.known._replace(unmeasured="its values were not read")
-        elif each.reduction is None:  # else it comes twice
-            scalars, counts, binned = (array[each.row] for array in fetched[id(each.on_device)])
-            each.reduction = completed(each.known, scalars.tolist(), counts)
+    for entry in pending:
+        if entry.on_device is None:
+            entry.reduction = entry.known._replace(unmeasured="its values were not read")
+        elif entry.reduction is None:  # else it comes twice
+            scalars, counts, binned = (array[entry.row] for array in fetched[id(entry.on_device)])
+            entry.reduction = completed(entry.known, scalars.tolist(), counts)
             if binned.size:
-                dtype, low, high = each.on_device[0].dtype, each.reduction.min, each.reduction.max
+                dtype, low, high = entry.on_device[0].dtype, entry.reduction.min, entry.reduction.max
                 distribution = distribution_of_counts(binned, dtype, low, high)
-                each.reduction = each.reduction._replace(distribution=distribution)
-    for each in keeping.values():
-        values = next(arrays) if isinstance(each.kept, Tensor) else each.kept
+                entry.reduction = entry.reduction._replace(distribution=distribution)
+    for entry in keeping.values():
+        values = next(arrays) if isinstance(entry.kept, Tensor) else entry.kept
         if values is not None:
-            each.reduction = (each.reduction or each.known)._replace(kept=(as_array(values),))
-        each.kept = None
-    return [each.reduction or each.known if isinstance(each, Pending) else each for each in measured]
+            entry.reduction = (entry.reduction or entry.known)._replace(kept=(as_array(values),))
+        entry.kept = None
+    return [entry.reduction or entry.known if isinstance(entry, Pending) else entry for entry in measured]
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
@@ -271,7 +271,9 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     """Turn reductions over the whole input, one per activation, into statistics, in order."""
     distributions = [reduction.distribution for reduction in reductions if reduction.distribution is not None]
     at_levels = iter(quantiles(distributions, QUANTILE_LEVELS))
-    return [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
+    return [
+        _statistics(reduction, None if reduction.distribution is None else next(at_levels)) for reduction in reductions
+    ]
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:

@@ -104,8 +104,8 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
     if not first.element_count and first.unmeasured is None:
         return second._replace(shape=first.shape, dtype=first.dtype)
     if first.exponent != second.exponent:
-        exponents = [each.exponent for each in (first, second) if each.min < 0 or each.max > 0]
-        first, second = (each.with_exponent(max(exponents, default=0)) for each in (first, second))
+        exponents = [reduction.exponent for reduction in (first, second) if reduction.min < 0 or reduction.max > 0]
+        first, second = (reduction.with_exponent(max(exponents, default=0)) for reduction in (first, second))
     count = first.finite_count + second.finite_count
     delta = second.mean - first.mean
     scaled = math.ldexp(delta, -first.exponent) if first.exponent else delta
@@ -143,9 +143,9 @@ def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Redu
     return merge(reduction, zeros._replace(distribution=distribution_of_zeros(count) if distributions else None))
 
 
-def reduce_array(values: NDArray[np.floating], known: Reduction) -> Reduction:
-    """Reduce flat values, (n,), of which `known` has shape and dtype; without channels and distribution."""
-    total = known._replace(element_count=0)
+def reduce_array(values: NDArray[np.floating], template: Reduction) -> Reduction:
+    """Reduce flat values, (n,), of which `template` has shape and dtype; without channels and distribution."""
+    total = template._replace(element_count=0)
     for start in range(0, values.size, _WIDENED):
         total = merge(total, _reduced(values[start : start + _WIDENED]))
     return total
@@ -157,9 +157,9 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
         finite, nan_count = values[np.isfinite(values)], int(np.isnan(values).sum())
         low, high = float(finite.min(initial=math.inf)), float(finite.max(initial=-math.inf))
     count, nonzero_count = finite.size, int(np.count_nonzero(values))
-    known = Reduction((), "", values.size, None, count, nan_count=nan_count, nonzero_count=nonzero_count)
+    reduction = Reduction((), "", values.size, None, count, nan_count=nan_count, nonzero_count=nonzero_count)
     if not count:
-        return known
+        return reduction
     finite = finite.astype(np.float64)
     exponent = math.frexp(max(high, -low))[1]
     if abs(exponent) <= SQUARABLE_EXPONENT:
@@ -167,13 +167,13 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
     else:
         finite = np.ldexp(finite, -exponent)
     squares, magnitudes = float(np.square(finite).sum()), float(np.abs(finite).sum())
-    known = known._replace(min=low, max=high, abs_sum=magnitudes, square_sum=squares, exponent=exponent)
+    reduction = reduction._replace(min=low, max=high, abs_sum=magnitudes, square_sum=squares, exponent=exponent)
     if low == high:  # summing equal values would only add rounding
         size = math.ldexp(abs(low), -exponent)
-        return known._replace(mean=low, abs_sum=size * count, square_sum=size * size * count)
+        return reduction._replace(mean=low, abs_sum=size * count, square_sum=size * size * count)
     mean = float(finite.mean())
     finite -= mean
     shift = float(finite.mean())  # what rounding left in the mean
     finite -= shift
     deviations = float(np.square(finite, out=finite).sum())
-    return known._replace(mean=math.ldexp(mean + shift, exponent), squared_deviations=deviations)
+    return reduction._replace(mean=math.ldexp(mean + shift, exponent), squared_deviations=deviations)

@@ -1,276 +1,387 @@
-"""Where the input lies in what a layer returns, by its shape: maps, channels first or last, or a sequence of tokens."""
+"""Where the tokens of a network lie on its input, along a forward pass: prefix and grid, windows, words, own tokens.
+
+The one place that knows: norms of tokens, grids, maps of overviews, `attribute` and `attention` ask here.
+"""
 
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
-from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.observed import RowKey
+from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.parameters import arg
-from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
-from hookscope.text import safe_text
-
-# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
-# has.
-MAX_EXTRA_TOKENS = 8
-# A pyramid halves its grid at most this often below the first one seen.
-MAX_HALVINGS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """How tokens lie on the input: those of a grid, row by row, between `prefix` and `suffix` others without a place.
-
-    Attributes:
-        grid: (l,), (h, w) or (d, h, w).
-    """
-
-    prefix: int
-    grid: tuple[int, ...]
-    suffix: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the input lies in a layer's output.
-
-    Attributes:
-        grid: (l,), (h, w) or (d, h, w).
-        channel_axis: Of the output, batch axis counted.
-        prefix: Tokens in front of the grid; None if the output is no sequence.
-        windows: How the grid was cut, of an output (N * windows, tokens, C).
-        suffix: Tokens behind the grid.
-    """
-
-    grid: tuple[int, ...]
-    channel_axis: int
-    prefix: int | None = None
-    windows: Windows | None = None
-    suffix: int = 0
-
-    @property
-    def others(self) -> str:
-        """What the output has beside the tokens of the grid, for a message; "" for nothing."""
-        return "a token outside of the grid" if self.suffix else "the class token" if self.prefix else ""
-
-    def maps(self, values: Tensor) -> Tensor:
-        """Return an output, or its gradient, as (N, C, *grid)."""
-        if self.windows is not None:
-            return self.windows.put_back(values, self.grid).movedim(-1, 1)
-        if self.prefix is None:
-            return values.movedim(self.channel_axis, 1)
-        tokens = values[:, self.prefix : values.shape[1] - self.suffix]
-        return tokens.reshape(len(tokens), *self.grid, -1).movedim(-1, 1)
-
-
-# Fewer tokens than 2 x 2 are no grid: class tokens have layers for themselves.
-_MIN_GRID = 4
-
-_SEQUENCE_AXES = 3  # (N, T, D)
-_FLAT = "has no spatial extent: maps need a grid of more than one place"
-
-_TOKENS = re.compile(
-    r"\s*(?:prefix\s*=\s*(?P<prefix>\d{1,4})\s*,\s*)?grid\s*=\s*(?P<grid>\d{1,5}(?:x\d{1,5}){0,2})\s*"
-    r"(?:,\s*suffix\s*=\s*(?P<suffix>\d{1,4})\s*)?"
+from hookscope.statistics.layouts import (
+    Layout,
+    Tokens,
+    WindowedLayers,
+    known_prefix,
+    layout_of,
+    square_patches,
+    unknown_grid,
 )
+from hookscope.statistics.non_patch_tokens import NonPatchTokens
+from hookscope.statistics.windows import map_size, padded_to, pair
+
+# Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
+_CLEARLY, _SOMEWHAT = 0.2, 0.02
+_SWAPPED = "may have channels where tokens are: there are as many of both"
+# A layer that mixes tokens is this many modules out from those that it calls, at most.
+_LAYERS_OUT = 4
+_PADDED = "has {} tokens in windows that reach beyond the picture"
+_OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
 
 
-def parse_tokens(text: str) -> Tokens:
-    """Read `--tokens`: "prefix=1,grid=14x14", height first; "grid=7x7" or "grid=7x7,suffix=12"; of a signal "grid=49".
-
-    Raises:
-        UsageError: If it is none of these.
-    """
-    found = _TOKENS.fullmatch(text)
-    grid = tuple(map(int, found["grid"].split("x"))) if found else ()
-    if found is None or not all(grid):
-        raise UsageError(
-            f"{arg('tokens')} '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width). For "
-            "tokens behind the grid add suffix=12."
-        )
-    return Tokens(int(found["prefix"] or 0), grid, int(found["suffix"] or 0))
+def _behind(count: int) -> str:
+    return (
+        f"has {count} tokens, and those of the picture may not be the last of them; for patches in front give "
+        f"{arg('tokens')} grid=HEIGHTxWIDTH,suffix=N"
+    )
 
 
-def known_prefix(network: nn.Module) -> int | None:
-    """Return how many tokens a network puts in front of the grid: in timm an attribute, in torchvision 1."""
-    for module in network.modules():
-        count = attribute_of(module, "num_prefix_tokens")
-        if isinstance(count, int):
-            return count
-        kind = type(module)
-        if f"{kind.__module__}.{kind.__qualname__}" == "torchvision.models.vision_transformer.VisionTransformer":
-            return 1
-    return None
-
-
-def class_token_count(network: nn.Module) -> int:
-    """Return how many of the tokens in front of the grid are class tokens: as timm's attributes have it, else 1."""
-    for module in network.modules():
-        if isinstance(attribute_of(module, "num_prefix_tokens"), int):
-            has_class = attribute_of(module, "has_class_token", attribute_of(module, "cls_token") is not None)
-            return int(bool(has_class))
-    return 1
-
-
-def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
-    """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
-    names = ["class token"] * min(class_token_count(network), count)
-    given = ("dist_token", "distillation_token")  # timm's name, and transformers'
-    distilled = any(attribute_of(module, name) is not None for module in network.modules() for name in given)
-    names += ["distillation token"] * (distilled and len(names) < count)
-    return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
-
-
-def layout_of(
-    shape: Sequence[int],
-    count: int,
-    channel_axis: int | None,
-    grids: Sequence[tuple[int, ...]],
-    *,
-    axes: int = 2,
-    prefix: int | None = None,
-    given: Tokens | None = None,
-    size: tuple[int, int] | None = None,
-) -> Layout | str:
-    """Return where the input lies in an output, or in words why it has no place there.
-
-    Args:
-        shape: Of the output.
-        count: Inputs in the batch.
-        channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-        grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
-        axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
-        prefix: Tokens in front of the grid, if that is known of the network.
-        given: What the user said of sequences.
-        size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
-    """
-    if not shape or shape[0] != count or channel_axis is None:
-        return _FLAT
-    is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (given is not None and axes > 1))
-    if is_sequence:
-        return _of_tokens(shape[1], grids, axes, prefix, given, size)
-    if len(shape) != axes + 2:
-        return _FLAT
-    grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))
-    return Layout(grid, channel_axis) if math.prod(grid) > 1 else _FLAT
-
-
-def _of_tokens(
-    length: int,
-    grids: Sequence[tuple[int, ...]],
-    axes: int,
-    prefix: int | None,
-    given: Tokens | None,
-    size: tuple[int, int] | None,
-) -> Layout | str:
-    if given is not None:
-        fits = length == given.prefix + math.prod(given.grid) + given.suffix
-        grid = "x".join(map(str, given.grid)) + (f" + {given.suffix}" if given.suffix else "")
-        not_these = f"has {length} tokens, not the {given.prefix} + {grid} of {arg('tokens')}"
-        return Layout(given.grid, 2, given.prefix, suffix=given.suffix) if fits else not_these
-    if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
-        return _FLAT
-    return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix, size)
-
-
-def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None = None) -> Layout | None:
-    """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving.
-
-    A map of one row or column is a picture's only where no other was seen: sequences are convolved as such, too.
-    """
-    grids = [grid for grid in grids if min(grid[-2:]) > 1] or grids
-    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
-        for grid in reversed(grids):
-            frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
-            # Where a size is odd, networks round up or down.
-            for halved in {
-                tuple(size >> halvings for size in sides),
-                tuple(-(-size >> halvings) for size in sides),
-            }:
-                area = math.prod((*frames, *halved))
-                in_front = (
-                    range(min(MAX_EXTRA_TOKENS, area // 2) + 1) if prefix is None and not halvings else (0, prefix)
-                )
-                if area >= _MIN_GRID and length - area in in_front:
-                    return Layout((*frames, *halved), 2, length - area)
-    return None
-
-
-def _of_unknown_grid(length: int, axes: int, prefix: int | None, size: tuple[int, int] | None) -> Layout | str:
-    if axes == 1:  # the steps of a recurrent layer, or tokens of a signal
-        return Layout((length - (prefix or 0),), 2, prefix or 0)
-    grid = square_patches(length - prefix, size) if axes == 2 and prefix is not None and size is not None else None
-    if grid is not None:
-        return Layout(grid, 2, prefix)
-    example = "HEIGHTxWIDTH" if axes == 2 else "DEPTHxHEIGHTxWIDTH"
-    return unknown_grid(length, example)
-
-
-def unknown_grid(length: int, example: str = "HEIGHTxWIDTH") -> str:
-    """Say that the places of tokens are not known."""
-    return f"has {length} tokens whose grid is not known; for patches give {arg('tokens')} prefix=1,grid={example}"
-
-
-def square_patches(count: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the grid (h, w) of as many square patches as fill a picture (h, w); None without one."""
-    if count < _MIN_GRID:
-        return None
-    side = math.isqrt(size[0] * size[1] // count)
-    grid = size[0] // max(side, 1), size[1] // max(side, 1)
-    return grid if side and (grid[0] * side, grid[1] * side) == size and grid[0] * grid[1] == count else None
-
-
-@dataclass(slots=True)
-class WindowedLayers:
-    """The layers of a network inside of blocks that cut maps into windows.
+@dataclass
+class TokenLayout:
+    """Reads where tokens lie, along one forward pass.
 
     Attributes:
-        network: Its blocks are looked up once.
+        network: Asked how many tokens it puts in front of the grid, and whether it keeps them window by window.
+        given: What the user said of tokens.
+        pictures: How many the network is given, their height and width; None for other inputs.
     """
 
     network: nn.Module
-    _blocks: dict[str, nn.Module] | None = None
+    given: Tokens | None = None
+    pictures: tuple[int, int, int] | None = None
+    _off: NonPatchTokens = field(init=False)
+    _windows: WindowedLayers = field(init=False)
+    _widths: dict[int, int] = field(default_factory=dict)
+    _patches: Tensor | None = None
+    _guessed: list[tuple[int, int]] = field(default_factory=list)
+    _has_others_behind: dict[int, bool] = field(default_factory=dict)
+    _known: dict[RowKey, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Prepare to look at the network, which is done where the first tokens are."""
+        self._off, self._windows = NonPatchTokens(self.network), WindowedLayers(self.network)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(module): name for name, module in self.network.named_modules()}
+
+    @cached_property
+    def _prefix(self) -> int | None:
+        return known_prefix(self.network)
+
+    @cached_property
+    def _unrolled(self) -> int:
+        return unrolled_halvings(self.network)
+
+    @cached_property
+    def _stride(self) -> tuple[int, int] | None:
+        return _patch_size(self.network)
+
+    def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
+        """Begin another forward pass; what was found for outputs of the same shapes is kept."""
+        is_alike = pictures is not None and self.pictures is not None and pictures[1:] == self.pictures[1:]
+        self._off.restart(keeps_counts=is_alike)
+        if not is_alike:
+            self._widths.clear()
+            self._known.clear()
+            self._has_others_behind.clear()
+            self._guessed = []
+        self.pictures, self._patches = pictures, None
+
+    def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
+        """Note what the first convolution returned that cuts the input into patches, (N, D, *grid)."""
+        if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and _cuts_patches(maker):
+            self._patches = maps.detach()
 
     def layout(
-        self, layer: str, shape: Sequence[int], count: int, channel_axis: int | None, grids: Sequence[tuple[int, ...]]
-    ) -> Layout | None:
-        """Return where windows lie in an output (count * windows, tokens, C); None if it holds none, or padded ones.
+        self,
+        place: RowKey,
+        values: Tensor,
+        count: int,
+        channel_axis: int | None,
+        grids: Sequence[tuple[int, ...]],
+        *,
+        axes: int = 2,
+    ) -> Layout | str:
+        """Return where the input lies in an output, or in words why it has no place there.
 
-        How a block shifts its map is read from it now: a map that is one window is not shifted.
+        It is to be called where the output is returned: the modules that run around it were given words, or a picture.
 
         Args:
-            layer: Dotted name of the layer, or "MODULE:OPERATION".
-            shape: Of the output.
+            place: The layer, or "MODULE:OPERATION", its call and the slot of the output.
+            values: The output.
             count: Inputs in the batch.
             channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-            grids: As in `layout_of`; without any, the map is a square.
+            grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
+            axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         """
-        if len(shape) != _SEQUENCE_AXES or channel_axis == 1 or shape[0] <= count or shape[0] % count:
-            return None
-        if self._blocks is None:
-            self._blocks = {name: module for name, module in self.network.named_modules() if cuts_windows(module)}
-        block = next((each for name, each in self._blocks.items() if layer.startswith(f"{name}.")), None)
-        shift = None if block is None else pair(block.shift_size)
-        size = None if block is None else window_size([block], shape[1])
-        if shift is None or size is None:
-            return None
-        windows = Windows(size, shift)
-        side = math.isqrt(shape[0] // count * shape[1])
-        for halvings in range(MAX_HALVINGS + 1):
-            for grid in reversed(grids or [(side, side)]):
-                halved = tuple(side >> halvings for side in grid)
-                if len(halved) == len(size) and windows.counts(halved) == shape[0] // count:
-                    return Layout(halved, 2, None, windows)
-        return None
+        cached = self._known.get(place)
+        if cached is not None and cached[:2] == (tuple(values.shape), len(grids)):
+            return cached[2]
+        layout = self._layout(place[0], values, count, channel_axis, grids, axes)
+        self._known[place] = tuple(values.shape), len(grids), layout
+        return layout
+
+    def known(self, place: RowKey) -> Layout | None:
+        """Return where the input lies in an output that was looked at in this pass; None where it has no place."""
+        cached = self._known.get(place)
+        return cached[2] if cached is not None and isinstance(cached[2], Layout) else None
+
+    def known_grids(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Return the grids on which an output may lie: that of its tokens, if they were looked at, else all."""
+        if place not in self._known:
+            return tuple(grids)
+        layout = self.known(place)
+        if layout is None:
+            return ()
+        return tuple(grids) if layout.prefix is None else (layout.grid,)
+
+    def _layout(
+        self,
+        layer: str,
+        values: Tensor,
+        count: int,
+        channel_axis: int | None,
+        grids: Sequence[tuple[int, ...]],
+        axes: int,
+    ) -> Layout | str:
+        shape = tuple(values.shape)
+        windows = self._windows.layout(layer, shape, count, channel_axis, grids or self._cut_grids())
+        if windows is not None:
+            return windows
+        running: Sequence[ModuleInput] = ()
+        reason = ""
+        if axes > 1 and len(shape) == 3 and channel_axis == 2 and shape[0] == count and self.given is None:
+            running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
+            reason = self._off.reason(running, shape[1], grids)
+            grids = grids or self._cut_grids(0 if reason else shape[1])
+        size = None if self.pictures is None else self.pictures[1:]
+        layout = layout_of(
+            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, given=self.given, size=size
+        )
+        if isinstance(layout, str) or not running:
+            return layout
+        return (f"holds {reason}" if reason else self._out_of_place(layout, values, grids, running)) or layout
+
+    def _out_of_place(
+        self, layout: Layout, values: Tensor, grids: Sequence[tuple[int, ...]], running: Sequence[ModuleInput]
+    ) -> str:
+        """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
+        tokens, width = values.shape[1:]
+        if any(_are_padded(call, tokens) for call in running[:_LAYERS_OUT]):
+            return _PADDED.format(tokens)
+        if not self._is_merged(layout, tokens, width, grids, running):
+            return unknown_grid(tokens)
+        if self._are_others_behind(layout, values):
+            return _behind(tokens)
+        if any(_has_swapped(call, tokens) for call in running[:_LAYERS_OUT]):
+            return _SWAPPED
+        self._widths.setdefault(tokens, width)
+        if self._unrolled and layout.grid not in {tuple(size >> self._unrolled for size in grid) for grid in grids[:1]}:
+            return _OUT_OF_ORDER
+        return ""
+
+    def of_attention(
+        self,
+        running: Sequence[ModuleInput],
+        queries: int,
+        keys: int,
+        grids: Sequence[tuple[int, ...]],
+        patches: Tensor | None,
+    ) -> tuple[Layout | str, Layout | str]:
+        """Return where queries and keys lie on a picture, or in words why they have no place on it."""
+        self._patches = patches
+        reasons = self._off.of_attention(running, queries, keys, grids) if self.given is None else ("", "")
+        grids = grids or self._cut_grids(0 if reasons[1] else keys)
+        layouts = []
+        for count, reason in zip((queries, keys), reasons, strict=True):
+            layouts.append(self._of_attention(running, count, reason, grids))
+        for tensor in _sequences(running):
+            self._widths.setdefault(tensor.shape[1], tensor.shape[2])
+        return layouts[0], layouts[1]
+
+    def _cut_grids(self, tokens: int = 0) -> Sequence[tuple[int, ...]]:
+        """Return the grid that pictures are cut into, where no convolution was seen to do it; in a list, or none.
+
+        It is that of a convolution that was not observed. Without any, the first tokens, if some are given that may be
+        patches, are squares that fill the picture, behind a class token or none.
+        """
+        if self.pictures is None:
+            return ()
+        *_, high, wide = self.pictures
+        if self._stride is not None:
+            return [(high // self._stride[0], wide // self._stride[1])]
+        if not self._guessed and self._prefix is None and tokens:
+            cut = [square_patches(tokens - extra, (high, wide)) for extra in (0, 1)]
+            self._guessed = [grid for grid in cut if grid is not None and min(grid) > 1][:1]
+        return self._guessed
+
+    def are_words_in_front(self, running: Sequence[ModuleInput], prefix: int) -> bool:
+        """Tell whether words may be among so many tokens in front of the grid, which then have no names."""
+        return self._off.are_words_in_front(running, prefix)
+
+    def _of_attention(
+        self, running: Sequence[ModuleInput], count: int, reason: str, grids: Sequence[tuple[int, ...]]
+    ) -> Layout | str:
+        if reason:
+            return reason
+        size = None if self.pictures is None else self.pictures[1:]
+        shape = (1, count, 1)
+        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, given=self.given, size=size)
+        if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys of another grid
+            layout = layout_of(shape, 1, 2, grids, prefix=0, given=self.given, size=size)
+        if isinstance(layout, str) or self.given is not None:
+            return layout
+        if any(_are_padded(call, count) for call in running[:_LAYERS_OUT]):
+            return _PADDED.format(count)
+        width = max((tensor.shape[2] for tensor in _sequences(running) if tensor.shape[1] == count), default=0)
+        if not self._is_merged(layout, count, width, grids, running):
+            return unknown_grid(count)
+        tokens = next((tensor for tensor in reversed(_sequences(running)) if tensor.shape[1] == count), None)
+        return _behind(count) if self._are_others_behind(layout, tokens) else layout
+
+    def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
+        """Tell whether tokens may lie behind those of the grid; known once for tokens of a number.
+
+        A network that does not say how many are in front is taken at its values: its first tokens are patches that a
+        convolution has cut, with their positions added. A single other token is in front but for strong evidence.
+        """
+        if self._prefix is not None or not layout.prefix or self.given is not None:
+            return False
+        count = layout.prefix + math.prod(layout.grid)
+        if count not in self._has_others_behind:
+            likeness = None if values is None or self._patches is None else _likeness(values, self._patches, layout)
+            if likeness is None:
+                self._has_others_behind[count] = layout.prefix > 1
+            elif layout.prefix == 1:
+                self._has_others_behind[count] = likeness[0] > likeness[1] + _CLEARLY
+            else:
+                self._has_others_behind[count] = max(likeness) > likeness[-1]
+        return self._has_others_behind[count]
+
+    def _is_merged(
+        self,
+        layout: Layout,
+        tokens: int,
+        width: int,
+        grids: Sequence[tuple[int, ...]],
+        running: Iterable[ModuleInput],
+    ) -> bool:
+        """Tell whether tokens lie on a grid that was seen, or on one that neighbouring tokens were merged to.
+
+        Other networks average tokens in order of rows, drop some, or have others that look at them. Where tokens are
+        merged by rows and columns, channels become more, or a module is given the size of the map, or has a stride.
+        """
+        if layout.grid in grids or not grids:
+            return True
+        larger = [held for count, held in self._widths.items() if count > tokens]
+        if larger and width > max(larger):
+            return True
+        if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
+            # Cut anew, after convolutions.
+            return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
+        return any(_says_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
 
 
-def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
+def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
+    """Return how much tokens resemble patches, by how many are in front; None where that cannot be said.
 
-    Without any known grid they are words: of a sentence of 16, a map of 4 × 4 would mean nothing.
+    It is the mean cosine between a token and its patch, each less the mean over places.
     """
-    found = _of_known_grid(token_count, grids)
-    return None if found is None or min(found.grid) < 2 else found.grid
+    area, extra = math.prod(layout.grid), layout.prefix or 0
+    if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
+        return None
+    if patches.shape[1] != tokens.shape[2] or tokens.is_nested or patches.device != tokens.device:
+        return None
+    with torch.no_grad():
+        expected = _centred(patches.detach().flatten(2).transpose(1, 2))
+        cosines = [
+            float((_centred(tokens.detach()[:, front : front + area]) * expected).sum(-1).mean())
+            for front in range(extra + 1)
+        ]
+    return cosines if all(map(math.isfinite, cosines)) and max(cosines) - min(cosines) > _SOMEWHAT else None
+
+
+def _centred(tokens: Tensor) -> Tensor:
+    tokens = tokens.float()
+    return torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=-1)
+
+
+def _patch_size(network: nn.Module) -> tuple[int, int] | None:
+    """Return the size of the patches that a network's first convolution cuts pictures into; None if it does not."""
+    first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+    return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
+
+
+def _cuts_patches(convolution: nn.Module) -> bool:
+    """Tell whether a kernel is as large as its stride, of more than one pixel; False for one that does not say."""
+    size, stride = attribute_of(convolution, "kernel_size"), attribute_of(convolution, "stride")
+    return isinstance(stride, tuple) and size == stride and max(stride) > 1
+
+
+def unrolled_halvings(network: nn.Module) -> int:
+    """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
+    for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
+        schedule = attribute_of(module, "unroll_schedule")
+        if schedule is None and type(module).__name__ == "Unroll":
+            schedule = attribute_of(module, "schedule")
+        if isinstance(schedule, list | tuple):
+            return len(schedule)
+    return 0
+
+
+def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
+    """Return the tokens (N, T, D) that the innermost two modules were given."""
+    arguments = [argument for module in running[:2] for argument in (*module.args, *module.kwargs.values())]
+    return [
+        value for value in arguments if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
+    ]
+
+
+def _says_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
+    """Tell whether a module was given a map of a size, the size itself, or that of the map before."""
+    high, wide = grid[-2:]
+    before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
+    for argument in (*call.args, *call.kwargs.values()):
+        if isinstance(argument, Tensor):
+            if (
+                argument.is_floating_point()
+                and argument.dim() == 4
+                and (high, wide) in (argument.shape[1:3], argument.shape[2:4])
+            ):
+                return True
+        elif isinstance(argument, tuple | list) and pair(argument) in before:
+            return True
+    return False
+
+
+def _has_swapped(call: ModuleInput, tokens: int) -> bool:
+    """Tell whether a module was given as many channels as tokens with the two axes swapped (MLP-Mixer)."""
+    for argument in (*call.args, *call.kwargs.values()):
+        if isinstance(argument, Tensor) and argument.dim() == 3 and argument.shape[1:] == (tokens, tokens):
+            base = None if argument.is_inference() else argument._base  # noqa: SLF001
+            if base is not None and base.dim() == 3 and argument.stride(1) < argument.stride(2):
+                return True
+    return False
+
+
+def _are_padded(call: ModuleInput, tokens: int) -> bool:
+    """Tell whether a module pads its map until windows fill it, and all of them together have so many tokens."""
+    window = pair(attribute_of(call.module, "window_size"))
+    size = map_size((*call.args, *call.kwargs.values())) if window is not None and all(window) else None
+    if window is None or size is None:
+        return False
+    return tokens == math.prod(padded_to(size, window)) != math.prod(size)
+
+
+def _has_stride(call: ModuleInput) -> bool:
+    """Tell whether a module, or one that it holds, takes every other row and column (LeViT)."""
+    return any(pair(attribute_of(module, "stride")) == (2, 2) for module in (call.module, *call.module.children()))

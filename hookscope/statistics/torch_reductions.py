@@ -46,15 +46,15 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
     return torch.stack(scalars, 1), torch.cat([counts, nonzero], 1)
 
 
-def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
+def completed(header: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
     """Complete a reduction with a row of what `reduce_on_device` gave; it has no distribution."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scaled = Reduction(
-        known.shape,
-        known.dtype,
-        known.element_count,
-        known.channel_axis,
+        header.shape,
+        header.dtype,
+        header.element_count,
+        header.channel_axis,
         finite_count,
         math.ldexp(mean, int(exponent)),
         squared_deviations,
@@ -64,7 +64,7 @@ def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int
         square_sum,
         nan_count,
         int(counts[2:].sum()),
-        None if known.channel_axis is None else counts[2:].astype(np.float64),
+        None if header.channel_axis is None else counts[2:].astype(np.float64),
         exponent=int(exponent),
     )
     return scaled.with_exponent(0) if abs(exponent) <= SQUARABLE_EXPONENT else scaled
@@ -92,11 +92,11 @@ def distribution_of_counts(counted: NDArray[Any], dtype: torch.dtype, low: float
     """Return the distribution of finite values from a row of `count_in_bins`; None without any."""
     if counted.dtype.kind == "f":
         return distribution_of(counted[np.isfinite(counted)])
-    (found,) = np.nonzero(counted)
-    if not found.size:
+    (indices,) = np.nonzero(counted)
+    if not indices.size:
         return None
-    counts = counted[found].astype(np.int64)
-    return Distribution(low, high, int(counts.sum()), None, _bins(dtype)[0][found], counts)
+    counts = counted[indices].astype(np.int64)
+    return Distribution(low, high, int(counts.sum()), None, _bins(dtype)[0][indices], counts)
 
 
 @cache

@@ -54,9 +54,9 @@ def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | 
     return fitting[0] if fitting else None
 
 
-def map_size(given: Iterable[Any]) -> tuple[int, int] | None:
+def map_size(inputs: Iterable[Any]) -> tuple[int, int] | None:
     """Return the size of the map that a module was given, (N, H, W, C), or (N, T, C) and (H, W); None if unknown."""
-    values = [*given]
+    values = [*inputs]
     tokens = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
     if tokens is None:
         return None
@@ -79,6 +79,6 @@ def pair(value: Any) -> tuple[int, int] | None:
     """Return a size that a module holds as one number or as two; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value) if value >= 0 else None
-    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, int) for each in value):
+    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(number, int) for number in value):
         return (value[0], value[1])
     return None

@@ -47,7 +47,7 @@ def batch_features(
     labels: list[Any] = []
     parameter = next(loaded.module.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    made = (to_device(each, device, floating_dtype(loaded.module)) for each in _batches(batches, labels))
+    made = (to_device(batch, device, floating_dtype(loaded.module)) for batch in _batches(batches, labels))
     run = inspect(
         loaded,
         made,
@@ -77,15 +77,15 @@ def batch_features(
 def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
     """Yield batches numbered from 0, and note their labels; None for an input without one."""
     begin = 0
-    for each in batches:
-        values, *others = each if isinstance(each, list | tuple) else (each,)
+    for item in batches:
+        values, *others = item if isinstance(item, list | tuple) else (item,)
         if not isinstance(values, Tensor) or not values.dim():
             kind = type(values).__name__
             raise UsageError(f"A batch is {kind}: give tensors (N, ...), or tuples of such a tensor and labels.")
         (batch,) = as_batches(values)
         count = len(batch.indices)
-        known = others[0] if others else None
-        listed = known.tolist() if isinstance(known, Tensor) and known.dim() == 1 else known
+        targets = others[0] if others else None
+        listed = targets.tolist() if isinstance(targets, Tensor) and targets.dim() == 1 else targets
         labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
         records = tuple(
             InputRecord(f"input {begin + at}", None, None, tuple(values.shape[1:]), ()) for at in range(count)

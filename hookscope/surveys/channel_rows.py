@@ -96,14 +96,14 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         rows = _by_compiled_code(values, places, thresholds)
         if rows is not None:
             return rows
-        found = [_exact(value.unsqueeze(0), with_positions=False) for value in values]
-        rows = _rows(places, torch.cat(found, 1).numpy())
+        parts = [_exact(value.unsqueeze(0), with_positions=False) for value in values]
+        rows = _rows(places, torch.cat(parts, 1).numpy())
         _locate(rows, values, thresholds)
         return rows
 
 
-def _rows(places: tuple[int, ...], found: NDArray[np.float64]) -> ChannelRows:
-    high, low, mean, deviations, finite = found[: len(_EXACT)]
+def _rows(places: tuple[int, ...], reduced: NDArray[np.float64]) -> ChannelRows:
+    high, low, mean, deviations, finite = reduced[: len(_EXACT)]
     return ChannelRows(places, finite, mean, deviations, high, low, np.full(high.shape, -1, np.int64))
 
 
@@ -113,11 +113,11 @@ def _by_compiled_code(
     """Read the values once; None for what compiled code does not read, and for values that are not all finite."""
     if missing_memory(values):
         return None
-    found = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
-    if found is None:
+    reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
+    if reduced is None:
         return None
-    finite = np.full(found.high.shape, float(math.prod(places)))
-    return ChannelRows(places, finite, found.mean, found.deviations, found.high, found.low, found.positions)
+    finite = np.full(reduced.high.shape, float(math.prod(places)))
+    return ChannelRows(places, finite, reduced.mean, reduced.deviations, reduced.high, reduced.low, reduced.positions)
 
 
 def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
@@ -131,12 +131,12 @@ def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
     deviations = torch.where(is_finite, wide - mean.unsqueeze(2), 0).square_().sum(2)
     high = torch.where(is_finite, wide, -math.inf)
     low = torch.where(is_finite, wide, math.inf).amin(2)
-    found = [high.amax(2), low, mean, deviations, finite]
+    parts = [high.amax(2), low, mean, deviations, finite]
     if with_positions:
-        greatest = high == found[0].unsqueeze(2)
+        greatest = high == parts[0].unsqueeze(2)
         place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal ones
-        found.append(torch.where(greatest, place, high.shape[2]).amin(2).to(wide.dtype))
-    return torch.stack(found)
+        parts.append(torch.where(greatest, place, high.shape[2]).amin(2).to(wide.dtype))
+    return torch.stack(parts)
 
 
 def _locate(rows: ChannelRows, values: Tensor, thresholds: NDArray[np.float64] | None) -> None:

@@ -86,8 +86,8 @@ class TopLists:
             at = np.ix_(chosen, improved)
             places = np.full((chosen.size, improved.size, MOST_PLACE_AXES), _NONE, np.int32)
             if rows.places:
-                known = np.unravel_index(rows.positions[at].clip(0), rows.places)
-                for axis, place in enumerate(known[-MOST_PLACE_AXES:]):
+                coords = np.unravel_index(rows.positions[at].clip(0), rows.places)
+                for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
 
@@ -109,10 +109,10 @@ class TopLists:
         """Merge candidates (channels, M), positions (M, channels, 3), behind those that are listed: stable in ties."""
         both = np.concatenate([self.values[half, channels], values], 1)
         order = np.argsort(-both, 1, kind="stable")[:, : self.values.shape[2]]
-        known = np.concatenate([self.inputs[half, channels], inputs], 1)
+        numbers = np.concatenate([self.inputs[half, channels], inputs], 1)
         places = np.concatenate([self.positions[half, channels], positions.swapaxes(0, 1)], 1)
         self.values[half, channels] = np.take_along_axis(both, order, 1)
-        self.inputs[half, channels] = np.take_along_axis(known, order, 1)
+        self.inputs[half, channels] = np.take_along_axis(numbers, order, 1)
         self.positions[half, channels] = np.take_along_axis(places, order[:, :, None], 1)
 
 
@@ -185,7 +185,7 @@ class ChannelTotals:
         ones = np.ones_like(rows.mean)
         self.pooled.merge(_moments_of(ones, rows.mean, np.zeros_like(rows.mean)))
         for label in dict.fromkeys(classes):
-            of_class = rows.mean[[each == label for each in classes]]
+            of_class = rows.mean[[index == label for index in classes]]
             summed = np.concatenate([[of_class.shape[0]], of_class.sum(0)])
             self.by_class[label] = self.by_class[label] + summed if label in self.by_class else summed
         if sampled:

@@ -150,10 +150,14 @@ def _sidecar_of(
 ) -> dict[str, Any]:
     nothing = asdict(TensorStatistics((), "", 0))
     rows = []
-    for each in chunk.rows:
-        row = {entry.name: getattr(each.row, entry.name) for entry in fields(LayerRow) if entry.name != "activation"}
-        known = {"shape": each.reduction.shape, "dtype": each.reduction.dtype, "unmeasured": each.reduction.unmeasured}
-        rows.append({**row, "activation": {**nothing, **known}})
+    for layer in chunk.rows:
+        row = {entry.name: getattr(layer.row, entry.name) for entry in fields(LayerRow) if entry.name != "activation"}
+        facts = {
+            "shape": layer.reduction.shape,
+            "dtype": layer.reduction.dtype,
+            "unmeasured": layer.reduction.unmeasured,
+        }
+        rows.append({**row, "activation": {**nothing, **facts}})
     shapes = {} if chunk.features is None else chunk.features.shapes
     return {
         "format": FORMAT,
@@ -161,13 +165,13 @@ def _sidecar_of(
         "signature": dict(signature),
         "arrays_sha256": arrays,
         "features_sha256": features,
-        "inputs": [asdict(each) for each in chunk.inputs],
+        "inputs": [asdict(measured_input) for measured_input in chunk.inputs],
         "place_count": chunk.place_count,
         "rows": rows,
-        "axes": [each.reduction.channel_axis for each in chunk.rows],
-        "has_channels": [each.totals is not None for each in chunk.rows],
-        "unusable": [asdict(each) for each in chunk.unusable],
-        "uncalled": [asdict(each) for each in chunk.uncalled],
+        "axes": [chunk_row.reduction.channel_axis for chunk_row in chunk.rows],
+        "has_channels": [chunk_row.totals is not None for chunk_row in chunk.rows],
+        "unusable": [asdict(unusable) for unusable in chunk.unusable],
+        "uncalled": [asdict(uncalled) for uncalled in chunk.uncalled],
         "warnings": chunk.warnings,
         "notes": chunk.notes,
         "verification": None if chunk.verification is None else asdict(chunk.verification),
@@ -175,7 +179,11 @@ def _sidecar_of(
         "class_count": 0 if chunk.judged is None else chunk.judged.class_count,
         "mapping": "" if chunk.judged is None else chunk.judged.mapping,
         "tables": [*chunk.rows_used],
-        "feature_shapes": {each.row.label: shapes[each.row.label] for each in chunk.rows if each.row.label in shapes},
+        "feature_shapes": {
+            chunk_row.row.label: shapes[chunk_row.row.label]
+            for chunk_row in chunk.rows
+            if chunk_row.row.label in shapes
+        },
     }
 
 
@@ -296,8 +304,8 @@ def _rows_from(arrays: Mapping[str, NDArray[Any]], sidecar: Sidecar) -> list[Chu
         counts = dict(zip(_COUNTS, arrays["counts"][place].tolist(), strict=True))
         spread = None
         if f"{place}.bins" in arrays:
-            keys, found = arrays[f"{place}.bins"], arrays[f"{place}.bin_counts"]
-            spread = Distribution(numbers["min"], numbers["max"], int(found.sum()), None, keys, found)
+            keys, bin_counts = arrays[f"{place}.bins"], arrays[f"{place}.bin_counts"]
+            spread = Distribution(numbers["min"], numbers["max"], int(bin_counts.sum()), None, keys, bin_counts)
         reduction = Reduction(
             shape=row.activation.shape,
             dtype=row.activation.dtype,

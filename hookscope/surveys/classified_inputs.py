@@ -93,21 +93,21 @@ class ClassifiedInputs:
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
         """Take in the inputs of the next chunk, the first of which has the number `offset`."""
         self.class_count, self.mapping = judged.class_count, judged.mapping
-        for place, each in enumerate(inputs):
-            label, best = each.label, int(judged.taken_for[place])
+        for place, sample in enumerate(inputs):
+            label, best = sample.label, int(judged.taken_for[place])
             assert label is not None  # noqa: S101 - judged inputs have one
             self.seen[label] += 1
             if judged.is_right[place]:
                 self.right[label] += 1
-                self.members[label].add(each.name_in(offset))
+                self.members[label].add(sample.name_in(offset))
                 continue
             self.taken_for[label][best] += 1
             self.given[best] += 1
             high, low = judged.probabilities[place].tolist()
             looks, layout = judged.looks[place], judged.layouts[place]
-            number = offset + each.number
-            self.worst.append(WrongInput(number, each, each.name_in(offset), best, (high, low), looks, layout))
-        self.worst = sorted(self.worst, key=lambda each: (-each.surety, each.number))[:MOST_WRONG]
+            number = offset + sample.number
+            self.worst.append(WrongInput(number, sample, sample.name_in(offset), best, (high, low), looks, layout))
+        self.worst = sorted(self.worst, key=lambda wrong: (-wrong.surety, wrong.number))[:MOST_WRONG]
         self._add_looks(judged)
 
     def _add_looks(self, judged: JudgedInputs) -> None:
@@ -140,14 +140,14 @@ class ClassifiedInputs:
         least, most = math.inf, -math.inf
         for judged in chunks:
             of_right = correlations(judged.layouts[judged.is_right], mean)
-            known = of_right[~np.isnan(of_right)]
-            least, most = min(least, known.min(initial=math.inf)), max(most, known.max(initial=-math.inf))
-        found = []
-        for each in self.worst:
-            layout = self._of_layout(each, mean, float(least), float(most))
-            ways = [*([layout] if layout else []), *self._of_looks(each)]
-            found.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
-        return found
+            finite = of_right[~np.isnan(of_right)]
+            least, most = min(least, finite.min(initial=math.inf)), max(most, finite.max(initial=-math.inf))
+        per_input = []
+        for wrong in self.worst:
+            layout = self._of_layout(wrong, mean, float(least), float(most))
+            ways = [*([layout] if layout else []), *self._of_looks(wrong)]
+            per_input.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
+        return per_input
 
     def _of_looks(self, wrong: WrongInput) -> Iterator[OutsideRange]:
         assert self.low is not None  # noqa: S101 - `outside` has seen to it
@@ -187,7 +187,7 @@ class ClassifiedInputs:
     def accuracy(self) -> Accuracy:
         """Return how many are right, of all and by class."""
         labels_at = self.labels_at()
-        indices = {label: tuple(index for index, each in labels_at.items() if each == label) for label in self.seen}
+        indices = {label: tuple(index for index, other in labels_at.items() if other == label) for label in self.seen}
         classes = []
         for label in sorted(self.seen):
             mistaken = self.taken_for[label].most_common(1)
@@ -200,10 +200,10 @@ class ClassifiedInputs:
             )  # fmt: skip
         worst = tuple(
             WrongPicture(
-                each.name, each.measured.sha256, self.labels[each.measured.label or 0], self.name(each.taken_for),
-                *(None if math.isnan(share) else share for share in each.probabilities),
+                wrong.name, wrong.measured.sha256, self.labels[wrong.measured.label or 0], self.name(wrong.taken_for),
+                *(None if math.isnan(share) else share for share in wrong.probabilities),
             )
-            for each in self.worst
+            for wrong in self.worst
         )  # fmt: skip
         total, right = sum(self.seen.values()), sum(self.right.values())
         return Accuracy(self.source, self.mapping, self.class_count, total, right, tuple(classes), worst)
@@ -215,6 +215,6 @@ def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDA
     apart = apart - apart.mean(1, keepdims=True)
     centred = mean - mean.mean()
     lengths = np.sqrt((apart**2).sum(1)) * np.sqrt((centred**2).sum())
-    found = np.full(len(apart), np.nan)
-    np.divide(apart @ centred, lengths, out=found, where=lengths > 0)
-    return found
+    cosines = np.full(len(apart), np.nan)
+    np.divide(apart @ centred, lengths, out=cosines, where=lengths > 0)
+    return cosines

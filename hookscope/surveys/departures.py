@@ -22,15 +22,17 @@ _ROUNDING = 1e-6
 
 
 def departure_p_values(
-    own: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
+    features: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float64]:
     """Return the p-value of each layer, (L,).
 
     Args:
-        own: Features of the input, (C,) for each layer.
+        features: Features of the input, (C,) for each layer.
         members: Those of the members of the class, (n, C) for each layer.
     """
-    reaches = np.stack([_reaches(one, others) for one, others in zip(own, members, strict=True)], 1)  # (n + 1, L)
+    reaches = np.stack(
+        [_reaches(vector, others) for vector, others in zip(features, members, strict=True)], 1
+    )  # (n + 1, L)
     greatest = reaches.max(1)
     shares: NDArray[np.float64] = (greatest[:, None] >= reaches[0]).mean(0)
     return shares
@@ -42,9 +44,9 @@ def first_departure(p_values: NDArray[np.float64]) -> int | None:
     return int(places[0]) if places.size else None
 
 
-def _reaches(own: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
+def _reaches(features: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the distances of an input and the members to their mean, in deviations from the median, (n + 1,)."""
-    group = np.concatenate([own[None], members]).astype(np.float64)
+    group = np.concatenate([features[None], members]).astype(np.float64)
     group = np.nan_to_num(group)
     distances = np.sqrt(((group - group.mean(0)) ** 2).sum(1))
     apart = distances - np.median(distances)

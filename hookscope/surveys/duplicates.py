@@ -39,9 +39,9 @@ def duplicates(sample: NDArray[np.float32]) -> Duplicates:
         sample: Means over positions, (S, C).
     """
     count, channels = sample.shape
-    found = Duplicates.none(channels)
+    twins = Duplicates.none(channels)
     if count < FEWEST_INPUTS or not 1 < channels <= MOST_CHANNELS:
-        return found
+        return twins
     wide = sample.astype(np.float64)
     centred = wide - wide.mean(0)
     norms = np.sqrt((centred**2).sum(0))
@@ -55,6 +55,6 @@ def duplicates(sample: NDArray[np.float32]) -> Duplicates:
         nearest = magnitudes.argmax(1)
         rows = np.arange(end - begin)
         (chosen,) = np.nonzero(magnitudes[rows, nearest] >= THRESHOLD)
-        found.of[begin + chosen] = nearest[chosen]
-        found.correlation[begin + chosen] = correlations[chosen, nearest[chosen]].clip(-1, 1)
-    return found
+        twins.of[begin + chosen] = nearest[chosen]
+        twins.correlation[begin + chosen] = correlations[chosen, nearest[chosen]].clip(-1, 1)
+    return twins

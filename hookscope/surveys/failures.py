@@ -58,10 +58,10 @@ class SecondPass:
             )
         except ForwardError:
             return {}, ()
-        found = recorder.found
-        labels = [row.label for row in fold_repeats(run).rows if all(row.label in each for each in found.values())]
-        labels = [label for label in labels if len({each[label].size for each in found.values()}) == 1]
-        return {name: [each[label] for label in labels] for name, each in found.items()}, labels
+        by_name = recorder.found
+        labels = [row.label for row in fold_repeats(run).rows if all(row.label in rows for rows in by_name.values())]
+        labels = [label for label in labels if len({rows[label].size for rows in by_name.values()}) == 1]
+        return {name: [rows[label] for label in labels] for name, rows in by_name.items()}, labels
 
 
 @dataclass(slots=True)
@@ -95,11 +95,11 @@ def explained(
     """
     outside = classified.outside(chunks)
     compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
-    known = [_Known()] * len(outside) if compared is None else [compared.known_of(each) for each in classified.worst]
+    facts = [_Known()] * len(outside) if compared is None else [compared.known_of(wrong) for wrong in classified.worst]
     return Failures(
         tuple(
-            _failed(classified, wrong, found, more)
-            for wrong, found, more in zip(classified.worst, outside, known, strict=True)
+            _failed(classified, wrong, ranges, more)
+            for wrong, ranges, more in zip(classified.worst, outside, facts, strict=True)
         ),
         compared_count=classified.right_count,
         range_rate=classified.range_rate,
@@ -129,7 +129,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
 
 
 def _failed(
-    classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...], known: "_Known"
+    classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...], facts: "_Known"
 ) -> FailedInput:
     share, label_share = (None if math.isnan(probability) else probability for probability in wrong.probabilities)
     return FailedInput(
@@ -140,7 +140,7 @@ def _failed(
         probability=share,
         label_probability=label_share,
         outside=outside,
-        **known._asdict(),
+        **facts._asdict(),
     )
 
 
@@ -176,7 +176,7 @@ class _Compared:
     @property
     def neighbour_row(self) -> str:
         """The last row that does not have as many channels as there are classes; the last one if all have."""
-        sizes = [each.size for each in next(iter(self.features.values()), ())]
+        sizes = [feature.size for feature in next(iter(self.features.values()), ())]
         fitting = [row for row, size in zip(self.rows, sizes, strict=True) if size != self.classified.class_count]
         return (fitting or [*self.rows] or [""])[-1]
 
@@ -195,7 +195,7 @@ class _Compared:
 
     def _p_values(self, name: str, label: int) -> NDArray[np.float64] | None:
         """Return the p-values of an input among the members of a class; None where there are too few."""
-        members = [each for each in self.members[label] if each != name]
+        members = [other for other in self.members[label] if other != name]
         if len(members) < FEWEST_MEMBERS:
             return None
         stacked = [np.stack(rows) for rows in zip(*(self.features[member] for member in members), strict=True)]
@@ -206,33 +206,33 @@ class _Compared:
         among_others = self._p_values(name, other)
         if among_others is None or first_departure(among_others) is not None:
             return False
-        theirs = [self._p_values(each, label) for each in self.members[other][:_COMPARED]]
-        firsts = [first_departure(each) for each in theirs if each is not None]
-        known = sorted(len(self.rows) if each is None else each for each in firsts)
-        return first <= known[len(known) // 2]
+        theirs = [self._p_values(member, label) for member in self.members[other][:_COMPARED]]
+        firsts = [first_departure(p_values) for p_values in theirs if p_values is not None]
+        ranked = sorted(len(self.rows) if index is None else index for index in firsts)
+        return first <= ranked[len(ranked) // 2]
 
     def _neighbours(self, name: str) -> tuple[NearInput, ...]:
         at = self.rows.index(self.neighbour_row)
-        own = self.features[name][at].astype(np.float64)
-        found = [
-            NearInput(each, self.classified.labels[label], float(np.linalg.norm(self.features[each][at] - own)))
+        feature = self.features[name][at].astype(np.float64)
+        candidates = [
+            NearInput(member, self.classified.labels[label], float(np.linalg.norm(self.features[member][at] - feature)))
             for label, names in self.members.items()
-            for each in names
+            for member in names
         ]
-        return tuple(sorted(found, key=lambda each: each.distance)[:_NEIGHBOURS])
+        return tuple(sorted(candidates, key=lambda near: near.distance)[:_NEIGHBOURS])
 
 
 def _compared(classified: ClassifiedInputs, again: SecondPass, channel_count: int) -> _Compared:
     labels_at = classified.labels_at()
     labels = sorted(
         {*map(_label_of, classified.worst)}
-        | {labels_at.get(each.taken_for, _label_of(each)) for each in classified.worst}
+        | {labels_at.get(wrong.taken_for, _label_of(wrong)) for wrong in classified.worst}
     )
     most = max(FEWEST_MEMBERS, min(MOST_MEMBERS, _MOST_VALUES // max(1, channel_count * len(labels))))
     chosen = {label: _evenly(classified.members[label].names, most) for label in labels}
-    names = [*(each.name for each in classified.worst), *(name for each in chosen.values() for name in each)]
+    names = [*(wrong.name for wrong in classified.worst), *(name for group in chosen.values() for name in group)]
     features, rows = again.features(names)
-    members = {label: [name for name in each if name in features] for label, each in chosen.items()}
+    members = {label: [name for name in group if name in features] for label, group in chosen.items()}
     return _Compared(classified, features, rows, members, labels_at)
 
 

@@ -90,13 +90,13 @@ class FeatureParts:
                 f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
             )
         for label, shape in sidecar.feature_shapes.items():
-            known = self.shapes.get(label, (0, *shape[1:]))
-            if known[1:] != shape[1:]:
-                found = f"{shape_text(known[1:])} and {shape_text(shape[1:])}"
+            earlier = self.shapes.get(label, (0, *shape[1:]))
+            if earlier[1:] != shape[1:]:
+                shapes = f"{shape_text(earlier[1:])} and {shape_text(shape[1:])}"
                 raise UsageError(
-                    f"{arg('features')}: {printable(label)} is {found} for different inputs. Give {arg('pool')} avg."
+                    f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
                 )
-            self.shapes[label] = (known[0] + shape[0], *shape[1:])
+            self.shapes[label] = (earlier[0] + shape[0], *shape[1:])
         self.files.append(files)
         self.offsets.append(offset)
 
@@ -114,7 +114,7 @@ class FeatureParts:
         try:
             written = [*(self._one_file(classes) if target.is_one_file else self._file_for_each_chunk())]
             with whole_file(target.sidecar) as file:
-                file.writelines(each.encode() for each in self._sidecar(model, classes, written))
+                file.writelines(line.encode() for line in self._sidecar(model, classes, written))
         except OSError as error:
             where = safe_text(str(target.path))
             raise OutputError(
@@ -145,8 +145,8 @@ class FeatureParts:
         for part, offset in zip(self.files, self.offsets, strict=True):
             sidecar = read_sidecar(part)
             inputs = () if sidecar is None else sidecar.inputs
-            named = [classes[each.label] for each in inputs if each.label is not None]
-            yield ParquetPart(read_part(part.features), [each.name_in(offset) for each in inputs], named)
+            named = [classes[record.label] for record in inputs if record.label is not None]
+            yield ParquetPart(read_part(part.features), [record.name_in(offset) for record in inputs], named)
 
     def _file_for_each_chunk(self) -> Iterator[Path]:
         self.target.path.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class FeatureParts:
     def _sidecar(self, model: str, classes: Sequence[str], written: Sequence[Path]) -> Iterator[str]:
         """Return the text of the sidecar, an input a line, in the order of the rows."""
         target = self.target
-        known: dict[str, Any] = {
+        header: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "tool": "hookscope",
             "model": model,
@@ -168,18 +168,18 @@ class FeatureParts:
             "shapes": self.shapes,
             "files": [path.name for path in written],
         }
-        yield "{\n" + "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in known.items())
+        yield "{\n" + "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in header.items())
         yield '  "inputs": ['
         separator = "\n"
         for place, (part, offset) in enumerate(zip(self.files, self.offsets, strict=True)):
             sidecar = read_sidecar(part)
-            for each in () if sidecar is None else sidecar.inputs:
+            for record in () if sidecar is None else sidecar.inputs:
                 line = {
-                    "input": each.name_in(offset),
-                    "sha256": each.sha256,
+                    "input": record.name_in(offset),
+                    "sha256": record.sha256,
                     "file": 0 if target.is_one_file else place,
                 }
-                line |= {} if each.label is None else {"class": classes[each.label]}
+                line |= {} if record.label is None else {"class": classes[record.label]}
                 yield f"{separator}    {json.dumps(line)}"
                 separator = ",\n"
         yield "\n  ]\n}\n"

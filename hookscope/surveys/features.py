@@ -89,14 +89,14 @@ class FeatureSpool:
                 raise UsageError(
                     f"{arg('features')}: axis 0 of {printable(label)} does not count inputs. Choose another layer."
                 )
-            known = self._parts.get(label)
-            if known is not None and known.shape[1:] != values.shape[1:]:
-                shapes = f"{shape_text(known.shape[1:])} and {shape_text(values.shape[1:])}"
+            spooled = self._parts.get(label)
+            if spooled is not None and spooled.shape[1:] != values.shape[1:]:
+                shapes = f"{shape_text(spooled.shape[1:])} and {shape_text(values.shape[1:])}"
                 raise UsageError(
                     f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
                 )
             piece = self._spool.append(memoryview(values.data).cast("B"))
-            before = known or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
+            before = spooled or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             shape = (before.shape[0] + count, *before.shape[1:])
             self._parts[label] = SpooledTensor(self.dtype, shape, (*before.pieces, piece))
         self._latest.clear()
@@ -131,9 +131,9 @@ def read_part(path: Path) -> FeaturePart:
     with open_regular(path, follow_links=False) as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-    shapes = {label: tuple(each["shape"]) for label, each in header.items()}
+    shapes = {label: tuple(entry["shape"]) for label, entry in header.items()}
     offsets = {
-        label: (8 + size + each["data_offsets"][0], 8 + size + each["data_offsets"][1])
-        for label, each in header.items()
+        label: (8 + size + entry["data_offsets"][0], 8 + size + entry["data_offsets"][1])
+        for label, entry in header.items()
     }
     return FeaturePart(path, shapes, offsets)

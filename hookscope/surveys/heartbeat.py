@@ -64,8 +64,8 @@ class Heartbeat:
             text = ""
             with suppress(OSError, UnicodeDecodeError):
                 text = read_bounded(self._path(index), _LONGEST_HEARTBEAT).decode("ascii")
-            known, since = self._heard.get(index, ("", now))
-            if text != known or index not in self._heard:
+            last, since = self._heard.get(index, ("", now))
+            if text != last or index not in self._heard:
                 self._heard[index] = text, now
             elif now - since > _LONGEST_SILENCE and not self.folder.is_done(replace(self.share, index=index)):
                 raise InputError(

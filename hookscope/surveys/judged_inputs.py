@@ -98,8 +98,8 @@ class InputJudge:
         if class_count < 2:
             raise UsageError("The network has one score per input.")
         categories = self.categories if len(self.categories) == class_count else ()
-        found, self.mapping = classes_of(self.labels, categories, class_count, in_folders=self.data.in_folders)
-        self.class_count, self.classes = class_count, found
+        classes, self.mapping = classes_of(self.labels, categories, class_count, in_folders=self.data.in_folders)
+        self.class_count, self.classes = class_count, classes
 
     def _pictures(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the looks and the layouts of a batch's pictures, scaled to 0-1 again."""
@@ -125,7 +125,7 @@ class InputJudge:
         """Return all inputs so far; None if they cannot be judged, or there are none."""
         if self.reason or not self._parts:
             return None
-        rows, looks, layouts = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        rows, looks, layouts = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
         return JudgedInputs(
             taken_for=rows[:, 0].astype(np.int64),
             probabilities=rows[:, 1:3],

@@ -148,21 +148,23 @@ class ChannelRecorder:
             return
         version = version_of(tensor)
         if self._before is not None:
-            reference, known, axis, rows = self._before
-            if reference() is tensor and known == version >= 0 and axis == channel_axis:
+            reference, old_version, axis, rows = self._before
+            if reference() is tensor and old_version == version >= 0 and axis == channel_axis:
                 self._latest[label] = rows
                 return
         totals = self.totals.get(label)
-        found = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
-        if found is not None:
-            self._latest[label] = found
-            self._before = (weakref.ref(tensor), version, channel_axis, found)
+        channel_rows = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
+        if channel_rows is not None:
+            self._latest[label] = channel_rows
+            self._before = (weakref.ref(tensor), version, channel_axis, channel_rows)
 
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
         if not self.returns_nonfinite:
-            floating = [each for _, each in tensors_in(output) if each.is_floating_point() and not each.is_nested]
-            self.returns_nonfinite = not all(bool(each.isfinite().all()) for each in floating)
+            floating = [
+                tensor for _, tensor in tensors_in(output) if tensor.is_floating_point() and not tensor.is_nested
+            ]
+            self.returns_nonfinite = not all(bool(tensor.isfinite().all()) for tensor in floating)
         numbers = np.array(batch.indices, np.int64)
         class_of = self.options.class_of
         classes = [] if class_of is None else [class_of(record.name) for record in batch.records]
@@ -170,8 +172,10 @@ class ChannelRecorder:
         sampled = [place for place, number in enumerate(batch.indices) if number % step == 0][: max(0, room)]
         self.sampled_count += len(sampled)
         fetched: dict[int, ChannelRows] = {}
-        for label, found in self._latest.items():
-            rows = fetched.setdefault(id(found), found.fetched() if isinstance(found, RowsOnDevice) else found)
+        for label, channel_rows in self._latest.items():
+            rows = fetched.setdefault(
+                id(channel_rows), channel_rows.fetched() if isinstance(channel_rows, RowsOnDevice) else channel_rows
+            )
             totals = self.totals.get(label)
             if totals is None:
                 totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.options.top)
@@ -204,19 +208,19 @@ class ChannelRecorder:
 
 def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
     """Return which inputs of a batch hold NaN or Inf, (N,); of arguments by name only NaN, as masks hold -Inf."""
-    found = np.zeros(len(batch.indices), np.bool_)
-    given = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
-    for name, value in [*given, *batch.kwargs.items()]:
-        listed = isinstance(value, list) and len(value) == len(found)
+    nonfinite = np.zeros(len(batch.indices), np.bool_)
+    positional = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
+    for name, value in [*positional, *batch.kwargs.items()]:
+        listed = isinstance(value, list) and len(value) == len(nonfinite)
         for _, tensor in () if name in batch.shared else tensors_in(value):
             if not tensor.is_floating_point() or tensor.is_nested:
                 continue
             broken = tensor.isnan() if name in batch.kwargs else ~tensor.isfinite()
-            if not listed and tensor.dim() and tensor.shape[0] == len(found):
-                found |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
+            if not listed and tensor.dim() and tensor.shape[0] == len(nonfinite):
+                nonfinite |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
         if listed:
-            found |= [any(bool((~each.isfinite()).any()) for _, each in tensors_in(own)) for own in value]
-    return found
+            nonfinite |= [any(bool((~leaf.isfinite()).any()) for _, leaf in tensors_in(item)) for item in value]
+    return nonfinite
 
 
 def measure_chunk(
@@ -273,7 +277,7 @@ def measure_chunk(
         if is_first:
             raise _advising_files(error) from error
         run = replace(error.inspection, rows=())
-    places = [each.number for each in recorder.inputs]
+    places = [record.number for record in recorder.inputs]
     hidden = recorder.returns_nonfinite and not any(map(_holds_nonfinite, run.rows))
     return MeasuredChunk(
         inputs=recorder.inputs,
@@ -317,18 +321,20 @@ def _not_judged(judge: InputJudge | None) -> tuple[str, ...]:
 
 def totals_of(row: LayerRow, totals: Mapping[str, ChannelTotals]) -> ChannelTotals | None:
     """Return the totals of a row's channels."""
-    found = totals.get(row.label)
-    return found if found is not None and found.is_of_one_size else None
+    total = totals.get(row.label)
+    return total if total is not None and total.is_of_one_size else None
 
 
 def reduction_of(statistics: TensorStatistics) -> Reduction:
     """Return the numbers that statistics follow from, values in bins, so that they merge."""
-    known = Reduction(statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured)
+    reduction = Reduction(
+        statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured
+    )
     if statistics.unmeasured or not statistics.element_count:
-        return known
+        return reduction
     nonfinite = (statistics.nan_count or 0) + (statistics.inf_count or 0)
     count = statistics.element_count - nonfinite
-    known = known._replace(
+    reduction = reduction._replace(
         channel_axis=statistics.channel_axis,
         nan_count=statistics.nan_count or 0,
         nonzero_count=statistics.element_count - round((statistics.zero_fraction or 0.0) * statistics.element_count),
@@ -336,17 +342,17 @@ def reduction_of(statistics: TensorStatistics) -> Reduction:
     )
     low, high = statistics.min, statistics.max
     if statistics.mean is None or statistics.std is None or low is None or high is None:
-        return known
+        return reduction
     largest = max(abs(low), abs(high))
     exponent = math.frexp(largest)[1] if largest > _LARGEST_SQUARED else 0
     std, mean_abs, l2 = (
-        math.ldexp(each or 0.0, -exponent) for each in (statistics.std, statistics.mean_abs, statistics.l2)
+        math.ldexp(value or 0.0, -exponent) for value in (statistics.std, statistics.mean_abs, statistics.l2)
     )
     spread = statistics.distribution
     if spread is not None and spread.values is not None:
         keys, counts = spread.binned()
         spread = replace(spread, values=None, keys=keys, counts=counts)
-    return known._replace(
+    return reduction._replace(
         finite_count=count,
         mean=statistics.mean,
         squared_deviations=std**2 * count,

@@ -81,14 +81,14 @@ class Merging:
             if row.totals is not None:
                 inputs = row.totals.top.inputs
                 inputs[inputs >= 0] += self.place_count
-            known = self.rows.get(label)
-            if known is None:
-                known = self.rows[label] = _MergedRow(row.row, row.reduction, row.totals)
+            merged = self.rows.get(label)
+            if merged is None:
+                merged = self.rows[label] = _MergedRow(row.row, row.reduction, row.totals)
             else:
-                known.row = replace(known.row, also=tuple(dict.fromkeys((*known.row.also, *row.row.also))))
-                known.reduction = merge(known.reduction, row.reduction)
-                known.totals = _merged_totals(known.totals, row.totals)
-            known.shapes.add(len(chunk.inputs), row.reduction.shape)
+                merged.row = replace(merged.row, also=tuple(dict.fromkeys((*merged.row.also, *row.row.also))))
+                merged.reduction = merge(merged.reduction, row.reduction)
+                merged.totals = _merged_totals(merged.totals, row.totals)
+            merged.shapes.add(len(chunk.inputs), row.reduction.shape)
         for measured in chunk.inputs:
             if measured.label is not None:
                 self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
@@ -98,18 +98,18 @@ class Merging:
                     self.plan.classes, self.plan.model.categories, self.plan.labels_source
                 )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
-        self.nonfinite_inputs += [each.name_in(self.place_count) for each in chunk.inputs if each.is_nonfinite]
+        self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]
         merge_rows(self.rows_used, chunk.rows_used)
         self.offsets.append((self.place_count, files))
         self.input_count += len(chunk.inputs)
         self.place_count += chunk.place_count
         self.unusable += chunk.unusable
         if chunk.inputs:
-            silent = {each.layer: each for each in chunk.uncalled}
+            silent = {uncalled.layer: uncalled for uncalled in chunk.uncalled}
             self.uncalled = (
                 silent
                 if self.uncalled is None
-                else {name: each for name, each in self.uncalled.items() if name in silent}
+                else {name: uncalled for name, uncalled in self.uncalled.items() if name in silent}
             )
         self.warnings |= dict.fromkeys(chunk.warnings)
         self.notes |= dict.fromkeys(chunk.notes)
@@ -134,10 +134,10 @@ class Merging:
             raise ModelError(f"None of the inputs could be measured: {first}")
         plan = self.plan
         names = self._names()
-        known = summarise([row.reduction for row in self.rows.values()])
+        summaries = summarise([row.reduction for row in self.rows.values()])
         rows = tuple(
             self._row(index, row, statistics, names)
-            for index, (row, statistics) in enumerate(zip(self.rows.values(), known, strict=True))
+            for index, (row, statistics) in enumerate(zip(self.rows.values(), summaries, strict=True))
         )
         pictures = InputPictures(plan.preprocessing)
         if source is not None:
@@ -156,7 +156,7 @@ class Merging:
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
             nonfinite_inputs=tuple(self.nonfinite_inputs),
-            tables=tuple(TableRows(name, each.size, int(each.sum())) for name, each in self.rows_used.items()),
+            tables=tuple(TableRows(name, mask.size, int(mask.sum())) for name, mask in self.rows_used.items()),
             model_digest=plan.signature["model"],
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),
@@ -171,7 +171,7 @@ class Merging:
             provenance=Provenance(
                 plan.patterns,
                 plan.preprocessing,
-                unusable_inputs=tuple(each.message for each in self.unusable),
+                unusable_inputs=tuple(unusable.message for unusable in self.unusable),
                 versions=plan.versions,
                 threads=plan.threads,
             ),
@@ -204,10 +204,10 @@ class Merging:
         names: dict[int, str] = {}
         for offset, files in self.offsets:
             sidecar = read_sidecar(files)
-            for each in () if sidecar is None else sidecar.inputs:
-                number = offset + each.number
+            for sample in () if sidecar is None else sidecar.inputs:
+                number = offset + sample.number
                 if number in wanted:
-                    names[number] = each.name_in(offset)
+                    names[number] = sample.name_in(offset)
         return names
 
     def _row(self, index: int, merged: _MergedRow, statistics: TensorStatistics, names: Mapping[int, str]) -> SurveyRow:
@@ -269,8 +269,8 @@ class Merging:
 
     def _field(self, row: LayerRow) -> ReceptiveField | None:
         is_module = row.owner is None and not row.slot
-        found = (each.field for each in self.plan.fields if (each.layer, each.call) == (row.layer, row.call))
-        return next(found, None) if is_module else None
+        fields = (placed.field for placed in self.plan.fields if (placed.layer, placed.call) == (row.layer, row.call))
+        return next(fields, None) if is_module else None
 
 
 def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) -> ChannelTotals | None:

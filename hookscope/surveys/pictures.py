@@ -58,8 +58,8 @@ class InputPictures:
         for name in names:
             number = name.removesuffix("]").rpartition("[")[2]
             if isinstance(values, Tensor) and number.isdecimal() and int(number) < len(values):
-                one = plain_array(values[int(number) : int(number) + 1].detach().float().cpu())
-                yield from ((name, each) for each in thumbnails(one, self.preprocessing))
+                picture = plain_array(values[int(number) : int(number) + 1].detach().float().cpu())
+                yield from ((name, thumbnail) for thumbnail in thumbnails(picture, self.preprocessing))
 
     def _drawn(self, batch: Batch) -> list[NDArray[np.uint8]]:
         values = batch.args[0]

@@ -186,10 +186,10 @@ def merge_survey(folder: ChunkFolder) -> Survey:
     plan = folder.read_plan()
     missing = [index for index in range(len(plan.chunk_sizes)) if read_sidecar(folder.files(index)) is None]
     if missing:
-        which = some_of(missing, 3)
+        chunks = some_of(missing, 3)
         raise InputError(
             f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these "
-            f"are missing or damaged: {which}. Run their shards with {arg('resume')}."
+            f"are missing or damaged: {chunks}. Run their shards with {arg('resume')}."
         )
     target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
     merging = Merging(plan, target)
@@ -273,8 +273,10 @@ def _fields(session: Session, first: InputPipeline) -> tuple[tuple[PlacedField, 
     pictures = [tensor for _, tensor in tensors_in(batch.args) if tensor.is_floating_point()]
     spatial = tuple(pictures[0].shape[2:]) if len(pictures) == 1 else ()
     network = inspected_network(session.loaded).network
-    found, _ = receptive_fields(Call(network, batch.args, batch.kwargs))
-    return tuple(PlacedField(layer, call, each) for (layer, call), each in found.items()), spatial
+    fields, _ = receptive_fields(Call(network, batch.args, batch.kwargs))
+    return tuple(
+        PlacedField(layer, call, receptive_field) for (layer, call), receptive_field in fields.items()
+    ), spatial
 
 
 def _chunks_of(work: _Work, share: Share) -> list[int]:
@@ -298,14 +300,14 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 
 def _foreign(sidecar: Sidecar, signature: Mapping[str, str]) -> str:
-    found = {name: value for name, value in sidecar.signature.items() if name != "inputs"}
-    different = differing(found, signature)
+    recorded = {name: value for name, value in sidecar.signature.items() if name != "inputs"}
+    different = differing(recorded, signature)
     return f"it was made with other {some_of(different, 3)}" if different else ""
 
 
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     """Tell whether files that were measured are there as they were."""
-    recorded = {each.sha256 for each in sidecar.inputs if each.sha256 is not None}
+    recorded = {record.sha256 for record in sidecar.inputs if record.sha256 is not None}
     if not all(isinstance(file, Path) for file in part.files):  # the signature has pictures in memory; clips by name
         return True
     current: set[str] = set()
@@ -357,23 +359,25 @@ def _measure(work: _Work, index: int, share: Share) -> None:
 def _finished_of(work: _Work, share: Share, current: int | None = None) -> int:
     """Return the inputs of the chunks of a share that are finished, but for the current one."""
     done = (
-        each for each in _chunks_of(work, share) if each != current and work.place.folder.files(each).sidecar.exists()
+        chunk
+        for chunk in _chunks_of(work, share)
+        if chunk != current and work.place.folder.files(chunk).sidecar.exists()
     )
-    return sum(work.plan.chunk_sizes[each] for each in done)
+    return sum(work.plan.chunk_sizes[chunk] for chunk in done)
 
 
 def _merged(work: _Work) -> Survey:
     """Merge all chunks; one that is missing or damaged is measured again."""
     merging = Merging(work.plan, work.place.features)
     for index in range(len(work.parts)):
-        found = _whole_chunk(work, index)
-        if found is None:
+        loaded = _whole_chunk(work, index)
+        if loaded is None:
             _measure(work, index, Share())
-            found = _whole_chunk(work, index)
-        if found is None:
+            loaded = _whole_chunk(work, index)
+        if loaded is None:
             where = safe_text(str(work.place.folder.path))
             raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
-        merging.add(found[0], work.place.folder.files(index), found[1])
+        merging.add(loaded[0], work.place.folder.files(index), loaded[1])
     work.progress(sum(work.plan.chunk_sizes))
     session, option = work.session, work.option
     second_pass = SecondPass(session, option.layer, option.ops, option.batch_size)

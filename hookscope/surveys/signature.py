@@ -58,12 +58,12 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     """Return the names of what differs between two signatures: "threads (1, here 2)"."""
-    names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    names = [name for name in {**wanted, **actual} if actual.get(name) != wanted.get(name)]
     shown = []
     for name in names:
-        values = [each.get(name, "none") for each in (found, wanted)]
+        values = [side.get(name, "none") for side in (actual, wanted)]
         shown.append(name if max(map(len, values)) > 40 else f"{name} ({values[0]}, here {values[1]})")
     return shown
 

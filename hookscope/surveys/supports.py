@@ -36,9 +36,9 @@ class InputSupports:
         They are those that the value depends on at this very input: behind a ReLU that is closed, nothing. Where the
         first few depend on all of their inputs, so do the others, which are left out.
         """
-        found: dict[ChannelPlace, Box] = {}
+        boxes: dict[ChannelPlace, Box] = {}
         if row.slot or ":" in row.layer or row.activation.channel_axis is None:
-            return found
+            return boxes
         for values, wanted in self._inputs(places):
             for begin in range(0, len(wanted), _AT_ONCE):
                 some = wanted[begin : begin + _AT_ONCE]
@@ -46,10 +46,10 @@ class InputSupports:
                 gradients = self._gradients(values[numbers], row, [place for _, place in some])
                 for (_, place), gradient in zip(some, gradients, strict=False):
                     if gradient.any():
-                        found[place] = _box(gradient)
-                if {*found.values()} == {(0, 0, *values.shape[2:])}:
-                    return found
-        return found
+                        boxes[place] = _box(gradient)
+                if {*boxes.values()} == {(0, 0, *values.shape[2:])}:
+                    return boxes
+        return boxes
 
     def _inputs(self, places: Sequence[ChannelPlace]) -> Iterator[tuple[Tensor, list[tuple[int, ChannelPlace]]]]:
         """Yield batches (N, C, H, W) with the places of their inputs, each with the input's number in the batch."""
@@ -66,7 +66,7 @@ class InputSupports:
         else:
             files = [path for path in map(path_of, by_name) if path is not None]
             read = replace(inputs, files=[*dict.fromkeys(files)], pictures={}).batches(_AT_ONCE, lambda _error: None)
-            batches = ((each.args[0], [*enumerate(record.name for record in each.records)]) for each in read)  # type: ignore[assignment]
+            batches = ((part.args[0], [*enumerate(record.name for record in part.records)]) for part in read)  # type: ignore[assignment]
         for values, numbered in batches:
             if isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point():
                 yield values, [(number, place) for number, name in numbered for place in by_name.get(name, ())]

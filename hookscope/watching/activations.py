@@ -111,17 +111,17 @@ class ForwardPasses:
         if self._inspected is None:
             return ()
         rows = Rows()
-        for each in self._passes:
-            if each.training == self._mode_of_step:
-                merge_observations(rows, each.seen, each.input_count)
+        for forward in self._passes:
+            if forward.training == self._mode_of_step:
+                merge_observations(rows, forward.seen, forward.input_count)
         self._passes = []
         return layer_rows(self._inspected, rows)
 
     def tables(self) -> tuple[TableRows, ...]:
         """Return the rows looked up by passes in the mode of the step; waits for the device. Call it before `rows`."""
         used: dict[str, NDArray[np.bool_]] = {}
-        for each in self._passes:
-            for (name, _), rows in each.rows_used.items() if each.training == self._mode_of_step else ():
+        for forward in self._passes:
+            for (name, _), rows in forward.rows_used.items() if forward.training == self._mode_of_step else ():
                 merge_rows(used, {name: rows.cpu().numpy()})
         is_listed = self._is_table_listed
         return tuple(TableRows(name, rows.size, int(rows.sum())) for name, rows in used.items() if is_listed(name))
@@ -162,7 +162,7 @@ class ForwardPasses:
         """
         if torch.compiler.is_compiling() or _has_compiled():
             return False
-        return all(each.training or not isinstance(each, _FUSED_IN_EVAL) for each in self.watched.network.modules())
+        return all(layer.training or not isinstance(layer, _FUSED_IN_EVAL) for layer in self.watched.network.modules())
 
     def _leave_rows_mode(self) -> None:
         mode, self._rows_mode = self._rows_mode, None
@@ -212,19 +212,19 @@ _UNMEASURED = Reducer().reduce(torch.empty(0))
 
 def watched_layer(row: LayerRow, prefix: str) -> WatchedLayer:
     """Return a row in the form of a watched step."""
-    found = row.activation
-    is_measured = found.unmeasured is None and found.nan_count is not None
+    statistics = row.activation
+    is_measured = statistics.unmeasured is None and statistics.nan_count is not None
     return WatchedLayer(
         label=f"{prefix}{row.label}" if row.layer or prefix else "(model)",
         kind=row.kind,
-        mean=found.mean,
-        std=found.std,
-        min=found.min,
-        max=found.max,
-        zero_fraction=found.zero_fraction,
-        dead_channel_fraction=found.dead_channel_fraction,
+        mean=statistics.mean,
+        std=statistics.std,
+        min=statistics.min,
+        max=statistics.max,
+        zero_fraction=statistics.zero_fraction,
+        dead_channel_fraction=statistics.dead_channel_fraction,
         saturated_fraction=saturated_fraction(row),
-        nonfinite_count=(found.nan_count or 0) + (found.inf_count or 0) if is_measured else None,
+        nonfinite_count=(statistics.nan_count or 0) + (statistics.inf_count or 0) if is_measured else None,
     )
 
 

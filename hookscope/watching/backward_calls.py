@@ -84,8 +84,8 @@ def _mark(scaled: Any, scaler: GradScaler) -> None:
             _scalers.add(id(scaler))
             _metadata(scaled.grad_fn)[_SCALE] = scaler._scale
     elif isinstance(scaled, list | tuple):
-        for each in scaled:
-            _mark(each, scaler)
+        for loss in scaled:
+            _mark(loss, scaler)
 
 
 def is_loss_scale(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hookscope.parameters import arg
-from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedStep
+from hookscope.results.training import TrainingFinding, TrainingStep, WatchedStep
 from hookscope.text import counted, in_words
 
 # For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
@@ -29,7 +29,7 @@ class Watched:
     gradients: int = 0
     in_full: int = 0
     activations: int = 0
-    first: TrainingVerdict | None = None
+    first: TrainingFinding | None = None
     objections: int = 0
 
     def add_step(self, step: TrainingStep) -> None:
@@ -43,7 +43,7 @@ class Watched:
         self.in_full += 1
         self.activations += bool(step.layers)
 
-    def add_verdict(self, verdict: TrainingVerdict) -> None:
+    def add_verdict(self, verdict: TrainingFinding) -> None:
         """Count a verdict, unless it ends an earlier one."""
         if verdict.state == "began":
             self.first = self.first or verdict
@@ -68,14 +68,14 @@ def _judged(watched: Watched) -> list[str]:
     steps = counted(watched.steps, "step")
     first = watched.first
     if first is None:
-        found = f"No rule objected in {steps}"
+        verdict = f"No rule objected in {steps}"
     else:
         times = "once" if watched.objections == 1 else f"{watched.objections:,} times"
-        which = "" if watched.objections == 1 else "first "
-        found = f"Rules objected {times} in {steps}, {which}at step {first.step:,} ({first.rule})"
+        ordinal = "" if watched.objections == 1 else "first "
+        verdict = f"Rules objected {times} in {steps}, {ordinal}at step {first.step:,} ({first.rule})"
     missing = [
-        what
-        for what, count in (
+        quantity
+        for quantity, count in (
             ("the loss", watched.losses),
             ("gradients", watched.gradients),
             ("activations", watched.activations or not watched.in_full),
@@ -85,9 +85,9 @@ def _judged(watched: Watched) -> list[str]:
     left_out = [f"Not judged: {in_words(missing)}."] if missing else []
     if watched.in_full:
         was = "was" if watched.in_full == 1 else "were"
-        return [f"{found}; {watched.in_full:,} {was} measured in full.", *left_out]
+        return [f"{verdict}; {watched.in_full:,} {was} measured in full.", *left_out]
     every = max(1, watched.steps // _SUGGESTED_STEPS)
     unmeasured = (
         f"None was measured in full, so activations, weights and updates were not judged: try {arg('every')} {every}."
     )
-    return [f"{found}.", unmeasured, *left_out]
+    return [f"{verdict}.", unmeasured, *left_out]

@@ -23,21 +23,23 @@ def living() -> tuple[list[nn.Module], list[Optimizer]]:
     Only `type` is used: on objects such as proxies, `isinstance` runs their code.
     """
     kinds: dict[type, int] = {}
-    found: tuple[list[nn.Module], list[Optimizer]] = ([], [])
-    for each in gc.get_objects():
-        kind = type(each)
-        which = kinds.get(kind)
-        if which is None:
-            which = kinds[kind] = 0 if issubclass(kind, nn.Module) else 1 if issubclass(kind, Optimizer) else 2
-        if which < 2 and ("_modules" if which == 0 else "param_groups") in each.__dict__:  # `__init__` of torch has run
-            found[which].append(each)
-    return found
+    groups: tuple[list[nn.Module], list[Optimizer]] = ([], [])
+    for obj in gc.get_objects():
+        kind = type(obj)
+        slot = kinds.get(kind)
+        if slot is None:
+            slot = kinds[kind] = 0 if issubclass(kind, nn.Module) else 1 if issubclass(kind, Optimizer) else 2
+        if slot < 2 and ("_modules" if slot == 0 else "param_groups") in obj.__dict__:  # `__init__` of torch has run
+            groups[slot].append(obj)
+    return groups
 
 
 def optimizers_among(living_optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     """Return the optimisers that have parameters, once each, without wrappers of optimisers."""
-    inner = {id(each): each for each in map(inner_optimizer, living_optimizers)}
-    return [each for each in inner.values() if parameters_of(each) and not isinstance(each, GraphLeaves)]
+    inner = {id(optimizer): optimizer for optimizer in map(inner_optimizer, living_optimizers)}
+    return [
+        optimizer for optimizer in inner.values() if parameters_of(optimizer) and not isinstance(optimizer, GraphLeaves)
+    ]
 
 
 def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -49,22 +51,22 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
     wanted = {id(parameter) for parameter in parameters}
     held = _held_by(wanted, modules)
     inside = {id(part) for module in modules for part in module._modules.values()}
-    roots = [each for each in held if each not in inside]
+    roots = [key for key in held if key not in inside]
     # A traced or compiled version of a network holds its parameters too: it comes last.
-    roots.sort(key=lambda each: isinstance(held[each].module, torch.fx.GraphModule))
+    roots.sort(key=lambda key: isinstance(held[key].module, torch.fx.GraphModule))
     networks: list[nn.Module] = []
     while wanted and roots:
         most = max(len(held[root].wanted & wanted) for root in roots)
         if not most:
             break
         best = [root for root in roots if len(held[root].wanted & wanted) == most]
-        fewest = min(held[each].parameter_count for each in best)
-        best = [each for each in best if held[each].parameter_count == fewest]
-        found = held[best[0]] if len(best) == 1 else _shared_by(best, held)
-        networks.append(found.module)
-        wanted -= found.wanted
+        fewest = min(held[key].parameter_count for key in best)
+        best = [key for key in best if held[key].parameter_count == fewest]
+        owner = held[best[0]] if len(best) == 1 else _shared_by(best, held)
+        networks.append(owner.module)
+        wanted -= owner.wanted
     order = {id(module): position for position, module in enumerate(modules)}
-    return sorted(networks, key=lambda each: order[id(each)])
+    return sorted(networks, key=lambda network: order[id(network)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def _held_by(wanted: set[int], modules: Sequence[nn.Module]) -> dict[int, _Held]
     while todo:
         module = todo.pop()
         if id(module) not in held:
-            parameters = {id(each) for each in module.parameters()}
+            parameters = {id(parameter) for parameter in module.parameters()}
             held[id(module)] = _Held(module, frozenset(parameters & wanted), len(parameters))
             todo += above.get(id(module), ())
     return held
@@ -99,9 +101,9 @@ def _shared_by(roots: Sequence[int], held: Mapping[int, _Held]) -> _Held:
     """Return the network that several modules wrap, or the first of the modules if they share none."""
     parts = [{id(part) for part in held[root].module.modules()} for root in roots]
     for part in held[roots[0]].module.modules():
-        each = held.get(id(part))
-        if each is not None and each.wanted == held[roots[0]].wanted and all(id(part) in inside for inside in parts):
-            return each
+        owner = held.get(id(part))
+        if owner is not None and owner.wanted == held[roots[0]].wanted and all(id(part) in inside for inside in parts):
+            return owner
     return held[roots[0]]
 
 
@@ -127,7 +129,7 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)
-    parameters: list[Tensor] = [each for each in leaves if isinstance(each, nn.Parameter)]
+    parameters: list[Tensor] = [tensor for tensor in leaves if isinstance(tensor, nn.Parameter)]
     return parameters or leaves, is_compiled
 
 
@@ -136,9 +138,13 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
     groups: dict[tuple[str, ...], list[str]] = {}
     rest = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     for network in networks:
-        mine = {id(each) for each in network.parameters()}
+        mine = {id(parameter) for parameter in network.parameters()}
         rest -= mine
-        theirs = [each for each in optimizers if any(id(parameter) in mine for parameter in parameters_of(each))]
+        theirs = [
+            optimizer
+            for optimizer in optimizers
+            if any(id(parameter) in mine for parameter in parameters_of(optimizer))
+        ]
         groups.setdefault(tuple(map(_optimizer_text, theirs)), []).append(type(unwrap(network)).__name__)
     if rest and not networks:
         groups[tuple(map(_optimizer_text, optimizers))] = [f"{len(rest)} parameters"]

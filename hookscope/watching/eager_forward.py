@@ -30,17 +30,17 @@ class EagerForward(ForwardPasses):
         """Wait for the first forward pass with gradients; `end` stops waiting."""
         self._passes = []
         self._waiting = ExitStack()
-        given = self.watched.given
-        compiled = given._compiled_call_impl
+        module = self.watched.given
+        compiled = module._compiled_call_impl
         if compiled is None:
             key = object()
-            given._forward_pre_hooks[key] = Hook(self._pre_hook)  # type: ignore[index]
-            given._forward_pre_hooks_with_kwargs[key] = True  # type: ignore[index]
-            self._waiting.callback(given._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
-            self._waiting.callback(given._forward_pre_hooks_with_kwargs.pop, key, None)  # type: ignore[arg-type]
+            module._forward_pre_hooks[key] = Hook(self._pre_hook)  # type: ignore[index]
+            module._forward_pre_hooks_with_kwargs[key] = True  # type: ignore[index]
+            self._waiting.callback(module._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
+            self._waiting.callback(module._forward_pre_hooks_with_kwargs.pop, key, None)  # type: ignore[arg-type]
         else:  # compiled in place by `compile()`: the network's own hooks would be compiled too
-            given._compiled_call_impl = torch._disable_dynamo(_before(compiled, self._run))  # type: ignore[attr-defined]
-            self._waiting.callback(setattr, given, "_compiled_call_impl", compiled)
+            module._compiled_call_impl = torch._disable_dynamo(_before(compiled, self._run))  # type: ignore[attr-defined]
+            self._waiting.callback(setattr, module, "_compiled_call_impl", compiled)
 
     def end(self) -> None:
         """Stop waiting. A second call does nothing."""
@@ -63,15 +63,15 @@ class EagerForward(ForwardPasses):
 
     def _run_eagerly(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         network = self.watched.network
-        if _process_count() > 1 and any(isinstance(each, nn.SyncBatchNorm) for each in network.modules()):
+        if _process_count() > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
             raise RuntimeError("SyncBatchNorm waits for the other processes, which do not run eagerly")
-        given = pytree.tree_map_only(Tensor, lambda each: each.detach().clone(), (args, keywords))
+        copies = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, keywords))
         mode: Any = "train" if network.training else "eval"
         eagerly = torch.compiler.set_stance("force_eager")
         with eagerly, preserved(network, 0, mode, differentiates=False), torch.no_grad():
             try:
                 ForwardPasses.begin(self)
-                network(*given[0], **given[1])
+                network(*copies[0], **copies[1])
             finally:
                 ForwardPasses.end(self)
 

@@ -63,7 +63,7 @@ class FittedEdits:
         for gradient in (*self.gradients, *self.values, *self.frozen):
             names.setdefault(gradient.edit.text, []).append(gradient.name)
         notes = [note for _, placed in self.layers for note in placed.notes()]
-        return notes + [note_of_several(text, found) for text, found in names.items() if len(found) > 1]
+        return notes + [note_of_several(text, matched) for text, matched in names.items() if len(matched) > 1]
 
     def of_scaled_gradients(self) -> list[str]:
         """Return the edits of layers' gradients whose arguments a GradScaler would have to scale too."""
@@ -131,15 +131,15 @@ class TrainingEdits:
         self._handles = []
         for network, placed in fitted.layers:
             hook_edits(network, placed.by_name, self._handles)
-        kept = {id(each.parameter) for each in fitted.frozen}
+        kept = {id(bound.parameter) for bound in fitted.frozen}
         for parameter in self._frozen_here:
             if id(parameter) not in kept:
                 parameter.requires_grad_(True)
-        fresh = [each.parameter for each in fitted.frozen if each.parameter.requires_grad]
+        fresh = [bound.parameter for bound in fitted.frozen if bound.parameter.requires_grad]
         for parameter in fresh:
             parameter.requires_grad_(False)
             parameter.grad = None  # else the optimiser would step with it once more
-        self._frozen_here = [each for each in self._frozen_here if id(each) in kept] + fresh
+        self._frozen_here = [frozen for frozen in self._frozen_here if id(frozen) in kept] + fresh
         self._applications.clear()
         self._in_steps_before.clear()
         _write([value for value in fitted.values if value.edit.text not in before.texts], self.step)
@@ -150,15 +150,15 @@ class TrainingEdits:
             return
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimiser unscales by itself
         with torch.no_grad():
-            for each in _held_by(optimizer, self.fitted.gradients):
-                gradient = each.parameter.grad
+            for bound in _held_by(optimizer, self.fitted.gradients):
+                gradient = bound.parameter.grad
                 if gradient is None:
                     continue
-                given = gradient if scale is None else gradient / scale.to(gradient.device)
-                edited = each.edited(given, self.step)
-                if edited is not given:
+                unscaled = gradient if scale is None else gradient / scale.to(gradient.device)
+                edited = bound.edited(unscaled, self.step)
+                if edited is not unscaled:
                     gradient.copy_(edited if scale is None else edited * scale.to(gradient.device))
-                    self._applications[each.edit.text] += 1
+                    self._applications[bound.edit.text] += 1
 
     def edit_values(self, optimizer: Optimizer) -> None:
         """Edit the parameters after their optimiser has stepped."""
@@ -174,23 +174,23 @@ class TrainingEdits:
         for _, placed in self.fitted.layers:
             counts.update(placed.applications)
         counts, self._in_steps_before = counts - self._in_steps_before, counts
-        counts.update(each.edit.text for each in self.fitted.frozen)
+        counts.update(bound.edit.text for bound in self.fitted.frozen)
         return tuple((text, counts[text]) for text in self.fitted.texts)
 
     def _bound(self, edits: Sequence[Edit]) -> list[list[tuple[str, Edit]]]:
         """Return what edits select in each network; an edit must select something in at least one."""
-        found: list[list[tuple[str, Edit]]] = [[] for _ in self.networks]
+        by_network: list[list[tuple[str, Edit]]] = [[] for _ in self.networks]
         for edit in edits:
             failures = []
-            for network, bound in zip((each.network for each in self.networks), found, strict=True):
+            for network, bound in zip((watched.network for watched in self.networks), by_network, strict=True):
                 names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
                 try:
                     bound.extend(bind_edits([edit], partial(_selected, network), names))
                 except LayerNotFoundError as error:
                     failures.append(error)
-            if len(failures) == len(found):
+            if len(failures) == len(by_network):
                 raise failures[0]
-        return found
+        return by_network
 
 
 def parse_training_edit(text: str) -> Edit:
@@ -227,7 +227,7 @@ def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
 
 
 def _at(bound: Sequence[BoundEdit], place: str) -> tuple[BoundEdit, ...]:
-    return tuple(each for each in bound if each.edit.place == place)
+    return tuple(bound_edit for bound_edit in bound if bound_edit.edit.place == place)
 
 
 def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit]:

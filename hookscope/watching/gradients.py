@@ -46,30 +46,30 @@ class GradientReading:
 def read_gradients(
     optimizer: Optimizer,
     names_of: Callable[[Sequence[Tensor]], Sequence[str]],
-    known: Mapping[int, Tensor] | None = None,
+    precomputed: Mapping[int, Tensor] | None = None,
 ) -> GradientReading:
     """Read the gradients that an optimiser is about to step with, without waiting for a device.
 
-    `known` has norms that were computed before, by `id` of the parameter: those of sharded parameters.
+    `precomputed` has norms that were computed before, by `id` of the parameter: those of sharded parameters.
     """
     trained, idle = parameters_of(optimizer), list[Tensor]()
-    found = [*map(_gradient_of, trained)]
-    if NoneType in map(type, found):
-        idle = [each for each in trained if each.grad is None]
-        trained = [each for each in trained if each.grad is not None]
-        found = [*map(_gradient_of, trained)]
+    gradients = [*map(_gradient_of, trained)]
+    if NoneType in map(type, gradients):
+        idle = [tensor for tensor in trained if tensor.grad is None]
+        trained = [tensor for tensor in trained if tensor.grad is not None]
+        gradients = [*map(_gradient_of, trained)]
     norms: list[float] | Tensor
-    if known is None:
-        norms = norms_together(found)
+    if precomputed is None:
+        norms = norms_together(gradients)
     else:
-        trained = [each for each in trained if id(each) in known]
-        norms = together([known[id(each)] for each in trained])
+        trained = [tensor for tensor in trained if id(tensor) in precomputed]
+        norms = together([precomputed[id(tensor)] for tensor in trained])
     return GradientReading(
         parameters=trained,
         names=names_of(trained),
         norms=norms,
-        without=names_of([each for each in idle if each.requires_grad]) if idle else (),
-        frozen=names_of([each for each in idle if not each.requires_grad]) if idle else (),
+        without=names_of([tensor for tensor in idle if tensor.requires_grad]) if idle else (),
+        frozen=names_of([tensor for tensor in idle if not tensor.requires_grad]) if idle else (),
         rates=[group["lr"] for group in optimizer.param_groups if "lr" in group],
         scale=_scalar(getattr(optimizer, "grad_scale", None)),
         found_inf=_scalar(getattr(optimizer, "found_inf", None)),
@@ -103,7 +103,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
         return _norms_of_a_kind(tensors)
     norms: dict[int, Tensor] = {}
     for kind in groups:
-        positions = [position for position, each in enumerate(kinds) if each == kind]
+        positions = [position for position, pair in enumerate(kinds) if pair == kind]
         norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
     return [norms[position] for position in range(len(tensors))]
 

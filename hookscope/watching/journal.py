@@ -8,10 +8,10 @@ from pathlib import Path
 from hookscope.results.runs.training_log import TrainingLogFile, TrainingRecord
 from hookscope.results.training import (
     TrainingEnd,
+    TrainingFinding,
     TrainingLog,
     TrainingStart,
     TrainingStep,
-    TrainingVerdict,
     WatchedStep,
 )
 from hookscope.text import safe_text
@@ -40,13 +40,13 @@ class Journal:
         self._said: set[str] = set()
         self._starts: list[TrainingStart] = []
         self._watched: deque[WatchedStep] = deque(maxlen=_KEPT_WATCHED)
-        self._verdicts: deque[TrainingVerdict] = deque(maxlen=_KEPT_VERDICTS)
+        self._verdicts: deque[TrainingFinding] = deque(maxlen=_KEPT_VERDICTS)
         self._ends: list[TrainingEnd] = []
         self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self.say)
         self.last_step = 0 if self._file is None else self._file.last_step
 
     @property
-    def verdicts(self) -> tuple[TrainingVerdict, ...]:
+    def verdicts(self) -> tuple[TrainingFinding, ...]:
         """The last verdicts, in order."""
         return tuple(self._verdicts)
 
@@ -70,7 +70,7 @@ class Journal:
         self._seen.add_watched(watched)
         self._write(watched)
 
-    def add_verdict(self, verdict: TrainingVerdict) -> None:
+    def add_verdict(self, verdict: TrainingFinding) -> None:
         """Record and print the beginning or the end of a verdict."""
         self._verdicts.append(verdict)
         self._seen.add_verdict(verdict)
@@ -89,10 +89,10 @@ class Journal:
         """Print a line."""
         self._on_line(safe_text(line))
 
-    def say_once(self, what: str, line: str) -> None:
+    def say_once(self, topic: str, line: str) -> None:
         """Print a line, unless one about the same thing was printed."""
-        if what not in self._said:
-            self._said.add(what)
+        if topic not in self._said:
+            self._said.add(topic)
             self.say(line)
 
     def _write(self, record: TrainingRecord) -> None:

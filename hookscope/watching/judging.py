@@ -18,7 +18,7 @@ from hookscope.watching.networks import GraphLeaves, ParameterNames, WatchedNetw
 from hookscope.watching.parameters import ParameterNumbers
 from hookscope.watching.repeats import LastStep
 from hookscope.watching.ring import Jump, Ring, Usual, norm_of
-from hookscope.watching.rules import Objection
+from hookscope.watching.rules import StepFinding
 from hookscope.watching.steps import ArrivedStep
 from hookscope.watching.verdicts import Verdicts
 
@@ -66,7 +66,7 @@ class Judge:
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
-        self._outside: list[Objection] = []  # to weights that were changed before the last step
+        self._outside: list[StepFinding] = []  # to weights that were changed before the last step
         self._written: dict[str, int] = {}  # the last step before which a parameter was written to
         self._usual: dict[str, Usual] = {}  # before a jump, by rule
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
@@ -83,7 +83,7 @@ class Judge:
         broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
         # The scale of a GradScaler may make Inf, but never NaN.
         has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
-        not_finite: list[Objection] = []
+        not_finite: list[StepFinding] = []
         if is_broken or has_nan_loss:
             bad_weights = arrived.step.bad_weights
             not_finite = rules.first_not_finite(
@@ -112,49 +112,51 @@ class Judge:
         )
         if not unusual and not self._verdicts.count:  # as at nearly every step
             return ""
-        found: dict[str, list[Objection]] = {
-            name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
+        by_rule: dict[str, list[StepFinding]] = {
+            name: [objection for objection in not_finite if objection.rule == name] for name in _NOT_FINITE
         }
         # A standing verdict is compared with the steps before it, and only by values that are sound.
         loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
         norm = norm_of(record)
         norm = norm if norm and math.isfinite(norm) and not record.skipped else None
-        self._judge_jump(found, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
+        self._judge_jump(by_rule, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
         grown = rules.grown_gradients(record, norm_jump, self.ring)
-        self._judge_jump(found, "gradient-jump", "gradient norm", norm_jump, norm, grown)
-        if found.get("gradient-jump"):
+        self._judge_jump(by_rule, "gradient-jump", "gradient norm", norm_jump, norm, grown)
+        if by_rule.get("gradient-jump"):
             self._jumped = record.step
         if loss is not None:
-            found["loss-diverges"] = diverging
+            by_rule["loss-diverges"] = diverging
         if written := self._written_before(record.step):
-            found = {
+            by_rule = {
                 rule: [replace(objection, message=f"{objection.message} {written}") for objection in objections]
-                for rule, objections in found.items()
+                for rule, objections in by_rule.items()
             }
         if outside:
-            self._report(record.step, {"large-update": outside}, {each.where for each in outside})
-        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
-        found["repeated-step"] = []  # `judge_repeat` objects
-        found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
+            self._report(record.step, {"large-update": outside}, {objection.where for objection in outside})
+        by_rule["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        by_rule["repeated-step"] = []  # `judge_repeat` objects
+        by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
-            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
-            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
-            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
+            by_rule["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
+            by_rule["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
+            by_rule["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
         # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
         sound = {
             "non-finite-loss": loss is not None,
             "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
             "non-finite-weight": arrived.step.bad_weights == [],
         }
-        unjudged = [name for name in _NOT_FINITE if not found[name] and (is_broken or has_nan_loss or not sound[name])]
-        self._report(record.step, {name: each for name, each in found.items() if name not in unjudged})
+        unjudged = [
+            name for name in _NOT_FINITE if not by_rule[name] and (is_broken or has_nan_loss or not sound[name])
+        ]
+        self._report(record.step, {name: objections for name, objections in by_rule.items() if name not in unjudged})
         return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
 
     def _judge_jump(
         self,
-        found: dict[str, list[Objection]],
+        by_rule: dict[str, list[StepFinding]],
         rule: str,
-        what: str,
+        quantity: str,
         jump: Jump | None,
         value: float | None,
         where: str = "",
@@ -163,14 +165,14 @@ class Judge:
 
         `where` is a sentence on the part that has jumped.
         """
-        objections = rules.jump_objection(rule, what, jump, where)
+        objections = rules.jump_objection(rule, quantity, jump, where)
         stands = self._verdicts.stands(rule)
         if jump is not None and objections and not stands:
             self._usual[rule] = jump.usual
         if stands and not objections and value is not None:
-            objections = rules.jump_objection(rule, what, Jump(value, self._usual[rule]))
+            objections = rules.jump_objection(rule, quantity, Jump(value, self._usual[rule]))
         if objections or value is not None:
-            found[rule] = objections
+            by_rule[rule] = objections
 
     def _still_stepped(self) -> dict[str, str]:
         """Return why frozen parameters still move, by name."""
@@ -210,7 +212,7 @@ class Judge:
             parameters: The parameters that were measured, by name.
             layers: The rows of the layers of each network, by its prefix.
         """
-        judged: dict[str, list[Objection]] = {}
+        judged: dict[str, list[StepFinding]] = {}
         measured: set[str] = set()
         has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
         for network in self._networks:
@@ -222,14 +224,14 @@ class Judge:
             reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
             if has_gradient and reached and not judged.get("non-finite-activation"):
                 measured |= {*reached, f"{network.prefix}(model)"}
-                found = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
-                for name, objections in found.items():
+                by_rule = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
+                for name, objections in by_rule.items():
                     judged.setdefault(name, []).extend(objections)
         self._report(watched.step, judged, measured)
         if not arrived.record.skipped and arrived.is_finite:
             shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
             outside = self._outside
-            named = {each.where for each in outside}
+            named = {objection.where for objection in outside}
             others = [row for row in watched.parameters if row.name not in named]
             changed = {row.name for row in others if row.update_ratio is not None}
             updates = rules.large_updates(others, shapes, self._causes_of_updates(arrived))
@@ -242,7 +244,7 @@ class Judge:
         is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
         return is_asked and self._has_one_optimizer and bool(self._networks)
 
-    def _loss_below_zero(self, arrived: ArrivedStep) -> list[Objection]:
+    def _loss_below_zero(self, arrived: ArrivedStep) -> list[StepFinding]:
         """Count the steps in a row with a loss below 0; return the objection to them."""
         loss = arrived.record.loss
         # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
@@ -255,7 +257,7 @@ class Judge:
         why = self._why_below_zero
         return rules.loss_below_zero(loss, self._below_zero, why) if why else []
 
-    def _outside_changes(self, arrived: ArrivedStep) -> list[Objection]:
+    def _outside_changes(self, arrived: ArrivedStep) -> list[StepFinding]:
         """Note what something other than an optimiser has written to before a step; return the objections to it."""
         step = arrived.record.step
         if not len(self.ring):
@@ -290,31 +292,31 @@ class Judge:
         parameters: Mapping[str, Tensor],
         numbers: ParameterNumbers,
         loss: float | None,
-    ) -> dict[str, list[Objection]]:
+    ) -> dict[str, list[StepFinding]]:
         inspected = network.inspected()
         kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
-        found = [
+        results = [
             numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
             for index, (name, own_name) in enumerate(
                 (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
             )
         ]
         names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
-        judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
+        judged = rules.judged_parameters(inspected.info, layers, results, loss, network.prefix, names)
         if not judged.setdefault("zero-gradient", []):
             self._counted.add(network.prefix)
         return judged
 
-    def _unoptimised(self) -> list[Objection]:
+    def _unoptimised(self) -> list[StepFinding]:
         names = self._names.not_optimised() if self._has_optimizer else ()
         message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
         return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
 
     def _report(
-        self, step: int, found: Mapping[str, Sequence[Objection]], measured: AbstractSet[str] | None = None
+        self, step: int, by_rule: Mapping[str, Sequence[StepFinding]], measured: AbstractSet[str] | None = None
     ) -> None:
         """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
-        for rule, objections in found.items():
+        for rule, objections in by_rule.items():
             if objections or self._verdicts.stands(rule):
                 for verdict in self._verdicts.judged(step, rule, objections, measured):
                     self._journal.add_verdict(verdict)

@@ -38,14 +38,14 @@ def operations_of(loss: Node) -> LossOperations:
     todo, seen = [loss], {loss}
     for node in todo:
         kind = re.sub(r"Backward\d*$", "", node.name())
-        below = [each for each, _ in node.next_functions if each is not None]
+        below = [child for child, _ in node.next_functions if child is not None]
         touches = any(map(_is_weight, below))
         is_steep = kind in _STEEP and _may_be_steep(kind, node)
         if is_steep or not touches:
             name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
             every[name] = every.get(name, False) or is_steep
         if not touches and len(todo) < _MOST_NODES:
-            todo += [each for each in below if each not in seen]
+            todo += [child for child in below if child not in seen]
             seen.update(below)
     return LossOperations((*every,), tuple(name for name, is_steep in every.items() if is_steep))
 
@@ -53,7 +53,7 @@ def operations_of(loss: Node) -> LossOperations:
 def _is_weight(node: Node) -> bool:
     """Tell whether a node is a parameter, or the transposed one of a linear layer."""
     if node.name().startswith("TBackward"):
-        return any(each is not None and each.name().endswith("AccumulateGrad") for each, _ in node.next_functions)
+        return any(child is not None and child.name().endswith("AccumulateGrad") for child, _ in node.next_functions)
     return node.name().endswith("AccumulateGrad")
 
 

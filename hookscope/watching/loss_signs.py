@@ -97,7 +97,7 @@ def _sign_of_factor(node: Node) -> float:
     if is_loss_scale(node):
         return 1.0
     saved = [getattr(node, f"_saved_{name}", None) for name in ("other", "self")]
-    factor = next((each for each in saved if each is not None), None)
+    factor = next((operand for operand in saved if operand is not None), None)
     if isinstance(factor, Tensor):
         factor = factor.item() if factor.is_cpu and factor.dim() == 0 else 0.0
     return 0.0 if not isinstance(factor, int | float) or not factor else 1.0 if factor > 0 else -1.0

@@ -66,25 +66,25 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
     for network in named.values():
         _refuse(network, sharded=sharded)
     several = len(named) > 1 or isinstance(model, Mapping)
-    found = tuple(
-        WatchedNetwork(f"{name}." if several else "", each, unwrap(each), tuple(patterns), is_compiled(each))
-        for name, each in named.items()
+    wrapped = tuple(
+        WatchedNetwork(f"{name}." if several else "", module, unwrap(module), tuple(patterns), is_compiled(module))
+        for name, module in named.items()
     )
     if patterns:
         failures = []
-        for each in found:
+        for entry in wrapped:
             try:
-                select_layers(each.network, patterns)
+                select_layers(entry.network, patterns)
             except LayerNotFoundError as error:
                 failures.append(error)
-        if len(failures) == len(found):
+        if len(failures) == len(wrapped):
             raise failures[0]
-    return found
+    return wrapped
 
 
 def is_compiled(network: nn.Module) -> bool:
     """Tell whether a network, or a part of it, runs compiled."""
-    return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in network.modules())
+    return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in network.modules())
 
 
 def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]) -> tuple[Optimizer, ...]:
@@ -93,20 +93,20 @@ def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]
     Raises:
         UsageError: If an argument is not an optimiser, or has no parameter of the networks.
     """
-    given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    if not isinstance(given, Sequence) or not given or not all(isinstance(each, Optimizer) for each in given):
+    passed = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(passed, Sequence) or not passed or not all(isinstance(item, Optimizer) for item in passed):
         raise UsageError(
             f"optimizer={_shown(optimizer)} is not a torch.optim.Optimizer: give one, or a list of several."
         )
-    known = {id(parameter) for network in networks for _, parameter in network.parameters()}
-    found = tuple(inner_optimizer(each) for each in given)
-    for each in found:
-        if not any(id(parameter) in known for parameter in parameters_of(each)):
+    ids = {id(parameter) for network in networks for _, parameter in network.parameters()}
+    unwrapped = tuple(inner_optimizer(item) for item in passed)
+    for opt in unwrapped:
+        if not any(id(parameter) in ids for parameter in parameters_of(opt)):
             raise UsageError(
-                f"No parameter of the optimizer {type(each).__name__} belongs to the network: give the network that it "
+                f"No parameter of the optimizer {type(opt).__name__} belongs to the network: give the network that it "
                 "trains, and an optimizer that was made after the network was moved or replaced."
             )
-    return found
+    return unwrapped
 
 
 def setting_text(optimizer: Optimizer) -> str:
@@ -119,8 +119,8 @@ def setting_text(optimizer: Optimizer) -> str:
             words += [name] if value else []
         elif isinstance(value, int | float | Tensor) and (value != 0 or name == "lr"):
             words.append(f"{name} {float(value):g}")
-        elif isinstance(value, tuple) and value and all(isinstance(each, int | float) for each in value):
-            words.append(f"{name} {' '.join(f'{each:g}' for each in value)}")
+        elif isinstance(value, tuple) and value and all(isinstance(number, int | float) for number in value):
+            words.append(f"{name} {' '.join(f'{number:g}' for number in value)}")
     return ", ".join(words)
 
 
@@ -154,19 +154,19 @@ class ParameterNames:
 
     def renew(self) -> None:
         """Read the networks again: parameters may have been added, or replaced."""
-        self.all = {name: each for network in self._networks for name, each in network.parameters()}
-        self._names = {id(each): name for name, each in self.all.items()}
+        self.all = {name: parameter for network in self._networks for name, parameter in network.parameters()}
+        self._names = {id(parameter): name for name, parameter in self.all.items()}
         self._together.clear()
         self._kept = [*self.all.values()]
         for number, optimizer in enumerate(self._optimizers):
-            which = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
+            prefix = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
             for group_number, group in enumerate(optimizer.param_groups):
-                for position, each in enumerate(group["params"]):
-                    name = f"{which}.param_groups[{group_number}][{position}]"
+                for position, parameter in enumerate(group["params"]):
+                    name = f"{prefix}.param_groups[{group_number}][{position}]"
                     if isinstance(optimizer, GraphLeaves):
                         name = f"parameter {position}"
-                    self._names.setdefault(id(each), name)
-                    self._kept.append(each)
+                    self._names.setdefault(id(parameter), name)
+                    self._kept.append(parameter)
 
     def knows(self, parameter: Tensor) -> bool:
         """Tell whether a parameter belongs to the networks or the optimisers."""
@@ -179,7 +179,7 @@ class ParameterNames:
         if names is None:
             if not self._names.keys() >= {*ids}:
                 self.renew()
-                return tuple(self._names.get(each, "unknown parameter") for each in ids)
+                return tuple(self._names.get(key, "unknown parameter") for key in ids)
             if len(self._together) >= _MOST_TOGETHER:
                 self._together.clear()
             names = self._together[ids] = tuple(map(self._names.__getitem__, ids))
@@ -195,23 +195,23 @@ class ParameterNames:
     def not_optimised(self) -> list[str]:
         """Return the trainable parameters that are in no watched optimiser."""
         held = {id(parameter) for optimizer in self._optimizers for parameter in parameters_of(optimizer)}
-        return [name for name, each in self.all.items() if each.requires_grad and id(each) not in held]
+        return [name for name, tensor in self.all.items() if tensor.requires_grad and id(tensor) not in held]
 
 
 def _named(model: Networks) -> dict[str, nn.Module]:
     if isinstance(model, nn.Module):
         return {type(model).__name__: model}
     if isinstance(model, Mapping):
-        named = {str(name): each for name, each in model.items()}
+        named = {str(name): module for name, module in model.items()}
     elif isinstance(model, Sequence) and not isinstance(model, str):
-        kinds = [type(each).__name__ for each in model]
+        kinds = [type(module).__name__ for module in model]
         named = {
-            kind if kinds.count(kind) == 1 else f"{kind}[{kinds[:number].count(kind)}]": each
-            for number, (kind, each) in enumerate(zip(kinds, model, strict=True))
+            kind if kinds.count(kind) == 1 else f"{kind}[{kinds[:number].count(kind)}]": module
+            for number, (kind, module) in enumerate(zip(kinds, model, strict=True))
         }
     else:
         named = {}
-    if not named or not all(isinstance(each, nn.Module) for each in named.values()):
+    if not named or not all(isinstance(module, nn.Module) for module in named.values()):
         raise UsageError(f"model={_shown(model)} is not a network: give a torch.nn.Module, or a list or dict of them.")
     return named
 

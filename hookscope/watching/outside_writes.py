@@ -107,13 +107,15 @@ class OutsideWrites:
         versions = _versions(left.weights)
         if versions == left.versions and not is_measured:  # as at nearly every step
             return None
-        theirs = {id(each) for other in all_optimizers if other is not optimizer for each in parameters_of(other)}
+        theirs = {id(tensor) for other in all_optimizers if other is not optimizer for tensor in parameters_of(other)}
         counts = zip(left.weights, versions, left.versions, strict=False)  # none of inference tensors
-        changed = [each for each, after, before in counts if after != before and id(each) not in theirs]
+        changed = [tensor for tensor, after, before in counts if after != before and id(tensor) not in theirs]
         self._writes.update(map(id, changed))
-        written = [each for each in changed if self._writes[id(each)] <= _FEW_WRITES]
+        written = [tensor for tensor in changed if self._writes[id(tensor)] <= _FEW_WRITES]
         compared = [weight for weight in left.weights if id(weight) not in theirs] if is_measured else written
-        sampled = [(each, *self._samples[id(each)], _some(each)) for each in compared if id(each) in self._samples]
+        sampled = [
+            (tensor, *self._samples[id(tensor)], _some(tensor)) for tensor in compared if id(tensor) in self._samples
+        ]
         sampled = [row for row in sampled if row[2].device == row[3].device and row[2].shape == row[3].shape]
         changes = [now - before for _, _, before, now in sampled]
         tables = (
@@ -123,7 +125,7 @@ class OutsideWrites:
             [row[0].detach() for row in sampled],
         )
         ids = {*map(id, written)}
-        self._samples |= {id(each): (step - 1, now) for each, _, _, now in sampled if id(each) in ids}
+        self._samples |= {id(tensor): (step - 1, now) for tensor, _, _, now in sampled if id(tensor) in ids}
         return OutsideReading(
             written=self._names_of(written),
             names=self._names_of([row[0] for row in sampled]),
@@ -147,8 +149,8 @@ def _versions(parameters: Sequence[Tensor]) -> list[int]:
 
 def _weights(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the parameters without biases and scales, which one step may change much."""
-    dense = [each for each in parameters if each.layout is torch.strided and each.is_floating_point()]
-    return [each for each in dense if sum(size > 1 for size in each.shape) >= 2]
+    dense = [tensor for tensor in parameters if tensor.layout is torch.strided and tensor.is_floating_point()]
+    return [tensor for tensor in dense if sum(size > 1 for size in tensor.shape) >= 2]
 
 
 def _some(values: Tensor) -> Tensor:

@@ -38,7 +38,9 @@ class ParameterMeasurement:
         """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
             measured = {name: parameter for name, parameter in self.parameters.items() if _has_norm(parameter)}
-            self._weights = dict(zip(measured, norms_of([each.detach() for each in measured.values()]), strict=True))
+            self._weights = dict(
+                zip(measured, norms_of([tensor.detach() for tensor in measured.values()]), strict=True)
+            )
 
     def measure_gradients(self, names: Iterable[str], scale: Tensor | None) -> None:
         """Measure the gradients at an optimiser; a GradScaler has multiplied them by `scale`."""
@@ -55,9 +57,9 @@ class ParameterMeasurement:
 
     def keep(self, optimizer: int, names: Iterable[str]) -> None:
         """Copy the weights that an optimiser is about to change."""
-        kept = [(name, each) for name in names if (each := self.parameters.get(name)) is not None]
-        kept = [(name, each) for name, each in kept if not is_sharded([each])]
-        self._before[optimizer] = [(name, each, each.detach().clone()) for name, each in kept]
+        kept = [(name, tensor) for name in names if (tensor := self.parameters.get(name)) is not None]
+        kept = [(name, tensor) for name, tensor in kept if not is_sharded([tensor])]
+        self._before[optimizer] = [(name, tensor, tensor.detach().clone()) for name, tensor in kept]
 
     def measure_updates(self, optimizer: int) -> None:
         """Measure the norms of the changes that an optimiser has made."""
@@ -74,19 +76,19 @@ class ParameterMeasurement:
         reductions = collect([*self._gradients.values()])
         gradients = dict(zip(self._gradients, summarise(reductions), strict=True))
         norms: dict[str, Tensor] = {}
-        for each in shared:
-            self._weights |= self._known(each.weights)
-            norms |= self._known(each.gradients)
-            self._updates |= self._known(each.updates)
+        for shard in shared:
+            self._weights |= self._known(shard.weights)
+            norms |= self._known(shard.gradients)
+            self._updates |= self._known(shard.updates)
         self.parameters = {
             name: parameter
             for name, parameter in self.parameters.items()
             if name in self._weights or not parameter.requires_grad or not is_sharded([parameter])
         }
         tables = (self._weights, self._updates, self._scales, norms)
-        numbers = iter(Transfer([each for table in tables for each in table.values()]).read())
-        weights, updates, scales, told = ({name: next(numbers) for name in table} for table in tables)
-        return ParameterNumbers(weights, updates, gradients, scales, told)
+        numbers = iter(Transfer([tensor for table in tables for tensor in table.values()]).read())
+        weights, updates, scales, norm_values = ({name: next(numbers) for name in table} for table in tables)
+        return ParameterNumbers(weights, updates, gradients, scales, norm_values)
 
     def _known(self, norms: Mapping[int, Tensor]) -> dict[str, Tensor]:
         return {name: norms[id(parameter)] for name, parameter in self.parameters.items() if id(parameter) in norms}
@@ -107,20 +109,20 @@ class ParameterNumbers:
         if name in self.norms:
             weight, update = self.weights.get(name), self.updates.get(name)
             return WatchedParameter(name, "gradient", weight, gradient_norm=self.norms[name], update_norm=update)
-        found = self.gradients.get(name)
+        gradient = self.gradients.get(name)
         status: Literal["gradient", "no gradient", "frozen"] = "no gradient" if parameter.requires_grad else "frozen"
-        if found is None or found.unmeasured is not None:
-            return WatchedParameter(name, status if found is None else "gradient", self.weights.get(name))
+        if gradient is None or gradient.unmeasured is not None:
+            return WatchedParameter(name, status if gradient is None else "gradient", self.weights.get(name))
         scale = self.scales.get(name, 1.0)
-        nonfinite = (found.nan_count or 0) + (found.inf_count or 0)
-        broken = None if not nonfinite else math.nan if found.nan_count else math.inf
+        nonfinite = (gradient.nan_count or 0) + (gradient.inf_count or 0)
+        broken = None if not nonfinite else math.nan if gradient.nan_count else math.inf
         return WatchedParameter(
             name,
             "gradient" if parameter.requires_grad else "frozen",
             self.weights.get(name),
-            gradient_norm=broken or _scaled(found.l2, scale),
-            gradient_max=broken or _scaled(found.max_abs, scale),
-            gradient_zero_fraction=found.zero_fraction,
+            gradient_norm=broken or _scaled(gradient.l2, scale),
+            gradient_max=broken or _scaled(gradient.max_abs, scale),
+            gradient_zero_fraction=gradient.zero_fraction,
             gradient_nonfinite_count=nonfinite,
             update_norm=self.updates.get(name),
         )

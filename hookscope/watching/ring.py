@@ -83,7 +83,7 @@ class _History:
         return Jump(value, self._known) if self._known.deviations(value) > _JUMP else None
 
     def _renew(self) -> None:
-        values = [each for each in self._values if each is not None]
+        values = [number for number in self._values if number is not None]
         if len(values) < _FEWEST:
             return
         self._age = 0

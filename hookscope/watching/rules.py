@@ -8,8 +8,7 @@ from typing import Literal
 
 from hookscope.checks.measuring.training_state import moves_by
 from hookscope.checks.rules import RULES
-from hookscope.checks.rules.rule import Objection as CheckObjection
-from hookscope.checks.rules.rule import RuleTerms, terms_of
+from hookscope.checks.rules.rule import RuleFinding, RuleTerms, terms_of
 from hookscope.checks.settings import CheckSettings
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
@@ -134,7 +133,7 @@ _FEWEST_USUAL = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class StepFinding:
     """An objection of a rule at one step.
 
     Attributes:
@@ -155,13 +154,13 @@ def patience_of(rule: str) -> int:
     return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
 
 
-def objection(rule: str, where: str, value: float | None, message: str) -> Objection:
+def objection(rule: str, where: str, value: float | None, message: str) -> StepFinding:
     """Return an objection of a rule for every step."""
-    known = TRAINING_RULES[rule]
-    return Objection(rule, known.level, where, value, known.limit, safe_text(message))
+    training_rule = TRAINING_RULES[rule]
+    return StepFinding(rule, training_rule.level, where, value, training_rule.limit, safe_text(message))
 
 
-def jump_objection(rule: str, what: str, jump: Jump | None, where: str = "") -> list[Objection]:
+def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[StepFinding]:
     """Return the objection to a loss or norm that is far above the last steps; none below the limit.
 
     `where` is a sentence on the part that has jumped.
@@ -170,7 +169,7 @@ def jump_objection(rule: str, what: str, jump: Jump | None, where: str = "") -> 
     if jump is None or jump.deviations <= limit:
         return []
     message = (
-        f"The {what} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
+        f"The {quantity} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
         f"{figure(jump.usual.median, 4)}, the median of the last {jump.usual.count} steps (limit {limit:g}).{where}"
     )
     return [objection(rule, "", jump.deviations, message)]
@@ -184,7 +183,7 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     """
     if jump is None:
         return ""
-    usual = _usual_gradients([each for each in ring if each.step < step.step and not each.skipped])
+    usual = _usual_gradients([past for past in ring if past.step < step.step and not past.skipped])
     times = {name: norm / usual[name] for name, norm in step.largest if usual.get(name) and norm}
     is_clipped = step.norm_before_clipping is not None and step.norm_before_clipping != step.gradient_norm
     least, most = min(times.values(), default=1.0), max(times.values(), default=1.0)
@@ -196,8 +195,8 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     if not names:
         return ""
     if len(names) == len(times):
-        which = f" All of the largest gradients have grown, most that of '{names[0]}'"
-        return f"{which}: {figure(most, 3)} times its usual norm."
+        remark = f" All of the largest gradients have grown, most that of '{names[0]}'"
+        return f"{remark}: {figure(most, 3)} times its usual norm."
     others = max(times[name] for name in times if name not in names)
     up_to = "up to " if names[1:] else ""
     return f" {grown} {up_to}{figure(most, 3)} times the usual norm, the others at most {figure(others, 2)} times."
@@ -214,7 +213,7 @@ def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
     return {name: median_low(values) for name, values in norms.items() if values}
 
 
-def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[Objection]:
+def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[StepFinding]:
     """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
     if loss is None or growth is None or growth[0] < limit:
@@ -226,7 +225,7 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     return [objection("loss-diverges", "", growth[0], message)]
 
 
-def loss_below_zero(loss: float, count: int, reason: str) -> list[Objection]:
+def loss_below_zero(loss: float, count: int, reason: str) -> list[StepFinding]:
     """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
     message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
     return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
@@ -242,7 +241,7 @@ def first_not_finite(
     stepped_though_skipped: int | None = None,
     operations: Mapping[str, LossOperations] | None = None,
     is_distributed: bool = False,
-) -> list[Objection]:
+) -> list[StepFinding]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
@@ -261,7 +260,7 @@ def first_not_finite(
     if bad_weights is None:  # not examined
         batch += ", and at the weights before it"
     history = _history(step, ring, "" if bad_weights else batch)
-    found: list[Objection] = []
+    objections: list[StepFinding] = []
     if bad_weights:
         origin = "an earlier update made NaN or Inf"
         if earlier is None and stepped_though_skipped == step.step - 1:
@@ -274,7 +273,7 @@ def first_not_finite(
             f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
             f"(limit 0): {origin}. {history}"
         )
-        found.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
+        objections.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
     if step.loss is not None and not math.isfinite(step.loss):
         weights = (
             "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
@@ -291,7 +290,7 @@ def first_not_finite(
             f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''}{skipped} "
             f"{history}"
         )
-        found.append(objection("non-finite-loss", "", step.loss, message))
+        objections.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         made = (
@@ -307,8 +306,8 @@ def first_not_finite(
             f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
             f"{loss}. {made}{elsewhere}. {history}"
         )
-        found.append(objection("non-finite-gradient", last, float(len(broken)), message))
-    return found
+        objections.append(objection("non-finite-gradient", last, float(len(broken)), message))
+    return objections
 
 
 def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
@@ -336,23 +335,23 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
 
 def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
     """Return the first step with NaN or Inf before a step."""
-    before = [each for each in ring if each.step < step.step and not each.skipped]
-    return next((each.step for each in before if not all(map(math.isfinite, _known_numbers(each)))), None)
+    before = [past for past in ring if past.step < step.step and not past.skipped]
+    return next((past.step for past in before if not all(map(math.isfinite, _known_numbers(past)))), None)
 
 
 def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     """Return what happened before the first NaN or Inf, and what to do: look at `suspect`, if it is not ""."""
-    before = [each for each in ring if each.step < step.step and not each.skipped]
+    before = [past for past in ring if past.step < step.step and not past.skipped]
     earlier = _first_broken(step, ring)
     if earlier is not None:
         return f"The first NaN or Inf came at step {earlier}."
-    norms = [norm for each in before if (norm := norm_of(each)) is not None and math.isfinite(norm)]
-    losses = [each.loss for each in before if each.loss is not None and math.isfinite(each.loss)]
+    norms = [norm for past in before if (norm := norm_of(past)) is not None and math.isfinite(norm)]
+    losses = [past.loss for past in before if past.loss is not None and math.isfinite(past.loss)]
     if len(norms) < 2:
         return f"There are no steps before it to compare with{suspect and f': lower the learning rate, or {suspect}'}."
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
-    loss = f", the loss {' → '.join(figure(each, 3) for each in losses[-4:])}" if losses else ""
+    loss = f", the loss {' → '.join(figure(value, 3) for value in losses[-4:])}" if losses else ""
     if _has_exploded(norms) or _has_exploded(losses):
         remedy = "lower the learning rate, warm it up or clip gradients"
         return f"Before it the gradient norm went {tail} (median {figure(usual, 3)}){loss}: {remedy}."
@@ -368,12 +367,12 @@ def _has_exploded(values: Sequence[float]) -> bool:
 
 
 def _known_numbers(step: TrainingStep) -> list[float]:
-    return [each for each in (step.loss, step.gradient_norm) if each is not None]
+    return [value for value in (step.loss, step.gradient_norm) if value is not None]
 
 
 def large_updates(
     rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
-) -> list[Objection]:
+) -> list[StepFinding]:
     """Return the objections to weights that one step changes too much; biases and scales are exempt.
 
     `causes` has what is known to have made the update large, or the weight small, by weight.
@@ -398,7 +397,7 @@ def large_updates(
     ]
 
 
-def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Objection]:
+def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[StepFinding]:
     """Return the objections to weights that something other than the optimiser has changed too much before a step.
 
     What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
@@ -407,51 +406,51 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Objecti
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
     when = f"between steps {step - 1} and {step}"
-    found = []
-    for each in changes:
-        now = min(each.before, each.now) if each.is_fresh else each.now
-        ratio = each.change / now if now else math.inf if each.change > 0 else 0.0
-        is_old = each.is_written and each.change > math.hypot(each.now, each.before / 2)
-        if not ratio > limit or not (each.is_fresh or is_old):
+    objections = []
+    for change in changes:
+        now = min(change.before, change.now) if change.is_fresh else change.now
+        ratio = change.change / now if now else math.inf if change.change > 0 else 0.0
+        is_old = change.is_written and change.change > math.hypot(change.now, change.before / 2)
+        if not ratio > limit or not (change.is_fresh or is_old):
             continue
-        if each.norm == 0:
-            message = f"Something other than the optimizer set '{each.name}' to 0 {when}."
-        elif each.is_fresh:
+        if change.norm == 0:
+            message = f"Something other than the optimizer set '{change.name}' to 0 {when}."
+        elif change.is_fresh:
             message = (
-                f"Something other than the optimizer changed '{each.name}' {when}, by {figure(ratio, 3)} of its norm "
+                f"Something other than the optimizer changed '{change.name}' {when}, by {figure(ratio, 3)} of its norm "
                 f"(limit {limit:g})."
             )
         else:
             message = (
-                f"Something other than the optimizer wrote to '{each.name}' {when}: it differs from step {each.since} "
-                f"by {figure(ratio, 3)} of its norm (limit {limit:g})."
+                f"Something other than the optimizer wrote to '{change.name}' {when}: it differs from step "
+                f"{change.since} by {figure(ratio, 3)} of its norm (limit {limit:g})."
             )
-        found.append(objection("large-update", each.name, ratio, message))
-    return found
+        objections.append(objection("large-update", change.name, ratio, message))
+    return objections
 
 
 def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     """Return why an update is large for weights whose norm has fallen much since an earlier step."""
     return {
-        each.name: f"its norm has fallen to {figure(each.now / each.before, 2)} of that at step {each.since}, and what "
-        "made it small is at fault, not the learning rate"
-        for each in changes
-        if 0 <= each.now < _FALLEN * each.before
+        change.name: f"its norm has fallen to {figure(change.now / change.before, 2)} of that at step {change.since}, "
+        "and what made it small is at fault, not the learning rate"
+        for change in changes
+        if 0 <= change.now < _FALLEN * change.before
     }
 
 
-def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
+def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
     """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
     limit = TRAINING_RULES[rule].limit or math.inf
-    what = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
+    fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
     return [
-        objection(rule, name, float(count), f"'{name}' {what} for {count} steps (limit {limit:g}).")
+        objection(rule, name, float(count), f"'{name}' {fault} for {count} steps (limit {limit:g}).")
         for name, count in counts.items()
         if count >= limit
     ]
 
 
-def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[Objection]:
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[StepFinding]:
     """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
     message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
     return [
@@ -468,7 +467,7 @@ def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) ->
     return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
 
 
-def skipped_steps(count: int, largest: str) -> list[Objection]:
+def skipped_steps(count: int, largest: str) -> list[StepFinding]:
     """Return the objection to steps that a GradScaler has skipped in a row."""
     limit = TRAINING_RULES["skipped-steps"].limit or math.inf
     if count < limit:
@@ -481,7 +480,7 @@ def skipped_steps(count: int, largest: str) -> list[Objection]:
     return [objection("skipped-steps", largest, float(count), message)]
 
 
-def gradients_not_reset(count: int) -> list[Objection]:
+def gradients_not_reset(count: int) -> list[StepFinding]:
     """Return the objection to gradients that nothing has reset for this many steps."""
     limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
     if count < limit:
@@ -493,7 +492,7 @@ def gradients_not_reset(count: int) -> list[Objection]:
     return [objection("gradients-not-reset", "", float(count), message)]
 
 
-def repeated_step(last: LastStep, optimizer: str) -> list[Objection]:
+def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
     """Return the objection to a step with the gradients of the last one."""
     again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
     if last.scaler == "skipped":
@@ -508,9 +507,9 @@ def repeated_step(last: LastStep, optimizer: str) -> list[Objection]:
     return [objection("repeated-step", "", None, message)]
 
 
-def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:
+def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[StepFinding]]:
     """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
-    found: dict[str, list[Objection]] = {}
+    by_rule: dict[str, list[StepFinding]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
     for name in _LAYER_RULES:
@@ -519,13 +518,13 @@ def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> di
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
         measured = CheckMeasurements(model, (), forward, origin_searched=False)
         terms = terms_of(RULES[name], CheckSettings())
-        raised = [each for each in RULES[name].evaluate(measured, terms) if each.target.where not in dead]
+        raised = [issue for issue in RULES[name].evaluate(measured, terms) if issue.target.where not in dead]
         if name == "dead-layer":
-            dead.update(each.target.where for each in raised)
-        found[name] = [_of_check(terms, each, by_label, prefix) for each in raised]
-        if found.get("non-finite-activation"):  # nothing else can be judged
+            dead.update(issue.target.where for issue in raised)
+        by_rule[name] = [_of_check(terms, issue, by_label, prefix) for issue in raised]
+        if by_rule.get("non-finite-activation"):  # nothing else can be judged
             break
-    return found
+    return by_rule
 
 
 def judged_parameters(
@@ -535,7 +534,7 @@ def judged_parameters(
     loss: float | None,
     prefix: str,
     names: Sequence[str],
-) -> dict[str, list[Objection]]:
+) -> dict[str, list[StepFinding]]:
     """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
 
     Args:
@@ -556,13 +555,13 @@ def judged_parameters(
         mode="train",
     )
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
-    found: dict[str, list[Objection]] = {}
+    by_rule: dict[str, list[StepFinding]] = {}
     for name in names:
         terms = terms_of(RULES[name], CheckSettings())
-        found[name] = [_of_check(terms, each, {}, prefix) for each in RULES[name].evaluate(measured, terms)]
-        if found[name]:
+        by_rule[name] = [_of_check(terms, issue, {}, prefix) for issue in RULES[name].evaluate(measured, terms)]
+        if by_rule[name]:
             break
-    return found
+    return by_rule
 
 
 def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
@@ -576,7 +575,7 @@ def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
     return [name for name in _GRADIENT_RULES if name not in left_out]
 
 
-def _of_check(terms: RuleTerms, raised: CheckObjection, rows: Mapping[str, LayerRow], prefix: str) -> Objection:
+def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> StepFinding:
     """Return an objection of a rule of `check` or `grads` as one of the training."""
     name = terms.rule.identifier
     row = rows.get(raised.target.where)
@@ -584,7 +583,7 @@ def _of_check(terms: RuleTerms, raised: CheckObjection, rows: Mapping[str, Layer
     where = "" if name == "gradient-imbalance" else raised.target.where
     limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
     level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
-    return Objection(
+    return StepFinding(
         name,
         level,
         f"{prefix}{where or '(model)'}",
@@ -595,15 +594,15 @@ def _of_check(terms: RuleTerms, raised: CheckObjection, rows: Mapping[str, Layer
 
 
 def _value_of(rule: str, row: LayerRow) -> float | None:
-    found = row.activation
+    statistics = row.activation
     if rule == "non-finite-activation":
-        return float((found.nan_count or 0) + (found.inf_count or 0))
+        return float((statistics.nan_count or 0) + (statistics.inf_count or 0))
     if rule == "saturated-activation":
         return saturated_fraction(row)
     if rule in ("overflowing-activation", "fp16-headroom"):
-        greatest = max(abs(found.min or 0.0), abs(found.max or 0.0))
+        greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
         return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
-    return found.dead_channel_fraction
+    return statistics.dead_channel_fraction
 
 
 def _limit(terms: RuleTerms, name: str) -> float | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hookscope.watching.script_watch import ScriptWatch
 
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
-_KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *each)) for each in (("_compile.py",), ("_dynamo", "eval_frame.py")))
+_KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py",), ("_dynamo", "eval_frame.py")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def nothing_seen(why: str, started: int) -> str:
     """Return the line on a script that did not train; `started` is the number of processes that it started."""
     if not started:
         return f"No training was seen: {why} in this process. Processes that a script starts are not watched."
-    those = "process that it started is" if started == 1 else f"{started:,} processes that it started are"
+    subject = "process that it started is" if started == 1 else f"{started:,} processes that it started are"
     return (
-        f"No training was seen: {why} in this process, and the {those} not watched. Start such processes with "
+        f"No training was seen: {why} in this process, and the {subject} not watched. Start such processes with "
         "torchrun, or call hookscope.watch in the function that trains."
     )
 
@@ -244,6 +244,6 @@ def _strip(error: BaseException, seen: set[int]) -> None:
             kept = frame
     error.__traceback__ = kept
     related: list[Any] = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
-    for each in related:
-        if isinstance(each, BaseException):
-            _strip(each, seen)
+    for other in related:
+        if isinstance(other, BaseException):
+            _strip(other, seen)

@@ -268,9 +268,13 @@ class ScriptWatch:
             last_step = max(last_step, self._backward_count - 1)
             del self._heard[:-1]
         else:
-            optimizers = [each for each in optimizers_among(others) if each is optimizer or each not in self._retired]
+            optimizers = [
+                candidate
+                for candidate in optimizers_among(others)
+                if candidate is optimizer or candidate not in self._retired
+            ]
             self._leaves = None
-        parameters = [parameter for one in optimizers for parameter in parameters_of(one)]
+        parameters = [parameter for watched in optimizers for parameter in parameters_of(watched)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)
         hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
@@ -282,7 +286,7 @@ class ScriptWatch:
             on_line=self._say,
             script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
         )
-        self._watched = {id(each): each for each in optimizers}
+        self._watched = {id(watched): watched for watched in optimizers}
         self._may_be_sharded = sharded
         self._found = f"{found_text(networks, optimizers)}{since}"
         for clipped, norm in self._clipped:
@@ -352,12 +356,12 @@ class ScriptWatch:
 
     def _announce(self) -> None:
         """Print what was found, and the lines held back until then: the place of a loss is known after a step."""
-        found, self._found = self._found, ""
-        if found:
+        subject, self._found = self._found, ""
+        if subject:
             places = [*self._places]
             where = f"loss{'es' if len(places) > 1 else ''} at {in_words(places)}" if places else "loss not seen"
             waiting, self._waiting = self._waiting, []
-            for line in (f"watching {found}, {where}", *waiting):
+            for line in (f"watching {subject}, {where}", *waiting):
                 self._say(line)
 
     def _say_once(self, line: str) -> None:

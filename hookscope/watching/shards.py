@@ -153,7 +153,9 @@ class ShardedNorms:
                 lambda: [torch.zeros(0) if parameter.grad is None else parameter.grad for parameter in self._parameters]
             )
             if summed:
-                self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
+                self.gradients = {
+                    id(tensor): summed[id(tensor)] for tensor in self._parameters if tensor.grad is not None
+                }
 
     @torch.no_grad()
     def end_step(self) -> None:
@@ -164,7 +166,7 @@ class ShardedNorms:
         if self._is_watched():
             before, self._before = self._before, []
             self.updates = self._summed(
-                lambda: [_local(each) - earlier for each, earlier in zip(self._parameters, before, strict=True)]
+                lambda: [_local(tensor) - earlier for tensor, earlier in zip(self._parameters, before, strict=True)]
             )
         self._parameters = ()  # parameters that the script drops are freed
 
@@ -203,8 +205,8 @@ class ShardedNorms:
                 mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
                 for dimension, placement in enumerate(parameter.placements):  # type: ignore[attr-defined]
                     if not placement.is_replicate():
-                        found = groups.setdefault((id(mesh), dimension), (mesh.get_group(dimension), []))
-                        found[1].append(position)
+                        entry = groups.setdefault((id(mesh), dimension), (mesh.get_group(dimension), []))
+                        entry[1].append(position)
         return [*groups.values()]
 
 

@@ -18,13 +18,13 @@ class StartedProcesses:
     def __init__(self) -> None:
         """Start to count."""
         self.count = 0
-        start, own = BaseProcess.start, os.getpid()
+        start, pid = BaseProcess.start, os.getpid()
 
         @functools.wraps(start)
         def observed(process: BaseProcess) -> None:
             module = getattr(getattr(process, "_target", None), "__module__", None) or ""
             start(process)
-            if os.getpid() == own and not module.startswith(_HELPERS):
+            if os.getpid() == pid and not module.startswith(_HELPERS):
                 self.count += 1
 
         BaseProcess.start = observed  # type: ignore[method-assign, assignment]

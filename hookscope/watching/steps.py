@@ -63,10 +63,10 @@ class StepInProgress:
         scalars: list[Tensor] = []  # and vectors of norms
         for reading in self.readings.values():
             scalars += [reading.norms] if isinstance(reading.norms, Tensor) else []
-            scalars += [each for each in (reading.scale, reading.found_inf) if each is not None]
+            scalars += [tensor for tensor in (reading.scale, reading.found_inf) if tensor is not None]
             scalars += [rate.detach().reshape(()) for rate in reading.rates if isinstance(rate, Tensor)]
         scalars += [norm for _, norm in self.clips]
-        scalars += [each for _, each in self.losses if isinstance(each, Tensor)]
+        scalars += [loss for _, loss in self.losses if isinstance(loss, Tensor)]
         scalars += [reading.numbers for reading in self.outside]
         return SentStep(self, Transfer(scalars) if scalars else None)
 
@@ -93,23 +93,23 @@ class SentStep:
         rates: list[float] = []
         skipped, largest_scale = step.skipped, 1.0
         for reading in step.readings.values():
-            found = reading.norms
-            if isinstance(found, Tensor):
-                found = [*islice(numbers, len(reading.names))]
+            new_norms = reading.norms
+            if isinstance(new_norms, Tensor):
+                new_norms = [*islice(numbers, len(reading.names))]
             scale = 1.0 if reading.scale is None else next(numbers)
             skipped |= reading.found_inf is not None and next(numbers) > 0
             rates += [next(numbers) if isinstance(rate, Tensor) else float(rate) for rate in reading.rates]
-            found = found if scale == 1 else [norm / scale for norm in found]
+            new_norms = new_norms if scale == 1 else [norm / scale for norm in new_norms]
             if names:
-                both = {**dict(zip(names, norms, strict=True)), **dict(zip(reading.names, found, strict=True))}
+                both = {**dict(zip(names, norms, strict=True)), **dict(zip(reading.names, new_norms, strict=True))}
                 names, norms = [*both], [*both.values()]
             else:
-                names, norms = reading.names, found
+                names, norms = reading.names, new_norms
             if step.clips:
                 ids.update(zip(reading.names, map(id, reading.parameters), strict=True))
             largest_scale = scale if reading.scale is not None else largest_scale
         clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in step.clips]
-        losses = [(at, next(numbers) if isinstance(each, Tensor) else float(each)) for at, each in step.losses]
+        losses = [(at, next(numbers) if isinstance(scalar, Tensor) else float(scalar)) for at, scalar in step.losses]
         loss, by_place = _loss(losses)
         changes = [change for reading in step.outside for change in reading.changes(numbers)]
         record = TrainingStep(
@@ -171,9 +171,9 @@ def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tupl
     """
     if not losses:
         return None, ()
-    given = [value for place, value in losses if not place]
-    if given:
-        return sum(given) / len(given), ()
+    unplaced = [value for place, value in losses if not place]
+    if unplaced:
+        return sum(unplaced) / len(unplaced), ()
     places: dict[str, float] = {}
     for place, value in losses:
         places[place] = places.get(place, 0.0) + value

@@ -96,12 +96,12 @@ def _observed_norm_clipping(clip: Callable[..., Tensor]) -> Callable[..., Tensor
     ) -> Tensor:
         if torch.compiler.is_compiling():
             return clip(parameters, max_norm, norm_type, *args, **keywords)
-        given, parameters = _kept(parameters)
-        listening = [listener for listener in _listeners if listener.clips(given)]
-        before = None if not listening or float(norm_type) == 2 else _gradient_norm(given)
+        tensors, parameters = _kept(parameters)
+        listening = [listener for listener in _listeners if listener.clips(tensors)]
+        before = None if not listening or float(norm_type) == 2 else _gradient_norm(tensors)
         norm = clip(parameters, max_norm, norm_type, *args, **keywords)
-        for each in listening:
-            each.clipped(given, norm.detach() if before is None else before)
+        for observer in listening:
+            observer.clipped(tensors, norm.detach() if before is None else before)
         return norm
 
     return clip_grad_norm_
@@ -112,13 +112,13 @@ def _observed_value_clipping(clip: Callable[..., None]) -> Callable[..., None]:
     def clip_grad_value_(parameters: Any, *args: Any, **keywords: Any) -> None:
         if torch.compiler.is_compiling():
             return clip(parameters, *args, **keywords)
-        given, parameters = _kept(parameters)
-        listening = [listener for listener in _listeners if listener.clips(given)]
-        before = _gradient_norm(given) if listening else None
+        tensors, parameters = _kept(parameters)
+        listening = [listener for listener in _listeners if listener.clips(tensors)]
+        before = _gradient_norm(tensors) if listening else None
         clip(parameters, *args, **keywords)
-        for each in listening:
+        for observer in listening:
             if before is not None:
-                each.clipped(given, before)
+                observer.clipped(tensors, before)
         return None
 
     return clip_grad_value_
@@ -134,8 +134,8 @@ def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(scaler, optimizer, *args, **keywords)
         finally:
-            for each in reversed([*_listeners]):
-                each.scaled_step_ended(optimizer)
+            for observer in reversed([*_listeners]):
+                observer.scaled_step_ended(optimizer)
 
     return observed
 
@@ -154,10 +154,10 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
     """Return the parameters as a list, and as an argument that can still be iterated: a list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
-    given = list(parameters)
+    tensors = list(parameters)
     if isinstance(parameters, GeneratorType):
-        return given, _again(given)
-    return given, parameters if isinstance(parameters, Sequence) else given
+        return tensors, _again(tensors)
+    return tensors, parameters if isinstance(parameters, Sequence) else tensors
 
 
 def _again(parameters: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from hookscope.results.training import TrainingVerdict
-from hookscope.watching.rules import OF_ONE_PLACE, Objection, listed, patience_of
+from hookscope.results.training import TrainingFinding
+from hookscope.watching.rules import OF_ONE_PLACE, StepFinding, listed, patience_of
 
 
 @dataclass(slots=True)
 class _Standing:
     """Objections that began together: their places, and the number of judgements in a row that have passed."""
 
-    first: Objection
+    first: StepFinding
     places: frozenset[str]
     passed: int = 0
 
@@ -33,8 +33,8 @@ class Verdicts:
         return bool(self._standing.get(rule))
 
     def judged(
-        self, step: int, rule: str, objections: Sequence[Objection], measured: AbstractSet[str] | None = None
-    ) -> list[TrainingVerdict]:
+        self, step: int, rule: str, objections: Sequence[StepFinding], measured: AbstractSet[str] | None = None
+    ) -> list[TrainingFinding]:
         """Add all objections of a rule at a step; return the verdicts that begin or end.
 
         Objections that begin together are one verdict. It ends when the rule has passed at all of their places often
@@ -43,8 +43,8 @@ class Verdicts:
         """
         standing = self._standing.setdefault(rule, [])
         objected = {objection.where for objection in objections}
-        known = {place for each in standing for place in each.places}
-        changes: list[TrainingVerdict] = []
+        places = {place for objection in standing for place in objection.places}
+        changes: list[TrainingFinding] = []
         for each in [*standing]:
             persists = bool(objected) if rule in OF_ONE_PLACE else bool(each.places & objected)
             if not persists and measured is not None and not each.places <= measured:
@@ -53,20 +53,20 @@ class Verdicts:
             if each.passed >= patience_of(rule):
                 standing.remove(each)
                 changes.append(_verdict(step, each.first, ended=True))
-        fresh = [objection for objection in objections if objection.where not in known]
+        fresh = [objection for objection in objections if objection.where not in places]
         if fresh:
-            standing.append(_Standing(fresh[0], frozenset(each.where for each in fresh)))
-            changes.append(_verdict(step, fresh[0], [each.where for each in fresh[1:]]))
+            standing.append(_Standing(fresh[0], frozenset(objection.where for objection in fresh)))
+            changes.append(_verdict(step, fresh[0], [objection.where for objection in fresh[1:]]))
         return changes
 
 
-def _verdict(step: int, objection: Objection, others: Sequence[str] = (), *, ended: bool = False) -> TrainingVerdict:
+def _verdict(step: int, objection: StepFinding, others: Sequence[str] = (), *, ended: bool = False) -> TrainingFinding:
     message = objection.message
     if others:
         message += f" The same holds for {len(others):,} more: {listed(others)}."
     if ended:
         message = f"'{objection.where}' passes again." if objection.where else "It passes again."
-    return TrainingVerdict(
+    return TrainingFinding(
         step=step,
         rule=objection.rule,
         level=objection.level,

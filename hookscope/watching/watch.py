@@ -28,9 +28,9 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
+    TrainingFinding,
     TrainingLog,
     TrainingStart,
-    TrainingVerdict,
     WatchedLayer,
     WatchedStep,
 )
@@ -187,7 +187,7 @@ class Watch:
         self._first = 1 + max(here.last_step, self._journal.last_step)
         self._shards = here.shards
         self._heard = here.losses
-        self._expected = {id(each) for each in self._optimizers}
+        self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
 
@@ -266,7 +266,7 @@ class Watch:
         return self._is_closed
 
     @property
-    def verdicts(self) -> tuple[TrainingVerdict, ...]:
+    def verdicts(self) -> tuple[TrainingFinding, ...]:
         """The beginnings and ends of verdicts, in order; the last 1,000."""
         return self._journal.verdicts
 
@@ -313,8 +313,8 @@ class Watch:
         self._edited = frozenset(self._names.of([gradient.parameter for gradient in (*edits.gradients, *edits.frozen)]))
         self._current.edited |= self._edited
         self._untried = {*edits.texts}
-        for each in self._passes:
-            each.go_last()
+        for passes in self._passes:
+            passes.go_last()
         for note in edits.notes():
             self._journal.say_once(note, note)
 
@@ -357,8 +357,8 @@ class Watch:
     def _end(self, reason: str) -> None:
         self._is_closed = True
         torch_calls.unlisten(self)
-        for each in self._passes:
-            each.end()
+        for passes in self._passes:
+            passes.end()
         self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
@@ -367,7 +367,7 @@ class Watch:
 
     def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
         """Go on without the activations of a compiled network whose eager forward pass fails."""
-        self._passes = [each for each in self._passes if each.watched is not network]
+        self._passes = [passes for passes in self._passes if passes.watched is not network]
         reason = f"its eager forward pass fails: {exception_line(error)}."
         self._journal.say(f"Activations of {network.name} are not watched, because {reason}")
 
@@ -439,16 +439,16 @@ class Watch:
     def _read(self, optimizer: Optimizer) -> None:
         step = self._current
         shared = self._shared_norms([optimizer])
-        known = shared[0].gradients if shared else None
-        reading = read_gradients(optimizer, self._names.of, known)
+        gradients = shared[0].gradients if shared else None
+        reading = read_gradients(optimizer, self._names.of, gradients)
         self._keep(optimizer, reading)
         self._take_heard()
         if step.measurement is not None:
-            for each in self._passes:
-                each.step_begins()
+            for passes in self._passes:
+                passes.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
-        if known is None:
+        if gradients is None:
             self._examine(optimizer, reading)
 
     def _examine(self, optimizer: Optimizer, reading: GradientReading) -> None:
@@ -476,7 +476,11 @@ class Watch:
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
         shards = self._shards
-        return [] if shards is None else [norms for each in optimizers if (norms := shards.known(each)) is not None]
+        return (
+            []
+            if shards is None
+            else [norms for optimizer in optimizers if (norms := shards.known(optimizer)) is not None]
+        )
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process:
@@ -514,7 +518,9 @@ class Watch:
         if not self._names.knows(parameters[0]):
             return False
         # Nothing to clip: the optimiser has stepped with these gradients.
-        self._clipped_again = [each for each in self._optimizers if self._last.unchanged_since(each) is not None]
+        self._clipped_again = [
+            optimizer for optimizer in self._optimizers if self._last.unchanged_since(optimizer) is not None
+        ]
         return True
 
     @_guarded
@@ -522,9 +528,9 @@ class Watch:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(id(parameter) for parameter in parameters)
         again, self._clipped_again = self._clipped_again, []
-        for each in again:
-            self._last.ended(each, is_changed=True)
-        if {id(each) for each in again} & self._optimizers_of(members):
+        for stepped in again:
+            self._last.ended(stepped, is_changed=True)
+        if {id(optimizer) for optimizer in again} & self._optimizers_of(members):
             return
         # Clipped after the optimiser has stepped: this belongs to the next step.
         if self._optimizers_of(members) & self._current.stepped:
@@ -573,10 +579,10 @@ class Watch:
         self._current.stepped.add(id(optimizer))
         self._current.skipped = True
         self._take_heard()
-        known: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
-        reading = read_gradients(optimizer, self._names.of, known)
+        gradients: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
+        reading = read_gradients(optimizer, self._names.of, gradients)
         self._keep(optimizer, reading)
-        if known is None:
+        if gradients is None:
             self._examine(optimizer, reading)
 
     # --- From step to step -------------------------------------------------------------------------------------------
@@ -599,8 +605,10 @@ class Watch:
         if isinstance(loss, int | float):
             return float(loss)
         if loss is not None:
-            what = f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
-            line = f"The loss is not watched: step() got {what}. Pass a number, or a tensor with one value."
+            received = (
+                f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            line = f"The loss is not watched: step() got {received}. Pass a number, or a tensor with one value."
             self._journal.say_once("loss", line)
         return None
 
@@ -621,22 +629,24 @@ class Watch:
         step.measurement = ParameterMeasurement(self._listed_parameters())
         # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
         if step.number > self._first:
-            for each in self._passes:
-                each.begin()
+            for passes in self._passes:
+                passes.begin()
 
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
         layers = {f"{network.prefix}{name}" for network in self._networks for name in network.layers()}
-        return {name: each for name, each in self._names.all.items() if layers.intersection(_modules_around(name))}
+        return {
+            name: parameter for name, parameter in self._names.all.items() if layers.intersection(_modules_around(name))
+        }
 
     def _finish_step(self) -> None:
         if self._failure is not None:
             raise self._failure
         step = self._current
         if step.measurement is not None:
-            for each in self._passes:
-                each.end()
+            for passes in self._passes:
+                passes.end()
         self._expected = step.stepped
         step.edits = self._edits.end_step()
         step.unreset = self._resets.missing
@@ -689,12 +699,12 @@ class Watch:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
-        for each in self._passes if step.number > self._first else ():
-            tables += [replace(table, name=f"{each.watched.prefix}{table.name}") for table in each.tables()]
-            found = seen[each.watched.prefix] = each.rows()
-            layers += [watched_layer(row, each.watched.prefix) for row in found if each.is_listed(row)]
-            if not found and self._has_gradient(each.watched, step):
-                name = each.watched.name
+        for passes in self._passes if step.number > self._first else ():
+            tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
+            layer_rows = seen[passes.watched.prefix] = passes.rows()
+            layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
+            if not layer_rows and self._has_gradient(passes.watched, step):
+                name = passes.watched.name
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
                     "several times per iteration: at such steps its activations are not watched."
@@ -710,22 +720,31 @@ class Watch:
     def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
         """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
         trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
-        return any(id(each) in trained for _, each in network.parameters())
+        return any(id(parameter) in trained for _, parameter in network.parameters())
 
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
-        frozen = [each for one in self._optimizers for each in parameters_of(one) if not each.requires_grad]
+        frozen = [
+            parameter
+            for optimizer in self._optimizers
+            for parameter in parameters_of(optimizer)
+            if not parameter.requires_grad
+        ]
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
-        everything = {id(each): each for each in (*self._names.all.values(), *parameters_of(optimizer))}
-        held = [each for each in everything.values() if each.is_floating_point() or each.is_complex()]
-        norms = Transfer(norms_of([each.detach() for each in held])).read()
-        names = self._names.of([each for each, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
+        everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *parameters_of(optimizer))}
+        held = [tensor for tensor in everything.values() if tensor.is_floating_point() or tensor.is_complex()]
+        norms = Transfer(norms_of([tensor.detach() for tensor in held])).read()
+        names = self._names.of([tensor for tensor, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
         return self._names.in_order(names)
 
     def _optimizers_of(self, members: frozenset[int]) -> set[int]:
-        return {id(each) for each in self._optimizers if any(id(one) in members for one in parameters_of(each))}
+        return {
+            id(optimizer)
+            for optimizer in self._optimizers
+            if any(id(parameter) in members for parameter in parameters_of(optimizer))
+        }
 
 
 def with_gradients(

@@ -15,7 +15,7 @@ import hookscope
 from hookscope.errors import InputError
 from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
-from hookscope.statistics.token_layout import prefix_names
+from hookscope.statistics.layouts import prefix_names
 from tests.inspections import inspect
 from tests.render.stored import report_html
 

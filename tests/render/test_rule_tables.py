@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.rules import rule as rules
-from hookscope.checks.rules.rule import Objection
+from hookscope.checks.rules.rule import RuleFinding
 from hookscope.cli.rule_tables import rule_explanation, rules_table
 
 
@@ -17,7 +17,7 @@ from hookscope.cli.rule_tables import rule_explanation, rules_table
 @rules.limit("fraction", 0.05, "Share of things that are dead.", "one in twenty is normal")
 @rules.limit("magnitude", 65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16")
 @rules.limit("tiny", 1e-07, "Least magnitude.", "")
-def dead_things(*_: object) -> Iterator[Objection]:
+def dead_things(*_: object) -> Iterator[RuleFinding]:
     """Things behind a [thing] are dead.
 
     Things die

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from hookscope.render.training import answer, finding, objections
-from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep
 from tests.render.conftest import HOSTILE_NAME, printed
 from tests.render.trained import START, training_summary, verdict
 
 pytestmark = pytest.mark.exhaustive
 
 
-def log_of(*verdicts: TrainingVerdict, steps: int = 3000) -> TrainingLog:
+def log_of(*verdicts: TrainingFinding, steps: int = 3000) -> TrainingLog:
     done = tuple(TrainingStep(step, 1.0, 1.0, None, (), (0.1,)) for step in range(1, steps + 1))
     return TrainingLog((START,), done, (), verdicts, ())
 

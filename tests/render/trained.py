@@ -15,10 +15,10 @@ from hookscope.render.overviews.document import draw_document
 from hookscope.render.training import describe_training
 from hookscope.results.training import (
     TrainingEnd,
+    TrainingFinding,
     TrainingLog,
     TrainingStart,
     TrainingStep,
-    TrainingVerdict,
     WatchedLayer,
     WatchedParameter,
     WatchedStep,
@@ -60,7 +60,7 @@ def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> Train
         module.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output.detach().clone()}))
     done: list[TrainingStep] = []
     watched: list[WatchedStep] = []
-    verdicts: list[TrainingVerdict] = []
+    verdicts: list[TrainingFinding] = []
     for step in range(1, steps + 1):
         x = torch.randn(16, 4)
         y = x.sum(1, keepdim=True).sin()
@@ -83,7 +83,7 @@ def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> Train
             watched.append(WatchedStep(step, reason, rows, layers))
         if step == broken_at:
             verdicts += [
-                TrainingVerdict(
+                TrainingFinding(
                     step, "non-finite-gradient", "fail", name, None, 0.0, "began", "Its gradient holds NaN (limit 0)."
                 )
                 for name in norms
@@ -156,11 +156,11 @@ def _closed(number: int, step: int) -> WatchedParameter:
 
 def verdict(
     step: int, rule: str, where: str, *, state: str = "began", level: str = "warn", **numbers: float
-) -> TrainingVerdict:
+) -> TrainingFinding:
     known: dict[str, float | None] = {"value": 0.75, "limit": 0.5, **numbers}
     message = f"{known['value']} is over its limit ({known['limit']})."
-    return TrainingVerdict(step, rule, level, where, known["value"], known["limit"], state, message)  # type: ignore[arg-type]
+    return TrainingFinding(step, rule, level, where, known["value"], known["limit"], state, message)  # type: ignore[arg-type]
 
 
-def with_verdicts(log: TrainingLog, verdicts: Sequence[TrainingVerdict]) -> TrainingLog:
+def with_verdicts(log: TrainingLog, verdicts: Sequence[TrainingFinding]) -> TrainingLog:
     return replace(log, verdicts=tuple(verdicts))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens, square_patches
+from hookscope.statistics.layouts import Layout, Tokens, layout_of, parse_tokens, square_patches
 
 
 def test_tokens_lie_on_the_grid_of_a_convolution_behind_those_in_front() -> None:

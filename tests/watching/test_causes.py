@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.results.runs.training_log import read_training
-from hookscope.results.training import TrainingVerdict
+from hookscope.results.training import TrainingFinding
 from tests.fork_server import ForkServer
 from tests.watching.test_script import ENVIRONMENT
 
@@ -24,7 +24,7 @@ def built() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.2), nn.Linear(4, 1))
 
 
-def trained(loss_of: Loss, network: nn.Sequential | None = None, *, tells_loss: bool = True) -> list[TrainingVerdict]:
+def trained(loss_of: Loss, network: nn.Sequential | None = None, *, tells_loss: bool = True) -> list[TrainingFinding]:
     network = network or built()
     optimizer = torch.optim.SGD((each for each in network.parameters() if each.requires_grad), lr=0.01)
     with hookscope.watch(network, optimizer, every=100, on_line=lambda _: None) as watch:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedLayer, WatchedStep
+from hookscope.results.training import TrainingFinding, TrainingStep, WatchedLayer, WatchedStep
 from hookscope.watching.closing import Watched, closing_line
 from tests.watching.conftest import Forked
 from tests.watching.test_script import said
@@ -15,8 +15,8 @@ def step(number: int, *, loss: float | None = 1.0, norm: float | None = 1.0) -> 
     return TrainingStep(number, loss, norm, None, (), ())
 
 
-def verdict(number: int, rule: str, state: str = "began") -> TrainingVerdict:
-    return TrainingVerdict(number, rule, "fail", "", None, None, state, "")  # type: ignore[arg-type]
+def verdict(number: int, rule: str, state: str = "began") -> TrainingFinding:
+    return TrainingFinding(number, rule, "fail", "", None, None, state, "")  # type: ignore[arg-type]
 
 
 LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)

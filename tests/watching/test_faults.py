@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookscope
-from hookscope.results.training import TrainingVerdict
+from hookscope.results.training import TrainingFinding
 from tests.watching.loops import HEALTHY, Training
 
 pytestmark = pytest.mark.exhaustive
@@ -53,7 +53,7 @@ def train(
     return watch
 
 
-def began(watch: hookscope.Watch, rule: str) -> TrainingVerdict:
+def began(watch: hookscope.Watch, rule: str) -> TrainingFinding:
     return next(each for each in watch.verdicts if each.rule == rule and each.state == "began")
 
 

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookscope
-from hookscope.results.training import TrainingVerdict
+from hookscope.results.training import TrainingFinding
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of outputs (N, 4), labels (N,) and numbers between 0 and 1 (N, 4)."""
 
 
-def train(loss_of: Loss, steps: int = 15) -> list[TrainingVerdict]:
+def train(loss_of: Loss, steps: int = 15) -> list[TrainingFinding]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)

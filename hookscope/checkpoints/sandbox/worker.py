@@ -103,13 +103,13 @@ def _take_what_was_freed() -> None:
 
 def machine_memory_bytes() -> int | None:
     """Return the memory of this machine, or the container's limit if that is lower; None where neither is known."""
-    known = []
+    sizes = []
     with suppress(OSError, ValueError, AttributeError):
-        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" means no limit
-            known.append(int(Path(path).read_text(encoding="ascii")))
-    return min(known, default=None)
+            sizes.append(int(Path(path).read_text(encoding="ascii")))
+    return min(sizes, default=None)
 
 
 def usable_cores() -> int:
@@ -192,8 +192,8 @@ def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, pr
     """Answer, and leave without doing anything on the parent's behalf."""
     code = 1
     try:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, signal.SIG_DFL)
         gc.freeze()  # so that this process does not finalise objects that the parent has thrown away
         if not prints:
             nowhere = os.open(os.devnull, os.O_RDWR)

@@ -86,10 +86,10 @@ def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, 
     return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def _noise(given: Any) -> tuple[NoiseShape, ...]:
+def _noise(value: Any) -> tuple[NoiseShape, ...]:
     """Return what `--input-shape` means: sizes, a text, a list of these, or a table of them by names of arguments."""
     try:
-        return parse_noise_shapes(given)
+        return parse_noise_shapes(value)
     except UsageError as error:
         raise ValueError(f"is wrong: {str(error).removeprefix(arg('input_shape')).lstrip()}") from error
 
@@ -290,20 +290,20 @@ def settings_in(top: Entry) -> CheckSettings:
     fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
     model = create_model("configuration", __base__=_Table, **fields)
     try:
-        found = model.model_validate(top.value, context=top.document.folder).given()
+        sections = model.model_validate(top.value, context=top.document.folder).given()
     except ValidationError as error:
         raise _mistake(model, top, error.errors(include_url=False)) from None
     flat: dict[str, Any] = {}
     for name in SECTIONS:
-        flat |= found[name].given() if name in found else {}
+        flat |= sections[name].given() if name in sections else {}
     settings = CheckSettings(
         **flat,
-        rules=_by_rule(found["rules"]) if "rules" in found else {},
-        layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in found.get("layers", ())),
-        expectations=tuple(Expectation(**each.given()) for each in found.get("expect", ())),
+        rules=_by_rule(sections["rules"]) if "rules" in sections else {},
+        layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in sections.get("layers", ())),
+        expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
         source=top.document.name,
     )
-    is_input = any(not each.name for each in flat.get("shape", ()))
+    is_input = any(not shape.name for shape in flat.get("shape", ()))
     if is_input and (settings.images or settings.expectations):
         raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
     return settings
@@ -342,8 +342,8 @@ def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
 
 
 def _by_rule(table: _Table) -> dict[str, RuleSettings]:
-    given = table.given().items()
-    return {key_of(name): value for name, value in given if name != "pattern" and value != RuleSettings()}
+    settings = table.given().items()
+    return {key_of(name): value for name, value in settings if name != "pattern" and value != RuleSettings()}
 
 
 # What pydantic calls by names of Python's types.
@@ -360,10 +360,10 @@ def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) ->
             *above, key = error["loc"]
             return _entry(top, above).unknown(str(key), _hint(str(key), _keys_at(model, above)))
     located = [(_entry(top, error["loc"]), error) for error in errors]
-    entry, error = max(located, key=lambda each: len(each[0].path))
+    entry, error = max(located, key=lambda pair: len(pair[0].path))
     if error["type"] == "value_error":
         return entry.unfit(str(error["ctx"]["error"]))
-    *others, last = dict.fromkeys(_wanted(each) for other, each in located if other.path == entry.path)
+    *others, last = dict.fromkeys(_wanted(detail) for other, detail in located if other.path == entry.path)
     return entry.mistyped(f"{', '.join(others)} or {last}" if others else last)
 
 
@@ -391,14 +391,14 @@ def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str
     return table.keys()
 
 
-def _hint(key: str, known: Sequence[str]) -> str:
+def _hint(key: str, names: Sequence[str]) -> str:
     """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
     tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
     homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
     if homes:
         return f" It belongs in {' or '.join(homes)}."
-    if close := nearest(key, known, count=1):
+    if close := nearest(key, names, count=1):
         return close
-    if "forward" in known:
+    if "forward" in names:
         return " `hookscope check --rules` lists the rules."
-    return f" Known: {', '.join(map(repr, known))}."
+    return f" Known: {', '.join(map(repr, names))}."

@@ -49,9 +49,9 @@ class BatchNormInputs:
             return
         count = values.numel() // channels
         mean, variance = channel_moments(values, 1)
-        found = _Moments(count, mean, variance * count)
-        known = self.seen.get(call.layer)
-        self.seen[call.layer] = found if known is None else _merged(known, found)
+        moments = _Moments(count, mean, variance * count)
+        earlier = self.seen.get(call.layer)
+        self.seen[call.layer] = moments if earlier is None else _merged(earlier, moments)
 
     def results(self) -> tuple[BatchNormInput, ...]:
         """Return what was seen of each layer that ran, in execution order."""
@@ -60,10 +60,10 @@ class BatchNormInputs:
     def _result(self, layer: str, moments: _Moments) -> BatchNormInput:
         norm = self.norms[layer]
         stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
-        arrays = (plain_array(each.detach().cpu().double()) for each in stored)  # type: ignore[operator]
+        arrays = (plain_array(tensor.detach().cpu().double()) for tensor in stored)  # type: ignore[operator]
         mean, variance, seen_mean, seen_variance = arrays
-        known = (mean, variance, seen_mean, seen_variance, _start_share(norm))
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *known)  # type: ignore[arg-type]
+        stats = (mean, variance, seen_mean, seen_variance, _start_share(norm))
+        return BatchNormInput(layer, moments.value_count, float(norm.eps), *stats)  # type: ignore[arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""

@@ -124,9 +124,9 @@ class FirstPass:
         )
 
     def _run(self, batch: Batch) -> Returned:
-        given = copy_of(batch)
+        clone = copy_of(batch)
         with torch.no_grad():
-            return returned_tensors(self.subject.network(*given.args, **given.kwargs))
+            return returned_tensors(self.subject.network(*clone.args, **clone.kwargs))
 
     def _pass(self, batch: Batch) -> Returned | str:
         """Run the network over a batch by itself; return what it returned, or what it raised."""
@@ -151,8 +151,8 @@ class FirstPass:
                 self.warnings.append(f"The network raised in a second pass over the first batch: {line}")
         for again in passes:
             for path, tensor in self.returned.items():
-                found = difference(tensor, again[path]) if path in again else math.inf
-                self.repeat[path] = greatest(self.repeat.get(path), found)
+                delta = difference(tensor, again[path]) if path in again else math.inf
+                self.repeat[path] = greatest(self.repeat.get(path), delta)
 
     def _run_alone(self, batch: Batch) -> None:
         for index in range(min(_ALONE, len(batch.indices))):
@@ -182,23 +182,23 @@ class FirstPass:
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
         """Compare the results for one input of the first batch with those of another pass."""
-        one = self.parts[index]
+        part = self.parts[index]
         item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
         chosen_otherwise = bool(item) and any(
-            _differs_in_kind(tensor, other[path]) for path, tensor in one.items() if path in other
+            _differs_in_kind(tensor, other[path]) for path, tensor in part.items() if path in other
         )
         if chosen_otherwise:
             remark = (
                 "differs in number or order in a batch and alone, possibly from rounding: only its scores are first"
             )
             self.warnings.append(f"Result {item} {remark}.")
-        for path, tensor in one.items():
+        for path, tensor in part.items():
             if path not in other:
                 self.unbatched.add(item + path)
                 continue
             pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
-            found = None if pair is None else difference(*pair)
-            self.alone[item + path] = greatest(self.alone.get(item + path), found)
+            delta = None if pair is None else difference(*pair)
+            self.alone[item + path] = greatest(self.alone.get(item + path), delta)
 
     def _explain(self) -> None:
         measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
@@ -206,7 +206,7 @@ class FirstPass:
             if rule in self.wanted and all(value is None for value in values.values()):
                 whose = "" if rule == "repeatability" else " that belong to one input"
                 self.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
-        again, alone = ([each for each in values.values() if each] for values in (self.repeat, self.alone))
+        again, alone = ([delta for delta in values.values() if delta] for values in (self.repeat, self.alone))
         if (again or alone) and (observing := next(filter(self._is_observing, self.subject.modules), None)) is not None:
             reason = (
                 f"'{observing or '(model)'}' rounds by the range of all inputs so far, which each pass changes."
@@ -226,7 +226,7 @@ class FirstPass:
     def _is_observing(self, name: str) -> bool:
         """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
         # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
-        switches = [attribute_of(self.subject.modules[name], f"{what}_enabled") for what in ("observer", "fake_quant")]
+        switches = [attribute_of(self.subject.modules[name], f"{kind}_enabled") for kind in ("observer", "fake_quant")]
         return all(isinstance(switch, Tensor) and switch.numel() == 1 and bool(switch) for switch in switches)
 
     def _is_scaled_by_batch(self, name: str) -> bool:
@@ -247,14 +247,14 @@ def _max_abs(values: Tensor) -> float | None:
     return float(finite.abs().max()) if finite.numel() else None
 
 
-def _differs_in_kind(one: Tensor, other: Tensor) -> bool:
+def _differs_in_kind(tensor: Tensor, other: Tensor) -> bool:
     """Tell whether there are more or fewer values, or other whole numbers: detections lost, gained or reordered."""
-    return one.shape != other.shape or (not one.is_floating_point() and not torch.equal(one, other))
+    return tensor.shape != other.shape or (not tensor.is_floating_point() and not torch.equal(tensor, other))
 
 
-def _common_scores(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
+def _common_scores(tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the highest scores of both, as many as both have; None for other tensors."""
-    if one.dim() != 1 or other.dim() != 1 or not one.is_floating_point():
+    if tensor.dim() != 1 or other.dim() != 1 or not tensor.is_floating_point():
         return None
-    count = min(len(one), len(other))
-    return one.sort(descending=True).values[:count], other.sort(descending=True).values[:count]
+    count = min(len(tensor), len(other))
+    return tensor.sort(descending=True).values[:count], other.sort(descending=True).values[:count]

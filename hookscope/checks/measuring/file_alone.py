@@ -112,8 +112,8 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         raise CheckpointError(
             f"{read.name} lacks the other half of '{lone}', a LoRA adapter; save or download it again."
         )
-    parameters = sum(each.element_count for each in stored if each.role == "parameter")
-    broken = any(each.nan_count or each.inf_count for each in stored)
+    parameters = sum(values.element_count for values in stored if values.role == "parameter")
+    broken = any(values.nan_count or values.inf_count for values in stored)
     return CheckMeasurements(
         ModelInfo(f"{read.name} (no network)", "(no network)", read.name, False, read.sha256 or None, parameters),
         stored,
@@ -130,7 +130,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
 
 
 def _adapters(state: Mapping[str, Any], stored: Sequence[StoredValues]) -> list[NamedShape]:
-    zeros = {alias for each in stored if is_zero(each) for alias in (each.name, *each.aliases)}
+    zeros = {alias for values in stored if is_zero(values) for alias in (values.name, *values.aliases)}
     return [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(state)]
 
 
@@ -143,9 +143,9 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
         return
     first, second = (printable(prefix, 80) for prefix in twins.prefixes)
     places = f"under '{first}' and '{second}'" if first else f"without and with '{second}'"
-    shown = " and ".join(f"'{printable(each, 80)}'" for each in twins.pairs[0])
+    shown = " and ".join(f"'{printable(twin, 80)}'" for twin in twins.pairs[0])
     count = len(twins.pairs)
-    differ = sum(not _is_same(tensors[one], tensors[other]) for one, other in twins.pairs)
+    differ = sum(not _is_same(tensors[twin], tensors[other]) for twin, other in twins.pairs)
     values = f"{differ:,} of {count:,} differ" if 0 < differ < count else "their values differ"
     values = values if differ else "their values are equal"
     is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
@@ -156,7 +156,7 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
 def _is_same(first: Tensor, second: Tensor) -> bool:
     """Tell whether two tensors have the same type and bits."""
     try:
-        bits = [each.contiguous().view(-1).view(torch.uint8) for each in (first, second)]
+        bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second)]
         return first.dtype == second.dtype and torch.equal(*bits)
     except (RuntimeError, NotImplementedError):  # sparse or quantised
         return False
@@ -168,9 +168,9 @@ def _lack_of_values(stored: Sequence[StoredValues]) -> str:
     ZeRO-3 leaves parameters of shape (0,), or of shape (1,) with anything in it. A few tensors without values may be by
     design, as in `nn.Linear(0, 5)` and in observers that have seen nothing, but no weight has the shape (0,).
     """
-    parameters = [each for each in stored if each.role == "parameter" and not _RANGES.search(each.name)]
-    empty = [each for each in stored if not each.element_count]
-    lacking = [each for each in empty if each.shape == (0,) and each.name.rpartition(".")[2] == "weight"]
+    parameters = [values for values in stored if values.role == "parameter" and not _RANGES.search(values.name)]
+    empty = [values for values in stored if not values.element_count]
+    lacking = [values for values in empty if values.shape == (0,) and values.name.rpartition(".")[2] == "weight"]
     if lacking or sum(not parameter.element_count for parameter in parameters) > len(parameters) / 2:
         first = printable((lacking or empty)[0].name, 80)
         return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"

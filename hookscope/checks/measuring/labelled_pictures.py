@@ -86,7 +86,7 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
 def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
     """Return a counting for each way in which scores may be read; the last is meant if all of them lie in 0-1."""
     categories = categories if len(categories) == class_count else ()
-    labels = [*dict.fromkeys(label for each in data.labels.values() for label in each)]
+    labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
     readings: list[Reading] = ["sigmoid", "as returned"] if data.multi_label else ["softmax"]
     labels_at: defaultdict[int, list[str]] = defaultdict(list)
@@ -114,22 +114,22 @@ def classes_of(
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):
         by_name[_folded(name)] = (*by_name.get(_folded(name), ()), index)
-    known = {label: by_name[_folded(label)] for label in labels if _folded(label) in by_name}
-    if len(known) == len(labels):
-        return known, "labels are names of classes"
+    matched = {label: by_name[_folded(label)] for label in labels if _folded(label) in by_name}
+    if len(matched) == len(labels):
+        return matched, "labels are names of classes"
     are_numbers = all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels)
     in_order = sorted(labels)
-    if not known and are_numbers and max(map(int, labels)) < class_count:
+    if not matched and are_numbers and max(map(int, labels)) < class_count:
         numbers = {label: (int(label),) for label in labels}
         otherwise = in_folders and len(labels) == class_count and [*map(int, in_order)] != [*range(class_count)]
         remark = f", not in sorted order, where '{in_order[2]}' is class 2" if otherwise else ""
         return numbers, f"labels are indices of classes{remark}"
-    if not known and in_folders and len(labels) == class_count:
+    if not matched and in_folders and len(labels) == class_count:
         first = _first(in_order[0]) + (f", '{categories[0]}'" if categories else "")
         return {label: (index,) for index, label in enumerate(in_order)}, f"folders in sorted order: {first}"
-    if not known and len(columns) == class_count:
+    if not matched and len(columns) == class_count:
         return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {_first(columns[0])}"
-    wrong = next(label for label in labels if label not in known)
+    wrong = next(label for label in labels if label not in matched)
     names = f"its names of classes are not known ({arg('classes')} FILE)" if not categories else "none has that name"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     raise UsageError(
@@ -178,23 +178,23 @@ class _Counting:
         shares = self._shares(scores)
         broken = scores.isnan().any(1).tolist()
         if self.data.multi_label:
-            given = [row.nonzero().flatten().tolist() for row in shares > _THRESHOLD]
+            predicted = [row.nonzero().flatten().tolist() for row in shares > _THRESHOLD]
         else:
-            given = [[best] for best in scores.argmax(1).tolist()]
+            predicted = [[best] for best in scores.argmax(1).tolist()]
         for place, record in enumerate(records):
-            self._add(record, [] if broken[place] else given[place], None if broken[place] else shares[place])
+            self._add(record, [] if broken[place] else predicted[place], None if broken[place] else shares[place])
 
     def _shares(self, scores: Tensor) -> Tensor:
         if self.reading == "softmax":
             return scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
         return scores.sigmoid() if self.reading == "sigmoid" else scores
 
-    def _add(self, record: InputRecord, given: Sequence[int], shares: Tensor | None) -> None:
+    def _add(self, record: InputRecord, predicted: Sequence[int], shares: Tensor | None) -> None:
         """Count a picture for which the network gives these classes; `shares`, (K,), is None for scores with NaN."""
         labels = self.data.labels_of(record.name)
         wanted = sorted({index for label in labels for index in self.classes[label]})
-        missed = [label for label in labels if not set(self.classes[label]).intersection(given)]
-        extra = [index for index in given if index not in wanted]
+        missed = [label for label in labels if not set(self.classes[label]).intersection(predicted)]
+        extra = [index for index in predicted if index not in wanted]
         is_right = not missed and not extra and shares is not None
         part = "" if record.name in self.data.labels else record.name[record.name.rindex("[") :]
         self.pictures.setdefault((*wanted,), {})[(record.sha256 or "")[:_DIGEST_DIGITS] + part] = is_right
@@ -211,7 +211,7 @@ class _Counting:
             sure = max((float(shares[index]) for index in extra), default=None)
             true = min((float(shares[[*self.classes[label]]].max()) for label in missed), default=None)
             surety = (_THRESHOLD if sure is None else sure) - (_THRESHOLD if true is None else true)
-            named = _listed([*map(self._name, given)])
+            named = _listed([*map(self._name, predicted)])
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 
     def _keep(self, surety: float, picture: WrongPicture) -> None:
@@ -228,7 +228,7 @@ class _Counting:
 
     def result(self) -> LabelledResult:
         classes = tuple(self._class(label) for label in self.seen)
-        worst = tuple(each.picture for each in sorted(self.worst, reverse=True))
+        worst = tuple(wrong.picture for wrong in sorted(self.worst, reverse=True))
         mapping = self.mapping
         if self.data.multi_label:
             mapping += (

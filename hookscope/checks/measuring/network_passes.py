@@ -87,9 +87,9 @@ def _note_peaks(
     if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
         return
     others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
-    found = torch.maximum(tensor.amax(others), -tensor.amin(others))
-    known = peaks.get(label)
-    peaks[label] = torch.maximum(known, found) if known is not None and known.shape == found.shape else found
+    peak = torch.maximum(tensor.amax(others), -tensor.amin(others))
+    earlier = peaks.get(label)
+    peaks[label] = torch.maximum(earlier, peak) if earlier is not None and earlier.shape == peak.shape else peak
 
 
 def measure(
@@ -108,12 +108,12 @@ def measure(
         UsageError: If the settings name an output, a loss or a target that does not exist, or a survey of another
             network.
     """
-    found, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
+    measuring, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
     survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
-    with found.timed("stored"):
-        stored = found.read_stored(subject)
+    with measuring.timed("stored"):
+        stored = measuring.read_stored(subject)
         optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
         scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
         copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
@@ -121,9 +121,9 @@ def measure(
     peaks: dict[str, Tensor] = {}
     signatures = OutputSignatures() if with_signatures else None
     forward = None
-    if found.needing(*_NEED_FORWARD):
-        with found.timed("forward"):
-            forward, outputs = found.run_forward(
+    if measuring.needing(*_NEED_FORWARD):
+        with measuring.timed("forward"):
+            forward, outputs = measuring.run_forward(
                 subject,
                 partial(_note_peaks, peaks, smooth),
                 norms.add if norms.norms and not prepared.is_noise else None,
@@ -131,36 +131,36 @@ def measure(
             )
         is_new = statistics_are_new(stored)
         if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise, is_new=is_new):
-            found.leave_out(wanted & {"batchnorm-statistics"}, reason)
-        with found.timed("again"):
-            found.run_again(subject, forward, outputs)
+            measuring.leave_out(wanted & {"batchnorm-statistics"}, reason)
+        with measuring.timed("again"):
+            measuring.run_again(subject, forward, outputs)
     labelled = None
-    if found.needing("labels") and forward is not None and forward.failure is None:
-        with found.timed("data"):
+    if measuring.needing("labels") and forward is not None and forward.failure is None:
+        with measuring.timed("data"):
             labelled = measure_labelled(prepared, settings, subject)
-    if found.needing("gradients") and (forward is None or forward.failure is None):
-        with found.timed("gradients"):
-            found.take_gradients()
+    if measuring.needing("gradients") and (forward is None or forward.failure is None):
+        with measuring.timed("gradients"):
+            measuring.take_gradients()
     if survey is not None and settings.survey is not None and forward is not None:
-        found.warnings.append(survey_words(settings.survey, survey, forward.rows))
+        measuring.warnings.append(survey_words(settings.survey, survey, forward.rows))
     if labelled is not None:
-        found.warnings.append(mapping_words(labelled.accuracy))
+        measuring.warnings.append(mapping_words(labelled.accuracy))
     return CheckMeasurements(
         loaded.info,
         stored,
         forward,
-        found.origin,
+        measuring.origin,
         {label: peak.float().cpu().numpy() for label, peak in peaks.items()},
         norms.results(),
-        found.outputs,
+        measuring.outputs,
         labelled,
-        found.gradients,
-        unmeasured=found.unmeasured,
+        measuring.gradients,
+        unmeasured=measuring.unmeasured,
         optimisers=optimisers,
         scalers=scalers,
         copies=copies,
-        warnings=found.every_warning(forward),
-        seconds={"load": prepared.load_seconds, **found.seconds},
+        warnings=measuring.every_warning(forward),
+        seconds={"load": prepared.load_seconds, **measuring.seconds},
         signatures=signatures.results() if signatures else {},
         weights_precision=weights_precision(subject.network) if signatures else "",
         survey=survey,
@@ -235,14 +235,14 @@ class _Measuring:
         """Measure parameters and buffers; those that cannot be read are warnings."""
         stored, unread = stored_tensors(subject.network)
         self.warnings += unread
-        if unread and not any(each.nan_count or each.inf_count for each in stored):
+        if unread and not any(tensor.nan_count or tensor.inf_count for tensor in stored):
             self.leave_out(self.wanted & {"non-finite-parameter"}, " ".join(unread))
         return stored
 
     def every_warning(self, forward: Activations | None) -> tuple[str, ...]:
         """Return notes and warnings of the network, of its passes and of the measurements, each once."""
-        passes = [each for each in (forward, self.gradients) if each is not None]
-        of_passes = [text for each in passes for text in (*each.notes, *each.warnings)]
+        passes = [taken for taken in (forward, self.gradients) if taken is not None]
+        of_passes = [text for taken in passes for text in (*taken.notes, *taken.warnings)]
         loaded = self.prepared.loaded
         return tuple(dict.fromkeys([*loaded.notes, *loaded.warnings, *of_passes, *self.warnings]))
 
@@ -280,8 +280,8 @@ class _Measuring:
         try:
             options = ForwardOptions(
                 layers=["*"],
-                judged=True,
-                keeps_judged=True,
+                for_rules=True,
+                keep_rule_outputs=True,
                 **_options(settings),
                 distributions=True,
                 tokens="massive-activation" in self.wanted,
@@ -324,7 +324,7 @@ class _Measuring:
             batches = (with_default_targets(module, batch) for batch in batches)
         rules = self.needing("gradients")
         try:
-            options = GradientOptions(judged=True, mode=self.settings.mode, **_options(self.settings))
+            options = GradientOptions(for_rules=True, mode=self.settings.mode, **_options(self.settings))
             self.gradients = inspect_gradients(self.prepared.loaded, batches, loss, options)
         except PassError as error:
             self.gradients = error.inspection

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookscope.checks.rules.rule import is_within
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
-from hookscope.hooks.observed import ModuleCall, Observation, Place
+from hookscope.hooks.observed import ModuleCall, Observation, RowKey
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import FILLING, parse_operation_pattern
 from hookscope.hooks.pytree import tensors_given
@@ -57,23 +57,23 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
         broken_input = broken_input or _broken_inputs(batch)
         kept = copy_of(batch)  # networks may overwrite their inputs
         operations = OperationChoice([parse_operation_pattern(EVERYTHING)])
-        if (found := _Search(subject, operations).run(batch, seed)) is not None:
-            return _with_inputs(found, subject, kept, seed), broken_input
+        if (origin := _Search(subject, operations).run(batch, seed)) is not None:
+            return _with_inputs(origin, subject, kept, seed), broken_input
     return None, broken_input
 
 
-def _with_inputs(found: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
+def _with_inputs(origin: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
     """Add which inputs of a batch lead to an origin."""
-    count, guilty, layer = len(batch.indices), [], _layer_of(found)
-    around = {name: each for name, each in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
+    count, guilty, layer = len(batch.indices), [], _layer_of(origin)
+    around = {name: part for name, part in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
     for alone in in_batches(batch, 1) if count > 1 else [batch]:
-        seen = found if count == 1 else _Search(replace(subject, modules=around)).run(alone, seed)
-        if seen is not None and seen.layer == found.layer:
+        seen = origin if count == 1 else _Search(replace(subject, modules=around)).run(alone, seed)
+        if seen is not None and seen.layer == origin.layer:
             guilty.append((alone.indices[0], _name_of(batch, alone), seen.position))
     if not guilty:
-        return replace(found, position=())
+        return replace(origin, position=())
     named = tuple((index, name) for index, name, _ in guilty)
-    return replace(found, inputs=named, input_count=count, position=guilty[0][2])
+    return replace(origin, inputs=named, input_count=count, position=guilty[0][2])
 
 
 def _name_of(batch: Batch, alone: Batch) -> str:
@@ -106,7 +106,7 @@ def _position(tensor: Tensor) -> tuple[int | None, ...]:
         if broken.layout is not torch.strided or broken.is_nested or not broken.any():
             return ()
         first = broken.flatten().to(torch.uint8).argmax()
-        index: list[int | None] = [int(each) for each in torch.unravel_index(first, broken.shape)]
+        index: list[int | None] = [int(coord) for coord in torch.unravel_index(first, broken.shape)]
     except (RuntimeError, NotImplementedError, TypeError):
         return ()
     for axis in reversed(range(len(index))):
@@ -197,22 +197,22 @@ class _Search:
                     network(*batch.args, **batch.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
                 reraise_internal(error)
-        found = self.origin or (self.mask if self.returned_masks else None)
-        if found is None:
+        origin = self.origin or (self.mask if self.returned_masks else None)
+        if origin is None:
             return None
-        operation, source = self._first_operation(_layer_of(found))
-        return replace(found, parameters=self._broken_parameters(found), operation=operation, source=source)
+        operation, source = self._first_operation(_layer_of(origin))
+        return replace(origin, parameters=self._broken_parameters(origin), operation=operation, source=source)
 
     def _enter(self, layer: str, tensor: Tensor) -> None:
-        given = _counts(tensor)
+        counts = _counts(tensor)
         if not self._stack or self._stack[-1][0] != layer:
             self._stack.append((layer, _FINITE))
-        if given.broken and self.origin is None and layer:
+        if counts.broken and self.origin is None and layer:
             around = self._around(layer)
             if not self._given_to(around).broken:
-                self.origin = self._found(around, self._ended.get(around, 0), given, tensor)
-        if given.any:
-            self._stack[-1] = (layer, self._stack[-1][1] + given)
+                self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
+        if counts.any:
+            self._stack[-1] = (layer, self._stack[-1][1] + counts)
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> _Counts:
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
@@ -221,32 +221,32 @@ class _Search:
         if self._latest[0] != key:
             self._latest = (key, self._end(layer))
             self._ended[layer] = call.call + 1
-        given = self._latest[1]
-        if self.origin is not None or not counts.any or given.broken:
+        incoming = self._latest[1]
+        if self.origin is not None or not counts.any or incoming.broken:
             return counts
         makes_masks = not counts.broken
         if makes_masks:
             self.returned_masks |= layer == ""
-            if given.any:
+            if incoming.any:
                 return counts
-        found = self._found(layer, call.call, counts, tensor)
+        origin = self._found(layer, call.call, counts, tensor)
         if makes_masks and next(call.module.parameters(recurse=False), None) is None:
-            self.mask = self.mask or found
+            self.mask = self.mask or origin
         else:
-            self.origin = found
+            self.origin = origin
         return counts
 
     def _given_to(self, layer: str) -> _Counts:
         """Return what a module that is running was given that is not finite."""
-        return next((given for each, given in reversed(self._stack) if each == layer), _FINITE)
+        return next((counts for name, counts in reversed(self._stack) if name == layer), _FINITE)
 
     def _end(self, layer: str) -> _Counts:
         """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
         # A call that was given no floating-point tensor is not on the stack.
-        while any(each == layer for each, _ in self._stack):
-            ended, given = self._stack.pop()
+        while any(name == layer for name, _ in self._stack):
+            ended, counts = self._stack.pop()
             if ended == layer:
-                return given
+                return counts
         return _FINITE
 
     def _around(self, layer: str) -> str:
@@ -254,15 +254,15 @@ class _Search:
 
         Modules without a floating-point input, such as an embedding, are not on the stack: they are found by name.
         """
-        known = self._stack[-2][0] if len(self._stack) > 1 else ""
+        outer = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer
         while around and self.captured is not None:
             around = around.rpartition(".")[0]
-            if not around or around == known or not is_within(around, known):
+            if not around or around == outer or not is_within(around, outer):
                 break
             if around in self.captured.called and around not in self._ended:
                 return around
-        return known
+        return outer
 
     def _found(self, layer: str, call: int, counts: _Counts, tensor: Tensor) -> NonFiniteOrigin:
         position = _position(tensor)
@@ -283,47 +283,47 @@ class _Search:
         -Inf counts where something else than a softmax makes NaN or +Inf of it, unless it was filled in on purpose.
         """
         seen = self.captured.observations if self.captured is not None else []
-        known: dict[Place | str, _Counts] = {each.place: each.value or _FINITE for each in seen}
-        for at, each in enumerate(seen):
-            operation, counts = each.operation, each.value or _FINITE
+        by_place: dict[RowKey | str, _Counts] = {event.place: event.value or _FINITE for event in seen}
+        for at, output in enumerate(seen):
+            operation, counts = output.operation, output.value or _FINITE
             if operation is None or operation.owner != owner or not counts.any:
                 continue
-            is_maker = not any(known.get(source, _FINITE).any for source in each.sources)
-            makes_infinities = is_maker and operation.name not in FILLING and self._harms(seen[at:], known)
+            is_maker = not any(by_place.get(source, _FINITE).any for source in output.sources)
+            makes_infinities = is_maker and operation.name not in FILLING and self._harms(seen[at:], by_place)
             if counts.broken or makes_infinities:
-                return row_label(*each.place), operation.source
+                return row_label(*output.place), operation.source
         return "", ""
 
-    def _harms(self, following: Sequence[Observation[_Counts]], known: Mapping[Place | str, _Counts]) -> bool:
+    def _harms(self, following: Sequence[Observation[_Counts]], by_place: Mapping[RowKey | str, _Counts]) -> bool:
         """Tell whether -Inf in the first observation becomes NaN or +Inf in other ways than by a softmax."""
         carried = {following[0].place}
-        for each in following[1:]:
-            counts = each.value or _FINITE
-            if not (counts.any and carried.intersection(each.sources)):
+        for output in following[1:]:
+            counts = output.value or _FINITE
+            if not (counts.any and carried.intersection(output.sources)):
                 continue
             if not counts.broken:
-                carried.add(each.place)
-            elif not any(known[source].broken for source in each.sources if source in known):
-                name = each.operation.name if each.operation else type(self.subject.modules[each.layer]).__name__
+                carried.add(output.place)
+            elif not any(by_place[source].broken for source in output.sources if source in by_place):
+                name = output.operation.name if output.operation else type(self.subject.modules[output.layer]).__name__
                 if name not in _SOFTMAX:
                     return True
         return False
 
-    def _broken_parameters(self, found: NonFiniteOrigin) -> tuple[str, ...]:
+    def _broken_parameters(self, origin: NonFiniteOrigin) -> tuple[str, ...]:
         """Return the parameters and buffers that a module uses itself and that are not finite."""
-        layer = _layer_of(found)
+        layer = _layer_of(origin)
         called = self.captured.called if self.captured is not None else set()
         broken = []
         for name, module in self.subject.modules.items():
             if name != layer and (name in called or not is_within(name, layer) or not _is_used_by(name, layer, called)):
                 continue
-            own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-            broken += [f"{name}.{each}" if name else each for each, tensor in own if _counts(tensor).any]
+            tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+            broken += [f"{name}.{key}" if name else key for key, tensor in tensors if _counts(tensor).any]
         return tuple(broken)
 
 
-def _layer_of(found: NonFiniteOrigin) -> str:
-    return "" if found.layer.startswith("(model)") else found.layer.partition("#")[0]
+def _layer_of(origin: NonFiniteOrigin) -> str:
+    return "" if origin.layer.startswith("(model)") else origin.layer.partition("#")[0]
 
 
 def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:

@@ -53,7 +53,7 @@ def _between(left: Tensor, right: Tensor) -> float:
         return math.nan
     if (left.isinf() | right.isinf())[differing].any():
         return math.inf
-    magnitude = max(float(each[each.isfinite()].abs().max()) for each in (left, right))
+    magnitude = max(float(tensor[tensor.isfinite()].abs().max()) for tensor in (left, right))
     return float((left[differing] - right[differing]).abs().max()) / magnitude
 
 
@@ -65,8 +65,8 @@ def double_numbers(tensor: Tensor) -> Tensor:
 
 def greatest(first: float | None, second: float | None) -> float | None:
     """Return the greater of two differences; NaN is greater than any, None is none."""
-    known = [each for each in (first, second) if each is not None]
-    return math.nan if any(math.isnan(each) for each in known) else max(known, default=None)
+    gaps = [gap for gap in (first, second) if gap is not None]
+    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps, default=None)
 
 
 def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
@@ -89,22 +89,22 @@ def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
     return parts
 
 
-def varying(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+def varying(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """Return the paths that two inputs have in common, without empty tensors, which cannot vary."""
-    return [path for path, tensor in one.items() if path in other and tensor.numel() + other[path].numel()]
+    return [path for path, tensor in first.items() if path in other and tensor.numel() + other[path].numel()]
 
 
 def is_listed(returned: Returned, batch: Batch) -> bool:
     """Tell whether the network took a list of inputs and returned a list of results, one for each."""
     count = len(batch.indices)
-    given = batch.args[0] if batch.args else None
+    inputs = batch.args[0] if batch.args else None
     items = {_item(path) for path in returned}
-    return isinstance(given, list) and len(given) == count and None not in items and max(items, default=0) < count  # type: ignore[type-var, operator]
+    return isinstance(inputs, list) and len(inputs) == count and None not in items and max(items, default=0) < count  # type: ignore[type-var, operator]
 
 
 def _item(path: str) -> int | None:
-    found = re.match(r"\[(\d+)\]", path)
-    return int(found[1]) if found else None
+    match = re.match(r"\[(\d+)\]", path)
+    return int(match[1]) if match else None
 
 
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
@@ -152,8 +152,8 @@ def _mirrored(tensor: Tensor) -> Tensor:
 
 def same_input(first: Batch, second: Batch) -> bool:
     """Tell whether two batches of one input each hold the same values."""
-    given = [tensors_given(each.args, each.kwargs) for each in (first, second)]
-    pairs = zip(*given, strict=True)
+    inputs = [tensors_given(batch.args, batch.kwargs) for batch in (first, second)]
+    pairs = zip(*inputs, strict=True)
     return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)
 
 
@@ -192,7 +192,7 @@ def class_scores(returned: Returned, count: int, output_key: str | None) -> Tens
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
-        rows = [each.tensor for each in floating if _is_scores(each.tensor, count)]
+        rows = [output.tensor for output in floating if _is_scores(output.tensor, count)]
         if len(rows) != 1:
             many = "several outputs" if rows else "no output"
             return f"The network returned {many} of one row of class scores per input: name the one with output_key."

@@ -93,14 +93,14 @@ def prepare(
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
     if not isinstance(images, list) or images:
         shapes = tuple(shape for shape in shapes if shape.name)
-    prepared = {each.name: getattr(settings, each.name) for each in fields(PictureOptions)}
+    prepared = {setting.name: getattr(settings, setting.name) for setting in fields(PictureOptions)}
     option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
     session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
     files = [*session.inputs.files]
     once = [file for at, file in enumerate(files) if isinstance(file, Image) or file not in files[:at]]
     inputs = replace(session.inputs, files=once)
-    named = (*inputs.named, *noise_inputs([each for each in inputs.noise if each.name], settings.seed))
+    named = (*inputs.named, *noise_inputs([shape for shape in inputs.noise if shape.name], settings.seed))
     labelled = replace(inputs, files=[*map(Path, data.labels)] if data else [], batch=None, noise=(), named=named)
 
     def batches() -> Iterator[Batch]:

@@ -92,20 +92,20 @@ class OutputSignatures:
 
     def add(self, label: str, tensor: Tensor, channel_axis: int | None = None) -> None:
         """Add one output of a module; what cannot be read has no signature."""
-        found = self._signed(tensor, channel_axis)
+        sums = self._signed(tensor, channel_axis)
         if label not in self.seen:
-            self.seen[label] = found
+            self.seen[label] = sums
             return
-        known = self.seen[label]
-        self.seen[label] = None if known is None or found is None else _added(known, found)
+        total = self.seen[label]
+        self.seen[label] = None if total is None or sums is None else _added(total, sums)
 
     def results(self) -> dict[str, OutputSignature]:
         """Return the signatures of all outputs that have one, and under "" that of the network's input."""
-        given = [joined(batches) for batches in self.given.values()]
-        if len({*map(len, given)}) > 1:
-            given = [values.reshape(1, -1) for values in given]
+        inputs = [joined(batches) for batches in self.given.values()]
+        if len({*map(len, inputs)}) > 1:
+            inputs = [values.reshape(1, -1) for values in inputs]
         return {
-            **({"": OutputSignature(None, np.concatenate(given, 1))} if given else {}),
+            **({"": OutputSignature(None, np.concatenate(inputs, 1))} if inputs else {}),
             **{
                 label: OutputSignature(
                     tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
@@ -120,15 +120,15 @@ class OutputSignatures:
     def _signed(self, tensor: Tensor, axis: int | None) -> _Sums | None:
         version = version_of(tensor)
         if self._latest is not None:
-            latest, latest_version, latest_axis, found = self._latest
+            latest, latest_version, latest_axis, sums = self._latest
             if latest() is tensor and version == latest_version >= 0 and axis == latest_axis:
-                return found
-        found = None
+                return sums
+        sums = None
         if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and not tensor.is_quantized:
             with torch.no_grad():
-                found = _sums_of(tensor.detach(), self.inputs, axis)
-        self._latest = (weakref.ref(tensor), version, axis, found)
-        return found
+                sums = _sums_of(tensor.detach(), self.inputs, axis)
+        self._latest = (weakref.ref(tensor), version, axis, sums)
+        return sums
 
 
 def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
@@ -143,7 +143,7 @@ def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
             count += finite.size
     channels, channel_size = None, 0
     if axis is not None and tensor.is_floating_point() and tensor.numel():
-        mean, variance = (each.cpu().double().numpy() for each in channel_moments(tensor, axis))
+        mean, variance = (moment.cpu().double().numpy() for moment in channel_moments(tensor, axis))
         channel_size = tensor.numel() // len(mean)
         with np.errstate(all="ignore"):
             channels = np.stack([mean, variance + mean**2]) * channel_size
@@ -151,13 +151,13 @@ def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
     return _Sums(None if kept is None else (as_array(kept),), total, count, channels, channel_size)
 
 
-def _added(one: _Sums, other: _Sums) -> _Sums:
-    kept = None if one.kept is None or other.kept is None else one.kept + other.kept
+def _added(sums: _Sums, other: _Sums) -> _Sums:
+    kept = None if sums.kept is None or other.kept is None else sums.kept + other.kept
     channels = None
-    if one.channels is not None and other.channels is not None and one.channels.shape == other.channels.shape:
-        channels = one.channels + other.channels
-    size = one.channel_size + other.channel_size
-    return _Sums(kept, one.quantiles + other.quantiles, one.count + other.count, channels, size)
+    if sums.channels is not None and other.channels is not None and sums.channels.shape == other.channels.shape:
+        channels = sums.channels + other.channels
+    size = sums.channel_size + other.channel_size
+    return _Sums(kept, sums.quantiles + other.quantiles, sums.count + other.count, channels, size)
 
 
 def _moments(sums: _Sums) -> NDArray[np.float64] | None:
@@ -212,8 +212,8 @@ def _neighbours(
         near = values.compress((values >= low) & (values <= high))  # twice as fast as an index
         if not smaller <= below <= above < smaller + near.size:
             near, smaller = values, 0
-    found = np.partition(near, (below - smaller, above - smaller))
-    return float(found[below - smaller]), float(found[above - smaller])
+    ordered = np.partition(near, (below - smaller, above - smaller))
+    return float(ordered[below - smaller]), float(ordered[above - smaller])
 
 
 # From the finest to the coarsest: float16 has 11 significant bits, bfloat16 8.
@@ -225,11 +225,15 @@ def weights_precision(network: nn.Module) -> str:
 
     A network of float32 whose weights were once stored in half precision has lost what half precision does not hold.
     """
-    parameters = [each.detach() for each in network.parameters() if each.is_floating_point() and not each.is_meta]
+    parameters = [
+        parameter.detach()
+        for parameter in network.parameters()
+        if parameter.is_floating_point() and not parameter.is_meta
+    ]
     for dtype in _NARROW:
-        if parameters and all(torch.equal(each, each.to(dtype).to(each.dtype)) for each in parameters):
+        if parameters and all(torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for tensor in parameters):
             return str(dtype).removeprefix("torch.")
-    return str(max((each.dtype for each in parameters), key=_bits, default=torch.float32)).removeprefix("torch.")
+    return str(max((tensor.dtype for tensor in parameters), key=_bits, default=torch.float32)).removeprefix("torch.")
 
 
 def _bits(dtype: torch.dtype) -> int:

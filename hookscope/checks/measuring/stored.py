@@ -69,28 +69,28 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
     remarks: list[str] = []
     seen: dict[object, list[_Found]] = {}
     with cpu_threads(1):  # for pieces this small threads mostly wait for each other, above all on busy machines
-        for found in _tensors(network):
+        for entry in _tensors(network):
             try:
-                values = _measure(found)
+                values = _measure(entry)
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                remarks.append(f"The values of '{found.name}' cannot be read: {reason}")
+                remarks.append(f"The values of '{entry.name}' cannot be read: {reason}")
                 continue
-            measured.append(replace(values, twin_of=_twin_of(found, values, seen)))
+            measured.append(replace(values, twin_of=_twin_of(entry, values, seen)))
     return tuple(measured), tuple(remarks)
 
 
 def _tensors(network: nn.Module) -> Iterator[_Found]:
-    known: dict[int, _Found] = {}
+    by_id: dict[int, _Found] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
         for role, name, tensor in _own(module):
             path = f"{prefix}.{name}" if prefix else name
-            if id(tensor) in known:
-                known[id(tensor)].aliases.append(path)
+            if id(tensor) in by_id:
+                by_id[id(tensor)].aliases.append(path)
             else:
-                known[id(tensor)] = _Found(path, module, role, tensor)
+                by_id[id(tensor)] = _Found(path, module, role, tensor)
     # `known` has kept unpacked weights alive until here, so that no two tensors had the same id.
-    yield from known.values()
+    yield from by_id.values()
 
 
 def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
@@ -109,8 +109,8 @@ def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
                 yield "parameter", name, unpacked
 
 
-def _measure(found: _Found) -> StoredValues:
-    tensor = found.tensor.detach()
+def _measure(entry: _Found) -> StoredValues:
+    tensor = entry.tensor.detach()
     if tensor.is_meta:
         raise ValueError("it is on the meta device, which holds no data.")
     values, shape, implicit_zeros = stored_values(tensor, tuple(tensor.shape))
@@ -120,19 +120,19 @@ def _measure(found: _Found) -> StoredValues:
         totals.min = totals.max = totals.max_abs = 0.0
     for piece in _pieces(values):
         totals.add(piece)
-    filter_count = _filter_count(found, values, shape)
-    filters = None if filter_count is None else _filters(found, values, shape, filter_count)
+    filter_count = _filter_count(entry, values, shape)
+    filters = None if filter_count is None else _filters(entry, values, shape, filter_count)
     is_real = values.is_floating_point() and not totals.inf_count and not totals.nan_count
     if values.is_complex() or values.dtype == torch.bool:  # which have no order
         totals.min = totals.max = None
     measured = StoredValues(
-        *(found.name, type(found.module).__name__, found.role, shape, str(tensor.dtype).removeprefix("torch."), count),
+        *(entry.name, type(entry.module).__name__, entry.role, shape, str(tensor.dtype).removeprefix("torch."), count),
         **asdict(totals),
         zero_filters=_zero_filters(filters, totals.zero_count),
         filter_count=filter_count,
-        aliases=tuple(found.aliases),
+        aliases=tuple(entry.aliases),
         outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
-        means_without_variance=_means_without_variance(found, totals),
+        means_without_variance=_means_without_variance(entry, totals),
     )
     if is_weight(measured) and totals.min != totals.max:
         measured = replace(measured, float8=float8_values(values))
@@ -140,17 +140,17 @@ def _measure(found: _Found) -> StoredValues:
     return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
 
 
-def _means_without_variance(found: _Found, totals: "_Totals") -> tuple[int, ...]:
+def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
     """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
 
     A mean whose square is below a hundredth of eps makes no difference to the output.
     """
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()
-    mean, eps = attribute_of(found.module, "running_mean"), attribute_of(found.module, "eps", _EPS)
-    if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
+    mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)
+    if not entry.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != entry.tensor.shape:
         return ()
-    stuck = (found.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
+    stuck = (entry.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
     return tuple(stuck.nonzero().flatten().tolist())
 
 
@@ -216,9 +216,9 @@ def _bounds(piece: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _filter_count(found: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
+def _filter_count(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
     """Return how many output channels a tensor has; None if it is not known to have any."""
-    module, name = found.module, found.name.rpartition(".")[2]
+    module, name = entry.module, entry.name.rpartition(".")[2]
     packed = attribute_of(module, "_packed_params") is not None
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
     is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
@@ -237,11 +237,11 @@ def _groups(module: nn.Module) -> int:
     return int(attribute_of(module, "groups", 1))
 
 
-def _filters(found: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
+def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
     """Return a weight as (output channels, input channels of each, places of the kernel)."""
     places = math.prod(shape[2:])
-    if _is_transposed(found.module):  # (groups * inputs, outputs, ...)
-        values = values.reshape(_groups(found.module), -1, shape[1], places).transpose(1, 2)
+    if _is_transposed(entry.module):  # (groups * inputs, outputs, ...)
+        values = values.reshape(_groups(entry.module), -1, shape[1], places).transpose(1, 2)
     return values.reshape(count, -1, places) if values.numel() else values.reshape(count, 0, 0)
 
 
@@ -254,7 +254,7 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
     """Add which of a weight's filters and values stand out."""
     rounded = tensor.is_quantized or filters.itemsize < 2
-    plain, values = (each.float() if each.itemsize < 2 else each for each in (filters, values))
+    plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
     return replace(
         measured,
         repeated_filters=repeated_filters(plain, rounded=rounded),
@@ -269,14 +269,14 @@ def _is_whole(values: Tensor) -> bool:
     return all(torch.equal(piece, piece.round()) for piece in _pieces(values))
 
 
-def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
+def _twin_of(entry: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
     """Return the first weight in `seen`, by shape and statistics, that equals this one in other memory; "" for none."""
     if not is_weight(values) or values.min == values.max:
         return ""
-    key = (values.dtype, values.shape, values.min, values.max, values.zero_count, found.tensor.device)
+    key = (values.dtype, values.shape, values.min, values.max, values.zero_count, entry.tensor.device)
     alike = seen.setdefault(key, [])
-    twin = next((other.name for other in alike if _equal(other.tensor, found.tensor)), "")
-    alike.append(found)
+    twin = next((other.name for other in alike if _equal(other.tensor, entry.tensor)), "")
+    alike.append(entry)
     return twin
 
 

@@ -38,8 +38,8 @@ def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
 
 def survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
     """Return how many rows rules judge by the survey, in a sentence."""
-    known = survey.by_label()
-    covered = sum(row.label in known for row in rows)
+    surveyed = survey.by_label()
+    covered = sum(row.label in surveyed for row in rows)
     others = "" if covered == len(rows) else ", the others by the inputs given"
     return (
         f"Rules about activations judge {covered:,} of {counted(len(rows), 'output')} by the survey "

@@ -64,7 +64,7 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
     for parameter, entries in dict.items(dict.__getitem__(content, "state")):
         if not isinstance(entries, dict):
             continue
-        found = len(broken) + len(negative)
+        faults = len(broken) + len(negative)
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
             if name == "step" and (step := _number(value)) is not None:
@@ -79,13 +79,13 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
             elif name in _SECOND_MOMENTS and bounds[0] < 0:
                 negative.append(where)
         decay = decays.get(parameter) if isinstance(parameter, int | str) else None
-        if decay is not None and len(broken) + len(negative) == found:
+        if decay is not None and len(broken) + len(negative) == faults:
             ratio = _excess(dict.get(entries, "exp_avg"), dict.get(entries, "exp_avg_sq"), decay)
             if ratio > 1:
                 excess[f"state.{_shown(parameter)}.exp_avg"] = ratio
     return OptimiserValues(
         *(key, count, tuple(broken), tuple(negative), dict(steps)),
-        wrong_settings=tuple(each for at, group in enumerate(groups) for each in _wrong_settings(at, group)),
+        wrong_settings=tuple(setting for at, group in enumerate(groups) for setting in _wrong_settings(at, group)),
         excess_moments=excess,
         other_rates=tuple(_other_rates(groups, rates)),
         rates=tuple(rate[0] for group in groups if len(rate := _plain(dict.get(group, "lr"))) == 1),
@@ -136,14 +136,14 @@ def _excess(first: object, second: object, decay: float) -> float:
     """
     if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
         return 0.0
-    known = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
-    if first.dtype not in known or second.dtype not in known or first.is_meta or second.is_meta or first.is_sparse:
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
+    if first.dtype not in dtypes or second.dtype not in dtypes or first.is_meta or second.is_meta or first.is_sparse:
         return 0.0
-    one, other, greatest = first.detach().reshape(-1), second.detach().reshape(-1), 0.0
-    for begin in range(0, one.numel(), _PIECE_ELEMENTS):
+    moment, other, greatest = first.detach().reshape(-1), second.detach().reshape(-1), 0.0
+    for begin in range(0, moment.numel(), _PIECE_ELEMENTS):
         piece = slice(begin, begin + _PIECE_ELEMENTS)
         bound = (other[piece].double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
-        greatest = max(greatest, float((one[piece].double().abs() / bound).nan_to_num(0.0, 0.0).max()))
+        greatest = max(greatest, float((moment[piece].double().abs() / bound).nan_to_num(0.0, 0.0).max()))
     return greatest
 
 
@@ -162,10 +162,10 @@ def _rates(schedule: dict[Any, Any]) -> list[float]:
 
 def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
     """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
-    own = [_plain(dict.get(group, "lr")) for group in groups]
-    if len(own) != len(rates) or any(len(each) != 1 for each in own):
+    stored = [_plain(dict.get(group, "lr")) for group in groups]
+    if len(stored) != len(rates) or any(len(numbers) != 1 for numbers in stored):
         return
-    for at, ((rate,), scheduled) in enumerate(zip(own, rates, strict=True)):
+    for at, ((rate,), scheduled) in enumerate(zip(stored, rates, strict=True)):
         if abs(rate - scheduled) > _RATE_TOLERANCE * max(abs(rate), abs(scheduled)):
             yield f"param_groups.{at}.lr is {rate:g}, and {scheduled:g} by the schedule"
 
@@ -174,15 +174,15 @@ def _plain(value: object) -> list[float]:
     """Return the number, or those of a list or tuple of numbers, with NaN and Inf; for anything else an empty list."""
     several = value if isinstance(value, list | tuple) else (value,)
     numbers = []
-    for each in several:
-        if isinstance(each, Tensor) and each.numel() == 1 and not each.is_meta and not each.is_complex():
-            numbers.append(float(each.detach()))
+    for item in several:
+        if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
+            numbers.append(float(item.detach()))
         elif (
-            isinstance(each, int | float)
-            and not isinstance(each, bool)
-            and (isinstance(each, float) or abs(each) < 2**64)
+            isinstance(item, int | float)
+            and not isinstance(item, bool)
+            and (isinstance(item, float) or abs(item) < 2**64)
         ):
-            numbers.append(float(each))
+            numbers.append(float(item))
         else:
             return []
     return numbers
@@ -194,48 +194,48 @@ def copy_values(entries: TrainingEntries | None) -> tuple[CopyValues, ...]:
 
 
 def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
-    own = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
+    loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
     for copy in entries.copies:
         paired = set(copy.names.values())
-        reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != own[mine].shape)
-        alike = {name: (copy.tensors[name], own[mine]) for name, mine in copy.names.items() if name not in reshaped}
+        reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != loaded[mine].shape)
+        alike = {name: (copy.tensors[name], loaded[mine]) for name, mine in copy.names.items() if name not in reshaped}
         matrices = {name: pair[0] for name, pair in alike.items() if pair[1].dim() > 1 and _varies(pair[1])}
         yield CopyValues(
             copy.key,
             len(copy.tensors),
             tuple(name for name, value in copy.tensors.items() if _bounds(value) is None),
             reshaped,
-            tuple(name for name, value in own.items() if name not in paired and _is_learnt(name, value)),
+            tuple(name for name, value in loaded.items() if name not in paired and _is_learnt(name, value)),
             tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
             cosines={name: near for name, pair in alike.items() if (near := _cosine(*pair)) is not None},
             untrained=tuple(name for name, (average, mine) in alike.items() if _is_stale(average, mine)),
-            reset=tuple(_reset(copy, own)),
+            reset=tuple(_reset(copy, loaded)),
             single_valued=tuple(name for name, average in matrices.items() if not _varies(average)),
             matrix_count=len(matrices),
             newer={name: counts for name, pair in alike.items() if (counts := _newer(name, *pair)) is not None},
         )
 
 
-def _cosine(average: Tensor, own: Tensor) -> float | None:
+def _cosine(average: Tensor, weight: Tensor) -> float | None:
     """Return the cosine of two tensors of one shape; None for small ones, vectors, zeros, and what is not finite."""
-    if not (_is_matrix(average) and _is_matrix(own)):
+    if not (_is_matrix(average) and _is_matrix(weight)):
         return None
     products = torch.zeros(3, dtype=torch.float64)
-    one, other = average.detach().reshape(-1), own.detach().reshape(-1)
-    for begin in range(0, one.numel(), _PIECE_ELEMENTS):
-        a, b = (each[begin : begin + _PIECE_ELEMENTS].to("cpu", torch.float64) for each in (one, other))
+    first, other = average.detach().reshape(-1), weight.detach().reshape(-1)
+    for begin in range(0, first.numel(), _PIECE_ELEMENTS):
+        a, b = (tensor[begin : begin + _PIECE_ELEMENTS].to("cpu", torch.float64) for tensor in (first, other))
         products += torch.stack([a @ b, a @ a, b @ b])
     product, *squares = products.tolist()
     size = math.sqrt(math.prod(squares))
     return product / size if 0 < size < math.inf and math.isfinite(product) else None
 
 
-def _is_stale(average: Tensor, own: Tensor) -> bool:
+def _is_stale(average: Tensor, weight: Tensor) -> bool:
     """Tell whether an average looks as initialised, though the weights look trained."""
-    if not (_is_matrix(average) and _is_matrix(own)):
+    if not (_is_matrix(average) and _is_matrix(weight)):
         return False
     random = _spread(average)
-    return random is not None and random < _RANDOM_SPREAD and (_spread(own) or 0.0) >= _TRAINED_SPREAD
+    return random is not None and random < _RANDOM_SPREAD and (_spread(weight) or 0.0) >= _TRAINED_SPREAD
 
 
 def _spread(weight: Tensor) -> float | None:
@@ -249,14 +249,14 @@ def _is_matrix(tensor: Tensor) -> bool:
     return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
 
 
-def _reset(copy: AveragedCopy, own: Mapping[str, Tensor]) -> Iterator[str]:
+def _reset(copy: AveragedCopy, loaded: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the BatchNorms of a copy whose statistics are as they start, though those of the weights have moved."""
     for name, mine in copy.names.items():
         layer, _, leaf = name.rpartition(".")
         mean = f"{layer}.running_mean" if layer else "running_mean"
         if leaf == "running_var" and _is(copy.tensors[name], 1) and mean in copy.tensors and _is(copy.tensors[mean], 0):
-            own_mean = own.get(copy.names.get(mean, ""))
-            if own_mean is not None and not (_is(own[mine], 1) and _is(own_mean, 0)):
+            own_mean = loaded.get(copy.names.get(mean, ""))
+            if own_mean is not None and not (_is(loaded[mine], 1) and _is(own_mean, 0)):
                 yield layer
 
 
@@ -276,11 +276,11 @@ def _varies(tensor: Tensor) -> bool:
     return any(bool((piece != flat[0]).any()) for piece in pieces)
 
 
-def _newer(name: str, average: Tensor, own: Tensor) -> tuple[int, int] | None:
+def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
     """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
     if _leaf(name) != "num_batches_tracked":
         return None
-    counts = [_number(average), _number(own)]
+    counts = [_number(average), _number(weight)]
     theirs, mine = (-1 if count is None or not math.isfinite(count) else int(count) for count in counts)
     return (theirs, mine) if theirs > mine >= 0 else None
 

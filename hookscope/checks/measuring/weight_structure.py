@@ -98,12 +98,12 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     dense = (filters[alike] != 0).sum(1) >= least
     alike = alike[dense.cpu().numpy()]
     known: dict[bytes, int] = {}
-    found = []
+    repeats = []
     for index in alike.tolist():
         content = _bytes_of(filters[index : index + 1]).tobytes()
         if known.setdefault(content, index) != index:
-            found.append(index)
-    return () if is_depthwise and len(found) == len(filters) - 1 else tuple(found)
+            repeats.append(index)
+    return () if is_depthwise and len(repeats) == len(filters) - 1 else tuple(repeats)
 
 
 def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
@@ -202,7 +202,7 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     fourth = fourth / values.numel() - second**2
     if not (math.isfinite(fourth) and second > 0 and 0 < fourth < _HEAVIEST_TAILS * second**2):
         return None
-    found = []
+    excesses = []
     for axis in (None, 1, 0):  # rows; columns, of which each holds the places of a kernel
         sums, squares = (
             (torch.cat(row_sums), torch.cat(row_squares))
@@ -214,5 +214,5 @@ def spread_beyond_chance(values: Tensor) -> float | None:
             continue
         spread_of_means = float((sums / size).square().mean()) / (second / size)
         spread_of_energies = float((squares / size).var()) / (fourth / size)
-        found += [(each - 1) * math.sqrt(groups / 2) for each in (spread_of_means, spread_of_energies)]
-    return max(found, default=None)
+        excesses += [(spread - 1) * math.sqrt(groups / 2) for spread in (spread_of_means, spread_of_energies)]
+    return max(excesses, default=None)

@@ -34,7 +34,7 @@ _FILES = (
 )
 
 RULES: Mapping[str, Rule] = {
-    each.identifier: each for file in _FILES for each in vars(file).values() if isinstance(each, Rule)
+    rule.identifier: rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule)
 }
 """By identifier, in the order in which they are judged and reported: that of the files, and within each."""
 
@@ -55,10 +55,10 @@ def grads_limits() -> dict[str, tuple[Rule, str]]:
     return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
 
 
-def limits_of_grads(given: Limits) -> dict[str, float]:
+def limits_of_grads(overrides: Limits) -> dict[str, float]:
     """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
-    limits = {name: rule.limits[own].default for name, (rule, own) in grads_limits().items()}
-    for text, name, value in _named_limits(given):
+    limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
+    for text, name, value in _named_limits(overrides):
         if name not in limits:
             raise UsageError(
                 f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
@@ -71,7 +71,7 @@ def limits_of_grads(given: Limits) -> dict[str, float]:
     return limits
 
 
-def with_limits(settings: CheckSettings, given: Limits) -> CheckSettings:
+def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
     """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
 
     Those that the settings have for some layers stay.
@@ -80,48 +80,48 @@ def with_limits(settings: CheckSettings, given: Limits) -> CheckSettings:
         UsageError: If a rule or limit does not exist, or a value cannot be right.
     """
     rules = dict(settings.rules)
-    for identifier, limits in check_limits(given).items():
-        known = rules.get(identifier, RuleSettings())
-        rules[identifier] = replace(known, limits={**known.limits, **limits})
+    for identifier, limits in check_limits(overrides).items():
+        current = rules.get(identifier, RuleSettings())
+        rules[identifier] = replace(current, limits={**current.limits, **limits})
     return replace(settings, rules=rules)
 
 
-def check_limits(given: Limits) -> dict[str, dict[str, float]]:
+def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
     """Return what `hookscope check --limit RULE.LIMIT=VALUE` gives: by rule, its limits; raises as `with_limits`."""
-    found: dict[str, dict[str, float]] = {}
-    known = {
-        f"{rule.identifier}.{own.replace('_', '-')}": (rule, own) for rule in RULES.values() for own in rule.limits
+    limits: dict[str, dict[str, float]] = {}
+    choices = {
+        f"{rule.identifier}.{key.replace('_', '-')}": (rule, key) for rule in RULES.values() for key in rule.limits
     }
-    for text, written, value in _named_limits(given):
+    for text, written, value in _named_limits(overrides):
         name = written.replace("_", "-")
-        if name not in known:
-            raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, known)}")
-        rule, limit = known[name]
-        found.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
-    return found
+        if name not in choices:
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, choices)}")
+        rule, limit = choices[name]
+        limits.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
+    return limits
 
 
-def _named_limits(given: Limits) -> Iterator[tuple[str, str, str | float]]:
+def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
     """Yield each limit as a text for messages, its name, and its value."""
-    if isinstance(given, Mapping):
-        yield from ((f"{name}={value}", name, value) for name, value in given.items())
+    if isinstance(overrides, Mapping):
+        yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
     else:
-        for text in [given] if isinstance(given, str) else given:
+        for text in [overrides] if isinstance(overrides, str) else overrides:
             name, _, value = text.partition("=")
             yield text, name, value
 
 
-def _limit_hint(name: str, known: Mapping[str, tuple[Rule, str]]) -> str:
+def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     """Return which limits there may be meant by a name of none, as a sentence after a space."""
-    of_grads = [each for each, (rule, own) in known.items() if rule.limits[own].grads_name == name]
-    own = [each for each in known if each.partition(".")[0] == name.partition(".")[0]]
+    of_grads = [choice for choice, (rule, limit) in choices.items() if rule.limits[limit].grads_name == name]
+    of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
     if of_grads:
         return f" In `check` it is {of_grads[0]}."
-    if own:
-        return f" Give one of {', '.join(own)}."
+    if of_rule:
+        return f" Give one of {', '.join(of_rule)}."
     if name.partition(".")[0] in RULES:
         return f" The rule {name.partition('.')[0]} has no limits."
-    return f"{nearest(name, known)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
+    return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 
 def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:

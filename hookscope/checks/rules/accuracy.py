@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule
+from hookscope.checks.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.parameters import arg
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
@@ -32,7 +32,7 @@ _NAMED = 3
     holds="The accuracy on the labelled pictures is not below the limit.",
 )
 @limit("min_fraction", 0.0, "share of the labelled pictures that must be classified right, 0-1", _NONE)
-def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures are classified right.
 
     A picture counts as right if its label has the greatest score. The rule fails if even the upper end of the 95%
@@ -46,35 +46,35 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
     (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then means giving every label as
     often as the network does, but to random pictures.
     """
-    found = _labelled(measured).accuracy
+    overall = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
-    words = accuracy_words(found)
-    if not least and found.multi_label:
-        positives, hits = sum(label.count for label in found.classes), sum(label.right for label in found.classes)
-        by_chance = sum(label.count * (label.right + label.false_positives) for label in found.classes)
-        guessing = by_chance / (found.count * positives)
-        known = interval(hits, positives)
-        if known.low <= guessing:
-            odds = _odds(known, guessing, "giving each label as often to any pictures")
-            given = f"{hits:,} of their {counted(positives, 'label')} are given, {odds}"
-            yield Objection(WHOLE_NETWORK, f"{words}. {given}", "warn")
+    words = accuracy_words(overall)
+    if not least and overall.multi_label:
+        positives, hits = sum(label.count for label in overall.classes), sum(label.right for label in overall.classes)
+        by_chance = sum(label.count * (label.right + label.false_positives) for label in overall.classes)
+        guessing = by_chance / (overall.count * positives)
+        bounds = interval(hits, positives)
+        if bounds.low <= guessing:
+            odds = _odds(bounds, guessing, "giving each label as often to any pictures")
+            recalled = f"{hits:,} of their {counted(positives, 'label')} are given, {odds}"
+            yield RuleFinding(WHOLE_NETWORK, f"{words}. {recalled}", "warn")
     elif not least:
-        guessing = 1 / found.class_count
-        if found.interval.low <= guessing:
-            needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
-            odds = _odds(found.interval, guessing, f"guessing one of {found.class_count:,} classes")
-            yield Objection(WHOLE_NETWORK, f"{words}, {odds}{needed}", "warn")
-    elif found.interval.high < least:
-        yield Objection(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
-    elif found.interval.low < least and not found.share == least == 1:
-        needed = _needed(pictures_needed(found.share, least))
+        guessing = 1 / overall.class_count
+        if overall.interval.low <= guessing:
+            needed = _needed(pictures_needed(overall.share, guessing)) if overall.share > guessing else ""
+            odds = _odds(overall.interval, guessing, f"guessing one of {overall.class_count:,} classes")
+            yield RuleFinding(WHOLE_NETWORK, f"{words}, {odds}{needed}", "warn")
+    elif overall.interval.high < least:
+        yield RuleFinding(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(overall)}")
+    elif overall.interval.low < least and not overall.share == least == 1:
+        needed = _needed(pictures_needed(overall.share, least))
         thin = f"too few pictures to tell whether it is at least {_exact(least)}"
-        yield Objection(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
+        yield RuleFinding(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(overall)}", "warn")
 
 
-def _odds(known: Interval, guessing: float, how: str) -> str:
+def _odds(bounds: Interval, guessing: float, how: str) -> str:
     """Compare an accuracy with that of guessing, which its 95% interval reaches or lies below."""
-    if known.high < guessing:
+    if bounds.high < guessing:
         return f"worse than {how}, {guessing:.1%}. Are its classes in the order of the labels?"
     return f"indistinguishable from {how}, {guessing:.1%}."
 
@@ -87,7 +87,7 @@ def _odds(known: Interval, guessing: float, how: str) -> str:
     holds="No class of labelled pictures has an accuracy below the limit.",
 )
 @limit("min_fraction", 0.0, "share of the pictures of each label that must be classified right, 0-1", _NONE)
-def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures of one class are classified right.
 
     Two swapped classes, or a class that was lost in fine-tuning, hardly change the overall accuracy. Look at the
@@ -100,24 +100,24 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     it. Labels given to pictures without them lower F1 and `accuracy`.
     """
     least = terms.limit("min_fraction")
-    found = _labelled(measured).accuracy
-    confidence = 1 - (1 - CONFIDENCE) / len(found.classes)
+    overall = _labelled(measured).accuracy
+    confidence = 1 - (1 - CONFIDENCE) / len(overall.classes)
     failing: list[ClassAccuracy] = []
     thin: list[ClassAccuracy] = []
-    for each in found.by_share if least else ():
-        low, high = interval(each.right, each.count, confidence)
+    for entry in overall.by_share if least else ():
+        low, high = interval(entry.right, entry.count, confidence)
         if high < least:
-            failing.append(each)
-        elif low < least and not each.share == least == 1:
-            thin.append(each)
-    known = f"of {counted(len(found.classes), 'label')}"
+            failing.append(entry)
+        elif low < least and not entry.share == least == 1:
+            thin.append(entry)
+    of_labels = f"of {counted(len(overall.classes), 'label')}"
     if failing:
-        words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
-        yield Objection(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing, found)}.")
+        words = f"{len(failing):,} {of_labels} {are(len(failing))} right less often than the limit"
+        yield RuleFinding(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing, overall)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
-        words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
-        yield Objection(WHOLE_NETWORK, f"{words}: {_listed(thin, found)}.{needed}", "warn")
+        words = f"Too few pictures to tell for {len(thin):,} {of_labels} whether at least {_exact(least)} are right"
+        yield RuleFinding(WHOLE_NETWORK, f"{words}: {_listed(thin, overall)}.{needed}", "warn")
 
 
 @rule(
@@ -136,7 +136,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "up to 0.005 of 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and "
     "none with another thread count, memory format or kernel",
 )
-def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """More labelled pictures are classified wrong than in the baseline.
 
     The same pictures, recognised by the digest of their content, are compared one by one: some that were right are
@@ -168,12 +168,12 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         )
         most_lost = f" Most are lost with the label '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
-            yield Objection(WHOLE_NETWORK, f"{words}.{most_lost}")
+            yield RuleFinding(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:
             needed = _needed(pairs_needed(lost, gained, count))
-            yield Objection(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
+            yield RuleFinding(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
     if pairs.remarks:
-        yield Objection(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
+        yield RuleFinding(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
 
 
 class _Pairs(NamedTuple):
@@ -190,18 +190,18 @@ def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
     """Compare pictures by digest and class; raises UsageError if not one is the same."""
     compared = before = gained = absent = relabelled = 0
     lost: Counter[str] = Counter()
-    known = {digest for pictures in now.pictures.values() for digest in pictures}
-    for each in baseline:
-        pictures = now.pictures.get(each.classes, {})
-        for digest, was_right in (*((one, True) for one in each.right), *((one, False) for one in each.wrong)):
+    digests = {digest for pictures in now.pictures.values() for digest in pictures}
+    for entry in baseline:
+        pictures = now.pictures.get(entry.classes, {})
+        for digest, was_right in (*((sha, True) for sha in entry.right), *((sha, False) for sha in entry.wrong)):
             is_right = pictures.get(digest)
             if is_right is None:
-                relabelled += digest in known
-                absent += digest not in known
+                relabelled += digest in digests
+                absent += digest not in digests
                 continue
             compared += 1
             before += was_right
-            lost[printable(each.label, 80)] += was_right and not is_right
+            lost[printable(entry.label, 80)] += was_right and not is_right
             gained += is_right and not was_right
     if not compared:
         from hookscope.checks.baseline import RENEW
@@ -217,8 +217,8 @@ def _labelled(measured: CheckMeasurements) -> LabelledResult:
     return measured.labelled
 
 
-def _needed(count: int | None, which: str = "") -> str:
-    return "" if count is None else f" About {counted(count, 'picture')}{which} would be enough, at this share."
+def _needed(count: int | None, suffix: str = "") -> str:
+    return "" if count is None else f" About {counted(count, 'picture')}{suffix} would be enough, at this share."
 
 
 def _exact(share: float) -> str:
@@ -226,5 +226,5 @@ def _exact(share: float) -> str:
     return f"{share * 100:.6g}%"
 
 
-def _listed(classes: Sequence[ClassAccuracy], found: Accuracy) -> str:
-    return some_of([class_words(label, multi_label=found.multi_label) for label in classes], _NAMED)
+def _listed(classes: Sequence[ClassAccuracy], overall: Accuracy) -> str:
+    return some_of([class_words(label, multi_label=overall.multi_label) for label in classes], _NAMED)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
-    Objection,
+    RuleFinding,
     RuleTerms,
     is_within,
     limit,
@@ -105,7 +105,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     " 224 pixels at or below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
     "dead_channel_fraction",
 )
-def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
@@ -117,14 +117,14 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     88% instead of 80%. Give pictures.
     """
     forward = forward_of(measured)
-    is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
+    is_noise = bool(forward.inputs) and all(record.is_noise for record in forward.inputs)
     for row in forward.rows:
         if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
             on_noise = is_noise and _surveyed(measured, row) is None
-            what = f"channels are 0 over {_inputs(measured, row)}{' of noise' if on_noise else ''}"
+            symptom = f"channels are 0 over {_inputs(measured, row)}{' of noise' if on_noise else ''}"
             share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
             most += _ALLOWANCE_ON_NOISE * (1 - most) if on_noise else 0.0
-            yield from _above(most, share, row, f"of its {row.activation.channel_count} {what}")
+            yield from _above(most, share, row, f"of its {row.activation.channel_count} {symptom}")
 
 
 @rule(
@@ -141,7 +141,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "outputs of a layer over all inputs; fewer may all be zero by chance",
     "",
 )
-def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
 
     A layer that is zero passes nothing on and learns nothing. Causes: shifted biases, a weight with the wrong sign or
@@ -156,11 +156,11 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
         statistics = row.activation
         enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
         if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
-            what = (
+            outputs = (
                 f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
             )
-            message = f"{named(row)}: {what} are 0 over {_inputs(measured, row)}."
-            yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
+            message = f"{named(row)}: {outputs} are 0 over {_inputs(measured, row)}."
+            yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
 @rule(
@@ -171,7 +171,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
     followers="output",
     holds="No layer or operation returns the same number everywhere, over all inputs.",
 )
-def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer or an operation returns the same number everywhere, over all inputs.
 
     No information about the input passes this layer. Causes: a ReLU behind a large negative bias, a factor of 0, a
@@ -192,16 +192,16 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     for row, value in constant.values():
         if row.label not in fixed:
             count = row.activation.element_count
-            what = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
-            yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
+            symptom = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
+            yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn")
 
 
 def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
     """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
     if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
         return row.repeats
-    one, other = before.activation, row.activation
-    is_same = (one.element_count, one.min, one.max) == (other.element_count, other.min, other.max)
+    earlier, other = before.activation, row.activation
+    is_same = (earlier.element_count, earlier.min, earlier.max) == (other.element_count, other.min, other.max)
     return before.label if is_same else row.repeats
 
 
@@ -222,7 +222,7 @@ def _constant_of(row: LayerRow) -> float | None:
     followers="output",
     holds="No token has a value above 100 in magnitude that is 1,000 times the median magnitude of its input.",
 )
-def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A few values of a transformer are far larger than all others: massive activations.
 
     Most large language models and some large vision transformers have them, at fixed channels of one or a few tokens,
@@ -237,20 +237,20 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
         if surveyed is not None:
             yield from _massive_in_survey(measured, row, surveyed)
         elif row.tokens is not None and row.tokens.massive:
-            found = row.tokens.massive[0]
+            peak = row.tokens.massive[0]
             often = counted(row.tokens.massive_count, "token")
-            words = f"{found.value:,.4g} in channel {found.channel} of {row.tokens.place(found.token)}"
-            against = f"the median magnitude is {figure(found.median, 3)}"
-            yield Objection(
+            words = f"{peak.value:,.4g} in channel {peak.channel} of {row.tokens.place(peak.token)}"
+            against = f"the median magnitude is {figure(peak.median, 3)}"
+            yield RuleFinding(
                 output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
             )
 
 
-def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: SurveyRow) -> Iterator[Objection]:
+def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: SurveyRow) -> Iterator[RuleFinding]:
     if surveyed.massive:
         channels = some_of(surveyed.massive, 3)
         words = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
-        yield Objection(output_of(row), f"{named(row)}: up to {row.activation.max_abs or 0:,.4g}, {words}.", "warn")
+        yield RuleFinding(output_of(row), f"{named(row)}: up to {row.activation.max_abs or 0:,.4g}, {words}.", "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
@@ -262,7 +262,7 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     fixed: set[str] = set()
     for row in rows:
         takes_data = any(
-            (each in labels and each not in fixed) or each.partition("[")[0] == "input" for each in row.inputs
+            (source in labels and source not in fixed) or source.partition("[")[0] == "input" for source in row.inputs
         )
         is_activation = row.kind in _MODULE_OF and "" in row.inputs
         if row.owner is not None and not takes_data and not is_activation:
@@ -290,7 +290,7 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     "share of a layer's channels that may be quiet over all inputs, 0-1",
     "as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, the largest of 60 of timm is 0.36",
 )
-def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
 
     A quiet channel carries almost no information, and its slope is too small to learn from. Causes: too negative a
@@ -307,10 +307,10 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         if peaks is None or not peaks.size or not _has_enough_values(row.activation):
             continue
         below = terms.limit("below", output_of(row))
-        what = f"channels stay below {below:g} in magnitude over {_inputs(measured, row)}"
+        symptom = f"channels stay below {below:g} in magnitude over {_inputs(measured, row)}"
         most = terms.limit("max_fraction", output_of(row))
         fed = inputs.get(row.inputs[0]) if row.inputs else None
-        yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {what}")
+        yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {symptom}")
 
 
 @rule(
@@ -328,7 +328,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "after Glorot and Bengio 2010, section 3",
     "saturated_fraction",
 )
-def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Most outputs of a bounded activation lie where its slope is nearly zero.
 
     At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
@@ -342,7 +342,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     returned = [row.activation for row in forward.rows if not row.layer]
     for at, row in enumerate(forward.rows):
         if acts_as(row) in _PROBABILITIES and (
-            any(_has_values_of(row.activation, each) for each in returned) or _is_only_resampled(forward.rows, at)
+            any(_has_values_of(row.activation, output) for output in returned) or _is_only_resampled(forward.rows, at)
         ):
             continue
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
@@ -362,13 +362,13 @@ def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
     )
 
 
-def _has_values_of(one: TensorStatistics, other: TensorStatistics) -> bool:
+def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
     """Tell whether two tensors hold the same values, of whatever shape, by their statistics."""
     return (
-        (one.element_count, one.min, one.max) == (other.element_count, other.min, other.max)
-        and None not in (one.mean, other.mean, one.std, other.std)
-        and math.isclose(one.mean or 0, other.mean or 0, rel_tol=1e-5)
-        and math.isclose(one.std or 0, other.std or 0, rel_tol=1e-5)
+        (stats.element_count, stats.min, stats.max) == (other.element_count, other.min, other.max)
+        and None not in (stats.mean, other.mean, stats.std, other.std)
+        and math.isclose(stats.mean or 0, other.mean or 0, rel_tol=1e-5)
+        and math.isclose(stats.std or 0, other.std or 0, rel_tol=1e-5)
     )
 
 
@@ -406,9 +406,9 @@ def _has_enough_values(statistics: TensorStatistics) -> bool:
     return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
-def _above(limit: float, share: float, row: LayerRow, what: str) -> Iterator[Objection]:
+def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[RuleFinding]:
     if share > limit:
-        yield Objection(output_of(row), f"{named(row)}: {share:.1%} {what} (limit {limit:.0%}).")
+        yield RuleFinding(output_of(row), f"{named(row)}: {share:.1%} {symptom} (limit {limit:.0%}).")
 
 
 def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
@@ -427,14 +427,14 @@ def forward_of(measured: CheckMeasurements) -> Activations:
     """
     assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
     forward = measured.forward
-    known = {} if measured.survey is None else measured.survey.by_label()
+    surveyed = {} if measured.survey is None else measured.survey.by_label()
     one_row = one_row_outputs(forward)
-    if not known and not one_row:
+    if not surveyed and not one_row:
         return forward
 
     def judged(row: LayerRow) -> LayerRow:
-        if row.label in known:
-            return replace(row, activation=known[row.label].activation)
+        if row.label in surveyed:
+            return replace(row, activation=surveyed[row.label].activation)
         if row.label in one_row:
             count = row.activation.element_count // len(forward.inputs)
             return replace(row, activation=replace(row.activation, element_count=count))
@@ -448,16 +448,16 @@ def one_row_outputs(forward: Activations) -> frozenset[str]:
 
     That is known where operations are observed.
     """
-    given = {f"input{path}" for path in forward.repeated}
-    if not given:
+    repeated = {f"input{path}" for path in forward.repeated}
+    if not repeated:
         return frozenset()
     labels = {row.label for row in forward.rows}
-    found: set[str] = set()
+    fixed: set[str] = set()
     for row in forward.rows:
-        sources = {each for each in row.inputs if each in labels or not each or each.startswith("input[")}
-        if sources and sources <= found | given:
-            found.add(row.label)
-    return frozenset(found)
+        sources = {source for source in row.inputs if source in labels or not source or source.startswith("input[")}
+        if sources and sources <= fixed | repeated:
+            fixed.add(row.label)
+    return frozenset(fixed)
 
 
 def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:
@@ -471,5 +471,5 @@ def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | 
         return peaks
     import numpy as np
 
-    found: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
-    return found
+    greatest: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
+    return greatest

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.checks.rules.activations import one_row_outputs
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
+from hookscope.checks.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
 from hookscope.checks.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
@@ -156,7 +156,7 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
     "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 "
     "normalised by ImageNet's mean and std has 450",
 )
-def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The statistics stored in BatchNorm do not match its input.
 
     In training, BatchNorm stores the mean and variance of its input. Pictures like the training pictures give nearly
@@ -180,19 +180,19 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     one_row = one_row_outputs(measured.forward) if measured.forward else ()
-    known = [
+    norms = [
         _Judged(layer, row, far)
         for layer in measured.batch_norms
         if (row := rows.get(layer.layer))
         and layer.value_count // (len(_inputs(measured)) if row.label in one_row else 1) >= FEWEST_VALUES
         and (far := distance(layer))
     ]
-    off = [each for each in known if terms.is_on(each.target) and _is_off(each, terms)]
-    first = known[0] if known and known[0].layer is measured.batch_norms[0] else None
+    off = [norm for norm in norms if terms.is_on(norm.target) and _is_off(norm, terms)]
+    first = norms[0] if norms and norms[0].layer is measured.batch_norms[0] else None
     if off:
-        at = known.index(off[0])
-        before = next((each for each in known[:at] if each.far.channel_ratio > _STRAY_BEFORE), None)
-        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(known) - at - 1), first, before)
+        at = norms.index(off[0])
+        before = next((norm for norm in norms[:at] if norm.far.channel_ratio > _STRAY_BEFORE), None)
+        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(norms) - at - 1), first, before)
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
@@ -202,17 +202,17 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
             f" times the stored variances (limit {most:g}), median over"
             f" {counted(first.far.channel_count, 'channel')}.{_preparation(measured, first)}"
         )
-        yield Objection(first.target, message, "warn")
-    elif stray := [each for each in known if each.far.channel_ratio > terms.limit("max_channel_ratio", each.target)]:
+        yield RuleFinding(first.target, message, "warn")
+    elif stray := [norm for norm in norms if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
         worst = stray[0]
-        following = _following(len(stray) - 1, len(known) - known.index(worst) - 1)
+        following = _following(len(stray) - 1, len(norms) - norms.index(worst) - 1)
         message = (
             f"'{worst.row.label}' ({worst.row.kind}) has an input channel with"
             f" {figure(worst.far.channel_ratio)} times the"
             f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
             f" channels differ by less than {figure(worst.far.variance_factor)}. {following}"
         )
-        yield Objection(worst.target, message.rstrip(), "warn")
+        yield RuleFinding(worst.target, message.rstrip(), "warn")
 
 
 def _following(count: int, later: int) -> str:
@@ -231,8 +231,8 @@ def _is_off(judged: _Judged, terms: RuleTerms) -> bool:
 def _limits(judged: _Judged, terms: RuleTerms) -> tuple[float, float]:
     """Return the limits of a layer on the factor of its variances and on the distance of its means."""
     allowance = 1 if judged.layer.value_count >= _FEW_VALUES else _ALLOWANCE_OF_FEW
-    known = (terms.limit(name, judged.target) for name in ("max_variance_factor", "max_mean_distance"))
-    factor, apart = (allowance * limit for limit in known)
+    limits = (terms.limit(name, judged.target) for name in ("max_variance_factor", "max_mean_distance"))
+    factor, apart = (allowance * limit for limit in limits)
     return factor, apart
 
 
@@ -243,7 +243,7 @@ def _begins(
     follow: str,
     first: _Judged | None,
     stray: _Judged | None,
-) -> Objection:
+) -> RuleFinding:
     far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
     begins = f"It begins at {_named(judged)}"
@@ -271,7 +271,7 @@ def _begins(
     begun = judged.layer.start_share > _MOST_OF_START
     if begun:
         message += f" After so few batches {judged.layer.start_share:.0%} of its statistics are still the initial ones."
-    return Objection(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
+    return RuleFinding(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
 
 
 def _is_as_new(layer: BatchNormInput) -> bool:
@@ -292,7 +292,7 @@ def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
-    steps = next((each.steps for each in _inputs(measured) if each.steps), ())
+    steps = next((record.steps for record in _inputs(measured) if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"
@@ -308,8 +308,8 @@ def _pruned(measured: CheckMeasurements) -> float:
     """Return the share of zeros in the weights, where it is that of a pruned network; else 0."""
     # torch.nn.utils.prune keeps the whole weight as "weight_orig", and beside it a mask of what is used.
     masks = {values.name: values for values in measured.stored if values.name.endswith("_mask")}
-    known = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
-    weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in known]
+    nonzero = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
+    weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in nonzero]
     if not weights:
         return 0.0
     share = sum(values.zero_count for values in weights) / sum(values.element_count for values in weights)

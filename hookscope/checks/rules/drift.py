@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
+from hookscope.checks.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
 from hookscope.errors import UsageError
 from hookscope.text import figure, printable, shape_text
 
@@ -99,7 +99,7 @@ _UNRELATED = 1.2
     "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
     " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
-def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer returns different values than when the baseline was written.
 
     The first layer in execution order that differs is named: its weights, the preprocessing or a library changed. If
@@ -120,13 +120,13 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     baseline = terms.baseline
     assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
     require_fit(baseline, measured)
-    known = {row.label: row for row in baseline.rows}
+    by_label = {row.label: row for row in baseline.rows}
     may_round, weights = _may_round(baseline, measured), {baseline.weights_precision, measured.weights_precision}
     changed: list[tuple[FindingTarget, str, str]] = []
     of_gradients: list[tuple[FindingTarget, str, str]] = []
     furthest = 0.0
     for row, now in measured_rows(measured):
-        target, before = output_of(row), known.pop(now.label, None)
+        target, before = output_of(row), by_label.pop(now.label, None)
         if before is None:
             change, moved = "it is not in the baseline", _Movement(None, 0.0, "")
         else:
@@ -142,13 +142,13 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, now.kind, change))
-    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
-    changed += [each for each in gone if terms.is_on(each[0])]
+    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
+    changed += [missing for missing in gone if terms.is_on(missing[0])]
     remark = _given(baseline, measured, terms) if changed else ""
     for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
         name = f"'{printable(target.where)}' ({printable(kind)})"
         begins = f"Drift from the baseline begins at {name}: {change}{remark}."
-        yield Objection(target, f"{name} drifts from the baseline: {change}." if index else begins)
+        yield RuleFinding(target, f"{name} drifts from the baseline: {change}." if index else begins)
 
 
 class _Movement(NamedTuple):
@@ -245,23 +245,23 @@ def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
     if measured.forward is None or measured.forward.failure is not None:
         return ""
     now = inputs_of(measured.forward.inputs)
-    counts = [sum(each.count for each in inputs) for inputs in (baseline.inputs, now)]
+    counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
-    for index, (was, given) in enumerate(zip(baseline.inputs, now, strict=False), 1):
-        if difference := _other_input(was, given):
+    for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
+        if difference := _other_input(was, current):
             return f"input {index} {difference}"
     return ""
 
 
-def _other_input(was: BaselineInput, given: BaselineInput) -> str:
-    if (was.sha256, was.count) != (given.sha256, given.count):
-        return f"was {_described(was)}, and is {_described(given)}"
-    if was.shape != given.shape:
-        return f"was {shape_text(was.shape)}, and is {shape_text(given.shape)}"
-    if was.steps != given.steps:
-        before = "; ".join(step for step in was.steps if step not in given.steps) or "nothing"
-        after = "; ".join(step for step in given.steps if step not in was.steps) or "nothing"
+def _other_input(was: BaselineInput, now: BaselineInput) -> str:
+    if (was.sha256, was.count) != (now.sha256, now.count):
+        return f"was {_described(was)}, and is {_described(now)}"
+    if was.shape != now.shape:
+        return f"was {shape_text(was.shape)}, and is {shape_text(now.shape)}"
+    if was.steps != now.steps:
+        before = "; ".join(step for step in was.steps if step not in now.steps) or "nothing"
+        after = "; ".join(step for step in now.steps if step not in was.steps) or "nothing"
         return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
     return ""
 
@@ -283,10 +283,10 @@ def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
     now = gradients_of(measured.gradients)
     if now is None or now == baseline.gradients:
         return ""
-    was, given = (
-        printable(f"{each.loss}, {each.target or 'no target'}, {each.mode}") for each in (baseline.gradients, now)
+    was, current = (
+        printable(f"{side.loss}, {side.target or 'no target'}, {side.mode}") for side in (baseline.gradients, now)
     )
-    return f"its gradients are of the loss '{was}', and these are of '{given}'"
+    return f"its gradients are of the loss '{was}', and these are of '{current}'"
 
 
 def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
@@ -295,8 +295,8 @@ def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
     if measured.forward is None or measured.forward.failure is not None:
         return ""
     was = {(row.label, row.kind, row.shape) for row in baseline.rows}
-    given = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
-    alike, count = len(was & given), max(len(was), len(given))
+    now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
+    alike, count = len(was & now), max(len(was), len(now))
     if alike >= _LEAST_ALIKE * count:
         return ""
     same = f"only {alike} of {count} layers have the same name, type and shape"
@@ -312,18 +312,18 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
     """Return changes of facts, and of the share of dead channels, in words; "" for none."""
     before, now = pair.before, pair.now
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
-    for what, was, given in (
+    for fact, was, current in (
         ("type", before.kind, now.kind),
         ("shape", shape_text(before.shape), shape_text(now.shape)),
         *([("dtype", before.dtype, now.dtype)] if other_dtype else []),
     ):
-        if was != given:
-            return f"its {what} went from {printable(was)} to {printable(given)}"
+        if was != current:
+            return f"its {fact} went from {printable(was)} to {printable(current)}"
     counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
-    changes = [f"its count of {each} went from {_number(a)} to {_number(b)}" for each, a, b in counts if a != b]
-    known, found = _values(before), _values(now)
-    if lost := next((name for name in {**known, **found} if (name in known) != (name in found)), None):
-        changes.append(f"its {lost} went from {_number(known.get(lost))} to {_number(found.get(lost))}")
+    changes = [f"its count of {kind} went from {_number(a)} to {_number(b)}" for kind, a, b in counts if a != b]
+    old, found = _values(before), _values(now)
+    if lost := next((name for name in {**old, **found} if (name in old) != (name in found)), None):
+        changes.append(f"its {lost} went from {_number(old.get(lost))} to {_number(found.get(lost))}")
     if pair.precision not in _HALF:
         changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
     return "; ".join(filter(None, changes))
@@ -334,11 +334,11 @@ def _movement(pair: _Pair, limit: float) -> _Movement:
     before, now, _ = pair
     if before.shape != now.shape:
         return _Movement(None, 0.0, "")
-    was, given = _values(before), _values(now)
+    was, current = _values(before), _values(now)
     spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
     if pair.precision == "float16" and limit > 0:
         spread = max(spread, _STEP_OF_FLOAT16 / limit)
-    moved = {name: _ratio(abs(value - given[name]), spread) for name, value in was.items() if name in given}
+    moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
     most = max(moved, key=lambda name: moved[name], default="")
     furthest, apart, words = moved.get(most, 0.0), None, ""
     distance = _values_apart(before, now)
@@ -348,7 +348,7 @@ def _movement(pair: _Pair, limit: float) -> _Movement:
         words = f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}"
         words = words if apart > limit else ""
     if furthest > limit:
-        went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
+        went = f"its {most} went from {_number(was[most])} to {_number(current[most])}"
         alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
         words = f"{words}, {went}" if words else alone
     where = _worst_channels(pair, spread, limit) if words else ""
@@ -368,7 +368,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
         return ""
     moved = np.abs(differences) / spread
     beyond = np.flatnonzero(moved > limit)
-    worst = [int(each) for each in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
+    worst = [int(channel) for channel in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
     if not worst:
         return ""
     named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
@@ -382,12 +382,12 @@ def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
     """Return the root mean square of the differences of values, as far as it is known; None if nothing is."""
     from hookscope.checks.baseline_values import channels_apart, values_apart
 
-    known = []
+    distances = []
     if before.values and now.values:
-        known.append(values_apart(before.values, now.values))
+        distances.append(values_apart(before.values, now.values))
     if before.channels and now.channels:
-        known.append(channels_apart(before.channels, now.channels))
-    return max((each for each in known if each is not None), default=None)
+        distances.append(channels_apart(before.channels, now.channels))
+    return max((distance for distance in distances if distance is not None), default=None)
 
 
 def _values(row: BaselineRow) -> dict[str, float]:
@@ -401,16 +401,16 @@ def _by_quantile(values: Iterable[float]) -> dict[str, float]:
     return dict(zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), values, strict=False))
 
 
-def _changed_share(was: float | None, given: float | None, limit: float) -> str:
-    if was == given or (was is not None and given is not None and abs(was - given) <= limit):
+def _changed_share(was: float | None, now: float | None, limit: float) -> str:
+    if was == now or (was is not None and now is not None and abs(was - now) <= limit):
         return ""
-    return f"its share of dead channels went from {_number(was)} to {_number(given)} (limit {limit:g} apart)"
+    return f"its share of dead channels went from {_number(was)} to {_number(now)} (limit {limit:g} apart)"
 
 
-def _changed_gradient(was: float | None, given: float | None, limit: float) -> str:
-    if was == given or (was is not None and given is not None and _ratio(max(was, given), min(was, given)) <= limit):
+def _changed_gradient(was: float | None, now: float | None, limit: float) -> str:
+    if was == now or (was is not None and now is not None and _ratio(max(was, now), min(was, now)) <= limit):
         return ""
-    return f"the L2 norm of its gradient went from {_number(was)} to {_number(given)} (limit {limit:g} times)"
+    return f"the L2 norm of its gradient went from {_number(was)} to {_number(now)} (limit {limit:g} times)"
 
 
 def _ratio(part: float, whole: float) -> float:

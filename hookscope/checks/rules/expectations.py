@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, rule
+from hookscope.checks.rules.rule import FindingTarget, RuleFinding, RuleTerms, rule
 from hookscope.checks.settings import Expectation
 from hookscope.errors import UsageError, nearest
 from hookscope.text import printable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     ("non-finite-activation",),
     holds="Every named picture is classified as expected.",
 )
-def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A named picture is not classified as expected.
 
     The configuration states what a picture must be classified as: top1, classes that the best k must contain,
@@ -32,10 +32,10 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
     """
     forward = measured.forward
     inputs = [record.name for record in forward.inputs] if forward else []
-    predictions = {each.input_index: each for each in forward.predictions} if forward else {}
+    predictions = {entry.input_index: entry for entry in forward.predictions} if forward else {}
     for expected in terms.settings.expectations:
         named = (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
-        wanted = {each: _indices(each, measured.model.categories) for each in named}
+        wanted = {label: _indices(label, measured.model.categories) for label in named}
         name = str(expected.image)
         prediction = predictions.get(inputs.index(name)) if name in inputs else None
         if prediction is not None:
@@ -46,28 +46,28 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         else:
             messages = iter(["is not among the inputs, so nothing is known about it."])
         for message in messages:
-            yield Objection(FindingTarget(name), f"'{name}' {message}")
+            yield RuleFinding(FindingTarget(name), f"'{name}' {message}")
 
 
 def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
     """Return the indices of a class; two of ImageNet's names, "crane" and "maillot", stand for two classes each."""
     if isinstance(wanted, int):
         if wanted < 0 or (categories and wanted >= len(categories)):
-            known = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
-            raise UsageError(f"The expectations name class {wanted}, but {known}.")
+            bounds = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
+            raise UsageError(f"The expectations name class {wanted}, but {bounds}.")
         return frozenset([wanted])
     if not categories:
         raise UsageError(
             f"The expectations name class '{printable(wanted, 80)}', but the names of this network's classes are not"
             " known; give its index."
         )
-    found = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
-    if not found:
+    indices = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
+    if not indices:
         hint = nearest(wanted, categories)
         raise UsageError(
             f"The expectations name class '{printable(wanted, 80)}', which the network does not have.{hint}"
         )
-    return found
+    return indices
 
 
 def _broken(
@@ -79,7 +79,7 @@ def _broken(
     ranked = prediction.class_indices
     first, share = ranked[0], prediction.probabilities[0]
     if expected.top1 is not None and first not in wanted[expected.top1]:
-        place = next((str(rank) for rank, each in enumerate(ranked, 1) if each in wanted[expected.top1]), "")
+        place = next((str(rank) for rank, index in enumerate(ranked, 1) if index in wanted[expected.top1]), "")
         rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
         yield (
             f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading});"
@@ -96,9 +96,9 @@ def _broken(
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):
             got = ", ".join(_class(index, categories) for index in among[:5])
-            known = f"; only the first {len(ranked)} are known" if unknown else ""
+            caveat = f"; only the first {len(ranked)} are known" if unknown else ""
             yield (
-                f"does not have {_named(contain, categories)} among its first {expected.k} classes{known}: they are"
+                f"does not have {_named(contain, categories)} among its first {expected.k} classes{caveat}: they are"
                 f" {got}{', …' if len(among) > 5 else ''}."
             )
 

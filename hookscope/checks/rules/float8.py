@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
+from hookscope.checks.rules.rule import RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import is_weight
 from hookscope.text import are, counted, figure
 
@@ -55,7 +55,7 @@ _FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 
     "step / (sqrt(12) * RMS), as for any uniform rounding; EfficientNet-Lite0 to 2, scaled by tensor, by "
     "row, or by blocks of 128 and 32, have up to 2e-5, and 0.012 without a scale",
 )
-def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight in float8 lacks its scale, or was rounded or cut off too far.
 
     Eight bits hold a weight well only if the weight is first scaled to reach the greatest number of the type (448 in
@@ -68,25 +68,25 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
     from the file with the full weights.
     """
-    scaled = {_owner(each.name) for each in measured.stored if "scale" in each.name.rpartition(".")[2].lower()}
+    scaled = {_owner(tensor.name) for tensor in measured.stored if "scale" in tensor.name.rpartition(".")[2].lower()}
     for values in measured.stored:
-        found = values.float8
-        if found is None or (known := _FORMATS.get(found.dtype)) is None:
+        float8 = values.float8
+        if float8 is None or (fmt := _FORMATS.get(float8.dtype)) is None:
             continue
         target, about = stored_in(values), f"'{values.name}' ({values.kind})"
-        share = found.saturated_count / values.element_count
+        share = float8.saturated_count / values.element_count
         long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
-        error = known.step / (math.sqrt(12) * found.rms)
+        error = fmt.step / (math.sqrt(12) * float8.rms)
         if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
-            cut = f"{share:.1%} of its values are ±{known.greatest:g}, the greatest of {found.dtype}"
-            yield Objection(target, f"{about}: {cut} (limit {most:.0%}).")
-        elif found.saturated_count and not {_owner(values.name), values.name} & scaled:
-            reaches = f"reaches {known.greatest:g}, the greatest of {found.dtype}, as weights that are scaled for it do"
-            yield Objection(target, f"{about} {reaches}, and no scale is stored beside it.")
+            cut = f"{share:.1%} of its values are ±{fmt.greatest:g}, the greatest of {float8.dtype}"
+            yield RuleFinding(target, f"{about}: {cut} (limit {most:.0%}).")
+        elif float8.saturated_count and not {_owner(values.name), values.name} & scaled:
+            reaches = f"reaches {fmt.greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
+            yield RuleFinding(target, f"{about} {reaches}, and no scale is stored beside it.")
         elif error > (most := terms.limit("max_rounding_error", target)):
-            coarse = f"steps of {found.dtype} next to zero, {figure(known.step, 3)}, round it by about {error:.1%}"
-            of = f"of its root mean square, {figure(found.rms, 3)} (limit {most:.0%})"
-            yield Objection(target, f"{about}: {coarse} {of}.")
+            coarse = f"steps of {float8.dtype} next to zero, {figure(fmt.step, 3)}, round it by about {error:.1%}"
+            of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most:.0%})"
+            yield RuleFinding(target, f"{about}: {coarse} {of}.")
 
 
 @rule("float8-range", "off", "stored", holds="Every weight fits into float8_e4m3fn as it is, within the limits.")
@@ -102,7 +102,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "share of a weight's non-zero values that may become zero in float8_e4m3fn (those of at most 2**-10), 0-1",
     "the same; the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
 )
-def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight does not fit into float8_e4m3fn as it is.
 
     float8_e4m3fn has no numbers beyond 448: greater values are cut off, or become NaN. Values of at most 2**-10 become
@@ -111,7 +111,7 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     for gradients. The rule judges weights with at least two axes longer than 1 as they are, without a scale. Off until
     --select or the configuration turns it on, because few networks are meant for float8.
     """
-    weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
+    weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]
     nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
     yield from _worst(
         terms,
@@ -122,12 +122,14 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     yield from _worst(
         terms,
         "max_vanishing_fraction",
-        [(each.float8_zero_count / count, each) for each, count in nonzero if count],
+        [(values.float8_zero_count / count, values) for values, count in nonzero if count],
         "its values other than 0 become 0 in float8_e4m3fn",
     )
 
 
-def _worst(terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], what: str) -> Iterator[Objection]:
+def _worst(
+    terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], flaw: str
+) -> Iterator[RuleFinding]:
     """Object to the weight with the greatest share above a limit, with the number of such weights."""
     judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
     broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
@@ -135,8 +137,8 @@ def _worst(terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValu
         share, worst = max(broken, key=lambda pair: pair[0])
         limit = terms.limit(name, stored_in(worst))
         above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
-        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {what} (limit {limit:.0%}); {above}."
-        yield Objection(stored_in(worst), message)
+        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
+        yield RuleFinding(stored_in(worst), message)
 
 
 def _owner(name: str) -> str:

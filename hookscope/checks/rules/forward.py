@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
     FindingTarget,
-    Objection,
+    RuleFinding,
     RuleTerms,
     limit,
     listed,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @rule("forward", "fail", "forward", holds="The forward pass ends without an error.")
-def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The forward pass raises.
 
     The network cannot run on its inputs. The message names the innermost module that was running, and the shapes that
@@ -46,20 +46,20 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     failure = measured.forward.failure if measured.forward else None
     if failure:
         target = FindingTarget(failure.layer or "(model)", (failure.layer,), failure.kind)
-        yield Objection(target, raised("forward", failure))
+        yield RuleFinding(target, raised("forward", failure))
 
 
 def raised(phase: str, failure: Failure) -> str:
     """Return where and why a pass raised, in a sentence."""
-    given = ", ".join(failure.input_shapes) or "no tensor"
+    shapes = ", ".join(failure.input_shapes) or "no tensor"
     where = f"'{failure.layer or '(model)'}' ({failure.kind})"
-    return safe_text(f"The {phase} pass raised in {where}, given {given}: {failure.error}{failure.remedy}")
+    return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy}")
 
 
 @rule(
     "non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, except masks."
 )
-def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A module makes NaN or Inf out of finite inputs.
 
     The rule names the first module in execution order that turns finite inputs into NaN or Inf, those of its parameters
@@ -76,7 +76,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         if gradients is not None:
             is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
             result = "the loss"
-            broken_weights = [each for each in gradients.parameters if not math.isfinite(each.weight_l2 or 0)]
+            broken_weights = [weight for weight in gradients.parameters if not math.isfinite(weight.weight_l2 or 0)]
             all_rows = gradients.rows
         else:
             returned = [row.activation for row in all_rows if not row.layer]
@@ -101,17 +101,17 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
             message += f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on"
         if words := _guilty_inputs(origin):
             message += f"; {words}"
-        yield Objection(target, f"{message}.")
+        yield RuleFinding(target, f"{message}.")
 
 
-def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterator[Objection]:
+def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterator[RuleFinding]:
     """Name the first output with NaN or Inf over a data set; Inf that no later one holds is a warning, as a mask."""
     if measured.survey is None or any(non_finite_count(row.activation) for row in rows):
         return
-    known = measured.survey.by_label()
-    broken = [row for row in rows if row.label in known and non_finite_count(known[row.label].activation)]
+    surveyed = measured.survey.by_label()
+    broken = [row for row in rows if row.label in surveyed and non_finite_count(surveyed[row.label].activation)]
     if broken:
-        first, count = known[broken[0].label].activation, len(broken) - 1
+        first, count = surveyed[broken[0].label].activation, len(broken) - 1
         later = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
         inputs = counted(measured.survey.input_count, "input")
         message = (
@@ -119,12 +119,12 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
             f"{non_finite_words(first)} (limit 0); "
             f"{later if count else 'no output after it holds any'}."
         )
-        yield Objection(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
+        yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
 
 
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
-) -> Iterator[Objection]:
+) -> Iterator[RuleFinding]:
     """Name the first output that holds NaN or Inf; rows come in the order in which modules finish.
 
     `finite` names the result of the pass if that is finite: "the loss"; "" if it is not.
@@ -157,7 +157,7 @@ def _first_in_forward_order(
         f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
         f" that holds any: {non_finite_words(first.activation)} (limit 0); {remark}."
     )
-    yield Objection(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
+    yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
 
 def _meant(broken: Sequence[LayerRow]) -> set[str]:
@@ -165,14 +165,14 @@ def _meant(broken: Sequence[LayerRow]) -> set[str]:
     labels = {row.label for row in broken}
     meant: set[str] = set()
     for row in broken:
-        given = labels.intersection(row.inputs)
-        is_meant = given <= meant and (given or row.kind in FILLING)
+        inputs = labels.intersection(row.inputs)
+        is_meant = inputs <= meant and (inputs or row.kind in FILLING)
         if is_meant and row.owner is not None and not row.activation.nan_count:
             meant.add(row.label)
     return meant
 
 
-def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[Objection]:
+def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
     """Object to NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
@@ -182,7 +182,7 @@ def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[Objection]:
             f"The output of '{broken.label}' ({broken.kind}) has {non_finite_words(broken.activation)} (limit 0), but"
             f" no module makes them out of finite inputs: check the inputs.{remark and f' {remark}'}"
         )
-        yield Objection(output_of(broken), message)
+        yield RuleFinding(output_of(broken), message)
 
 
 def _origin_words(origin: NonFiniteOrigin) -> str:
@@ -229,7 +229,7 @@ _MOST_HEADS = 2
     "outputs",
     holds="The output has the shape and dtype that were asked for, if any, and a value for each known class name.",
 )
-def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output does not have the expected shape or dtype.
 
     The output differs from the shape or dtype under [output] in the configuration, or its number of classes differs
@@ -263,7 +263,7 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "its BatchNorm is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 "
     "apart",
 )
-def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output is the same for every input.
 
     Different inputs give the same output: the signal is lost on the way, and only biases remain. Causes: a zero weight,
@@ -272,12 +272,12 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     heads; all statistics of BatchNorm have their initial values; or the weights are random (hookscope drew them, or
     nearly all look random in a network without BatchNorm). Needs two different inputs.
     """
-    known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
-    if not known:
+    changes = [(values.input_difference, values) for values in measured.outputs if values.input_difference is not None]
+    if not changes:
         return
-    difference, output = max(known, key=lambda pair: pair[0])
+    difference, output = max(changes, key=lambda pair: pair[0])
     limit = terms.limit("min_difference", _target(measured, output))
-    if not all(each < limit for each, _ in known):  # one of several may be constant; NaN is none
+    if not all(change < limit for change, _ in changes):  # one of several may be constant; NaN is none
         return
     if output.max_abs is None:
         yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
@@ -303,7 +303,7 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 "
     "roundings for float16 and bfloat16",
 )
-def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The same input gives a different output the second time.
 
     The network draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
@@ -329,7 +329,7 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision "
     "and timm whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
 )
-def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An input gives a different output in a batch than alone.
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
@@ -338,13 +338,13 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
     the whole batch, or while observers of quantisation-aware training are on.
     """
     for output in measured.outputs:
-        what = "differs between an input in a batch and the same input alone"
-        yield from _differs(measured, output, output.alone_difference, terms, what)
+        claim = "differs between an input in a batch and the same input alone"
+        yield from _differs(measured, output, output.alone_difference, terms, claim)
 
 
 def _differs(
-    measured: CheckMeasurements, output: OutputValues, difference: float | None, terms: RuleTerms, what: str
-) -> Iterator[Objection]:
+    measured: CheckMeasurements, output: OutputValues, difference: float | None, terms: RuleTerms, claim: str
+) -> Iterator[RuleFinding]:
     if difference is None:
         return
     dtypes = (output.dtype, measured.forward.dtype if measured.forward else "")
@@ -353,10 +353,10 @@ def _differs(
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
     if not difference <= limit:  # NaN is no agreement
         share = f"{_difference(difference)} the greatest magnitude (limit {figure(limit)})"
-        yield _about(measured, output, f"{what}: they differ by {share}.")
+        yield _about(measured, output, f"{claim}: they differ by {share}.")
 
 
-def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
+def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
     names = len(measured.model.categories)
     if not names or len(measured.outputs) != 1:
         return
@@ -364,7 +364,7 @@ def _class_count(measured: CheckMeasurements) -> Iterator[Objection]:
     # (N, classes) of a classifier, (N, classes, H, W) of a segmentation network
     if output.batched and len(output.shape) in (2, 4) and output.shape[1] != names:
         classes = f"{output.shape[1]} classes (shape {_shown(output.shape)})"
-        yield Objection(_target(measured, output), f"The output has {classes}, but {names} names are known.")
+        yield RuleFinding(_target(measured, output), f"The output has {classes}, but {names} names are known.")
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
@@ -399,9 +399,9 @@ def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:
     return FindingTarget(output.label, ("",), measured.model.kind)
 
 
-def _about(measured: CheckMeasurements, output: OutputValues, what: str) -> Objection:
+def _about(measured: CheckMeasurements, output: OutputValues, claim: str) -> RuleFinding:
     named = "" if output.label == "(model)" else f"'{output.label}' "
-    return Objection(_target(measured, output), f"The output {named}{what}")
+    return RuleFinding(_target(measured, output), f"The output {named}{claim}")
 
 
 def _difference(difference: float) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from hookscope.checks.rules.activations import RECTIFIERS, acts_as
 from hookscope.checks.rules.rule import (
     WHOLE_NETWORK,
-    Objection,
+    RuleFinding,
     RuleTerms,
     arrived_outputs,
     in_forward_order,
@@ -50,7 +50,7 @@ _NORMALISERS = frozenset(
 
 
 @rule("non-finite-loss", "off", "gradients", holds="The loss is finite.")
-def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The loss is NaN or Inf.
 
     Usually the forward pass already made NaN or Inf: look at non-finite-activation. Otherwise the loss takes the
@@ -58,7 +58,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
     """
     loss = taken_gradients(measured).loss
     if loss is not None and not math.isfinite(loss.value):
-        yield Objection(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
+        yield RuleFinding(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
 
 
 @rule(
@@ -68,7 +68,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
     ("non-finite-activation",),
     holds="No layer's backward makes NaN or Inf out of a finite gradient.",
 )
-def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
     A backward that divides by zero, such as that of a root at 0 or of a norm of zeros, makes NaN out of a finite
@@ -96,8 +96,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         message = f"The backward of '{target.where}' is the first to make NaN or Inf: its grad_input has {words}"
     else:
         # Containers that end with the broken output are passed over: their gradient is not finite either.
-        later = (each for each in arrived_outputs(gradients, of_operations=True) if each.index > first.index)
-        consumer = next((each for each in later if not non_finite_count(each.gradient)), None)
+        later = (output for output in arrived_outputs(gradients, of_operations=True) if output.index > first.index)
+        consumer = next((output for output in later if not non_finite_count(output.gradient)), None)
         # The last to arrive may be the module that returns what an operation of its code has computed.
         if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
             target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
@@ -108,7 +108,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             f" {words}. The gradient just before it, of '{finite[-1].label}', is finite: look at the backward of"
             f" {maker}"
         )
-    yield Objection(target, f"{message}.")
+    yield RuleFinding(target, f"{message}.")
 
 
 @rule("zero-gradient", "off", "gradients", ("non-finite-gradient",), holds="Not every gradient is zero.")
@@ -119,7 +119,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "ten roundings of float32",
     "rounding",
 )
-def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Every gradient is zero, or no more than rounding.
 
     Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
@@ -129,21 +129,21 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what
     # arrives is rounding error, or exactly zero: the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
-    known = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
+    parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
-    if {each.status for each in known or outputs} == {"zero"}:
-        whose = "of a parameter " if known else ""
+    if {row.status for row in parameters or outputs} == {"zero"}:
+        whose = "of a parameter " if parameters else ""
         message = f"Every gradient {whose}is exactly 0 (limit: above 0): the loss does not change with anything"
-        yield Objection(WHOLE_NETWORK, f"{message} {'learnt' if known else 'in the network'}.")
+        yield RuleFinding(WHOLE_NETWORK, f"{message} {'learnt' if parameters else 'in the network'}.")
         return
     loss = abs(gradients.loss.value) if gradients.loss and math.isfinite(gradients.loss.value) else 0.0
-    effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
+    effect = max(((weight.gradient.l2 or 0.0) * (weight.weight_l2 or 0.0) for weight in parameters), default=0.0)
     if 0 < effect < rounding * loss:
         message = (
             f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {figure(effect / loss)} of the loss"
             f" (limit {figure(rounding)}); it is at a minimum, or constant by construction as a sum after softmax is."
         )
-        yield Objection(WHOLE_NETWORK, message, "warn")
+        yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
     activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
     effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in outputs]
@@ -158,17 +158,17 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
                 f" most {figure(reaching / after)} of its own (limit {figure(rounding)}), because the sum of what it"
                 " normalises is constant. Choose another loss."
             )
-            yield Objection(output_of(following), message, "warn")
+            yield RuleFinding(output_of(following), message, "warn")
             return
 
 
-def _non_finite_parameter(gradients: Gradients) -> Iterator[Objection]:
+def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
     """Name the last parameter in forward order with a non-finite gradient, when no selected layer shows one."""
-    broken = [each for each in in_forward_order(gradients) if non_finite_count(each.gradient)]
+    broken = [row for row in in_forward_order(gradients) if non_finite_count(row.gradient)]
     if broken:
         name, words = broken[-1].name, non_finite_words(broken[-1].gradient)
         message = f"The gradient of '{name}' has {words} (limit 0), those of the selected layers' outputs have none."
-        yield Objection(parameter_of(broken[-1]), message)
+        yield RuleFinding(parameter_of(broken[-1]), message)
 
 
 Key = tuple[str, int, str]
@@ -206,7 +206,7 @@ class _Stop:
     ("non-finite-gradient", "zero-gradient"),
     holds="No layer on the path gets a gradient of exactly zero, except for known reasons.",
 )
-def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Layers on the path get a gradient of exactly zero.
 
     A layer between the loss and the input gets a gradient of exactly zero, so neither it nor the layers before it
@@ -235,12 +235,12 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     for stop in _stops(outputs, takers):
         following: list[str | None] = [module_of(row) for row in stop.takers.values()] or [None]
         near = [
-            each
+            gate
             for row in stop.last
             for layer in following
-            for each in _gates_near(zero_weights, module_of(row), layer)
+            for gate in _gates_near(zero_weights, module_of(row), layer)
         ]
-        closed |= {each.name: each for each in near}
+        closed |= {gate.name: gate for gate in near}
         gated += len(stop.rows) if near else 0
         cause = _known_cause(stop, activations)
         excused = shared if cause else idle
@@ -253,7 +253,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
             f"{listed([*closed])} {are(len(closed))} all zero and block{'s' if len(closed) == 1 else ''} the gradient"
             f" of {counted(gated, 'output')}: exactly 0 (limit: above 0) until the first update."
         )
-        yield Objection(parameter_of(next(iter(closed.values()))), message, "warn")
+        yield RuleFinding(parameter_of(next(iter(closed.values()))), message, "warn")
     if not dead:  # a weight after a dead layer is dead for that reason
         yield from _dead_weights(gradients, zero_weights)
 
@@ -265,15 +265,15 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
     for row in reversed(outputs):
         if row.status != "zero":
             continue
-        after = [each for each in takers[key(row)] if each is not None]
-        alive = [each for each in after if each.status != "zero"]
-        beyond = [places[key(each)] for each in after if key(each) in places]
+        after = [taker for taker in takers[key(row)] if taker is not None]
+        alive = [taker for taker in after if taker.status != "zero"]
+        beyond = [places[key(taker)] for taker in after if key(taker) in places]
         is_last = bool(alive) or None in takers[key(row)] or not beyond
         places[key(row)] = key(alive[0]) if alive else (row.layer, -1, "") if is_last else beyond[0]
         stop = stops.setdefault(places[key(row)], _Stop())
         stop.rows.insert(0, row)
         stop.last[:0] = [row] if is_last else []
-        stop.takers |= {key(each): each for each in alive}
+        stop.takers |= {key(taker): taker for taker in alive}
     return reversed(stops.values())
 
 
@@ -288,12 +288,12 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
     return ""
 
 
-def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
+def _objection(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
     last, takers = stop.rows[-1], [*stop.takers.values()]
     level: Literal["fail", "warn"] = "fail"
     others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""
     # A container has the gradient of the child whose output it returned.
-    inner = [row for at, row in enumerate(takers) if not any(is_within(each.layer, row.layer) for each in takers[:at])]
+    inner = [row for at, row in enumerate(takers) if not any(is_within(prev.layer, row.layer) for prev in takers[:at])]
     first = ", ".join(map(named, inner[:3]))
     if not takers:
         cause = "the loss does not change with it"
@@ -308,10 +308,10 @@ def _objection(stop: _Stop, cause: str, is_training: bool) -> Objection:
     else:
         cause = f"it is lost in {first} or on the way from there"
     message = f"The gradient of the output of '{last.label}'{others} is exactly 0 everywhere (limit: above 0): {cause}."
-    return Objection(output_of(last), message, level)
+    return RuleFinding(output_of(last), message, level)
 
 
-def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[Objection]:
+def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) -> Iterator[RuleFinding]:
     alive = {row.layer for row in arrived_outputs(gradients) if row.status == "gradient"}
     dead = [
         parameter
@@ -321,8 +321,8 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         and owner(parameter) in alive
         and not _gates_near(zero_weights, owner(parameter))
     ]
-    unused = [each for each in dead if each.kind in _RECURRENT and "weight_hh" in each.name]
-    if starved := [each for each in dead if each not in unused]:
+    unused = [weight for weight in dead if weight.kind in _RECURRENT and "weight_hh" in weight.name]
+    if starved := [weight for weight in dead if weight not in unused]:
         yield _without_gradient(starved, "the layer's input is zero everywhere", "fail")
     if unused:
         cause = (
@@ -332,10 +332,10 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         yield _without_gradient(unused, cause, "warn")
 
 
-def _without_gradient(weights: Sequence[ParameterRow], cause: str, at_most: Literal["fail", "warn"]) -> Objection:
-    what = f"{listed([each.name for each in weights])} {'gets' if len(weights) == 1 else 'get'} a gradient of exactly 0"
-    message = f"{what} (limit: above 0), though the output does not: {cause}."
-    return Objection(parameter_of(weights[0]), message, at_most)
+def _without_gradient(weights: Sequence[ParameterRow], cause: str, at_most: Literal["fail", "warn"]) -> RuleFinding:
+    claim = f"{listed([row.name for row in weights])} {'gets' if len(weights) == 1 else 'get'} a gradient of exactly 0"
+    message = f"{claim} (limit: above 0), though the output does not: {cause}."
+    return RuleFinding(parameter_of(weights[0]), message, at_most)
 
 
 # Half a unit in the last place of 1: a term this much smaller than a sum does not change it.
@@ -363,7 +363,7 @@ _FEWEST_STEPS = 8
     "of 120",
     "over-time",
 )
-def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The gradient vanishes, or explodes, over time.
 
     A weight that is used at every step gets the sum of the contributions of all steps. A contribution below 2^-24 of
@@ -379,27 +379,27 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     gradients = taken_gradients(measured)
     rows = {row.layer: row for row in gradients.rows}
-    for each in gradients.over_time:
-        target = output_of(replace(rows[each.layer], call=0, slot="")) if each.layer in rows else WHOLE_NETWORK
-        lost, steps = _lost_steps(each)
+    for series in gradients.over_time:
+        target = output_of(replace(rows[series.layer], call=0, slot="")) if series.layer in rows else WHOLE_NETWORK
+        lost, steps = _lost_steps(series)
         most = terms.limit("max_fraction", target)
         if steps >= _FEWEST_STEPS and lost > most * steps:
-            yield Objection(target, _over_time_words(each, lost, steps, most), "warn")
+            yield RuleFinding(target, _over_time_words(series, lost, steps, most), "warn")
 
 
-def _lost_steps(each: StepsRow) -> tuple[int, int]:
+def _lost_steps(row: StepsRow) -> tuple[int, int]:
     """Return how many steps get a gradient that is rounded away beside the greatest, and of how many.
 
     Zeros count where the gradient has come down to them: they underflow. Beside a greater step they are steps that the
     loss does not depend on.
     """
-    least = max(each.largest) * _ROUNDED_AWAY.get(each.dtype, _ROUNDED_AWAY_FLOAT32)
+    least = max(row.largest) * _ROUNDED_AWAY.get(row.dtype, _ROUNDED_AWAY_FLOAT32)
     lost = steps = 0
-    for is_zero, run in groupby(range(len(each.largest)), lambda step: each.largest[step] == 0):
+    for is_zero, run in groupby(range(len(row.largest)), lambda step: row.largest[step] == 0):
         places = [*run]
-        beside = [each.largest[at] for at in (places[0] - 1, places[-1] + 1) if 0 <= at < len(each.largest)]
+        beside = [row.largest[at] for at in (places[0] - 1, places[-1] + 1) if 0 <= at < len(row.largest)]
         if not is_zero:
-            lost += sum(each.largest[step] < least for step in places)
+            lost += sum(row.largest[step] < least for step in places)
             steps += len(places)
         elif beside and max(beside) < least:
             lost += len(places)
@@ -407,20 +407,20 @@ def _lost_steps(each: StepsRow) -> tuple[int, int]:
     return lost, steps
 
 
-def _over_time_words(each: StepsRow, lost: int, steps: int, most: float) -> str:
-    values = each.largest
+def _over_time_words(row: StepsRow, lost: int, steps: int, most: float) -> str:
+    values = row.largest
     peak = values.index(max(values))
     lowest = min(range(len(values)), key=lambda step: (values[step], abs(step - peak)))
-    calls = "calls" if each.kind.endswith("Cell") else "steps"
-    share = _ROUNDED_AWAY.get(each.dtype, _ROUNDED_AWAY_FLOAT32)
+    calls = "calls" if row.kind.endswith("Cell") else "steps"
+    share = _ROUNDED_AWAY.get(row.dtype, _ROUNDED_AWAY_FLOAT32)
     course = f"{figure(values[lowest])} at step {lowest}, {figure(values[peak])} at step {peak}"
-    if each.kind == "MultiheadAttention":
+    if row.kind == "MultiheadAttention":
         how = "Attention is saturated"
     else:
         how = "The gradient explodes over time" if peak < lowest else "The gradient vanishes over time"
     return (
-        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {figure(share)} of the greatest, which a"
-        f" sum in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
+        f"{how}: {lost:,} of {steps:,} {calls} of '{row.layer}' get less than {figure(share)} of the greatest, which a"
+        f" sum in {row.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
     )
 
 
@@ -429,8 +429,8 @@ def takers_of(outputs: Sequence[GradientRow]) -> Takers:
     labelled = {row.label: row for row in outputs}
     takers: dict[Key, Sequence[GradientRow | None]] = {}
     for row, after in zip(outputs, [*outputs, None][1:], strict=True):
-        known = row.taken_by is not None and (after is None or after.taken_by is not None)
-        takers[key(row)] = [labelled.get(label) for label in row.taken_by or ()] if known else [after]
+        is_traced = row.taken_by is not None and (after is None or after.taken_by is not None)
+        takers[key(row)] = [labelled.get(label) for label in row.taken_by or ()] if is_traced else [after]
     return takers
 
 
@@ -453,17 +453,17 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
         if row.status == "gradient":
             for pattern in _patterns(row):
                 parallel.setdefault(pattern, set()).add(key(row))
-    after = {place: [key(each) for each in others if each is not None] for place, others in takers.items()}
+    after = {place: [key(taker) for taker in others if taker is not None] for place, others in takers.items()}
     before: dict[Key, list[Key]] = {}
     for place, others in after.items():
         for other in others:
             before.setdefault(other, []).append(place)
-    found = set()
+    idle = set()
     for row in zero:
         alike = set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row)))
         if alike and alike - _reached(key(row), after) - _reached(key(row), before):
-            found.add(key(row))
-    return found
+            idle.add(key(row))
+    return idle
 
 
 def _patterns(row: GradientRow) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.activations import forward_of
-from hookscope.checks.rules.rule import Objection, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
+from hookscope.checks.rules.rule import RuleFinding, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
 from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
 from hookscope.text import are, counted, figure
 
@@ -39,7 +39,7 @@ _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
     "share of a weight's non-zero values that may become zero in float16 (those of at most 2**-25), 0-1",
     "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, the largest of 60 of timm is 0.025",
 )
-def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Values come near float16's largest, or become zero in it.
 
     Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
@@ -64,7 +64,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             f"'{worst.name}' ({worst.kind}): {share:.1%} of its values other than 0 become 0 in float16"
             f" (limit {limit:.0%}); {len(broken)} of {counted(len(vanishing), 'weight')} {are(len(broken))} above it."
         )
-        yield Objection(stored_in(worst), message)
+        yield RuleFinding(stored_in(worst), message)
 
 
 @rule("overflowing-activation", "fail", "forward", holds="The square of every activation fits into float32.")
@@ -74,7 +74,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "greatest magnitude of activations of float32 and bfloat16",
     "the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
 )
-def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The square of an activation overflows float32.
 
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
@@ -83,10 +83,10 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     weights are random or BatchNorm is untrained.
     """
     rows = of_modules(forward_of(measured).rows)
-    known = [(row.activation.max_abs or 0.0, row) for row in rows if row.activation.dtype in _MASKED]
+    magnitudes = [(row.activation.max_abs or 0.0, row) for row in rows if row.activation.dtype in _MASKED]
     beyond = [
         (magnitude, row)
-        for magnitude, row in known
+        for magnitude, row in magnitudes
         if terms.is_on(output_of(row))
         and terms.limit("max_magnitude", output_of(row)) < magnitude < _MASKED[row.activation.dtype]
     ]
@@ -95,9 +95,9 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         message = (
             f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
             f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
-            f" {len(beyond)} of {counted(len(known), 'output')} {are(len(beyond))} above it."
+            f" {len(beyond)} of {counted(len(magnitudes), 'output')} {are(len(beyond))} above it."
         )
-        yield Objection(output_of(first), message, "warn" if is_untrained(measured) else "fail")
+        yield RuleFinding(output_of(first), message, "warn" if is_untrained(measured) else "fail")
 
 
 @rule("bf16-headroom", "warn", "forward", holds="Values stay well below bfloat16's largest.")
@@ -107,7 +107,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
     "(2 - 2**-7) * 2**127; half of it, as for fp16-headroom",
 )
-def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Values come near bfloat16's largest.
 
     bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
@@ -117,18 +117,18 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
 
 
-def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
+def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[RuleFinding]:
     rows = of_modules(forward_of(measured).rows) if measured.forward else []
-    known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
-    known += [
-        (each.max_abs or 0.0, stored_in(each))
-        for each in measured.stored
-        if "float" in each.dtype and not each.kind.endswith("Observer")  # which count values, for quantisation
+    magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    magnitudes += [
+        (values.max_abs or 0.0, stored_in(values))
+        for values in measured.stored
+        if "float" in values.dtype and not values.kind.endswith("Observer")  # which count values, for quantisation
     ]
-    on = [(magnitude, target) for magnitude, target in known if terms.is_on(target)]
-    broken = [each for each in on if each[0] > terms.limit("max_fraction_of_range", each[1]) * top]
+    on = [(magnitude, target) for magnitude, target in magnitudes if terms.is_on(target)]
+    broken = [pair for pair in on if pair[0] > terms.limit("max_fraction_of_range", pair[1]) * top]
     if broken:
-        magnitude, worst = max(broken, key=lambda each: each[0])
+        magnitude, worst = max(broken, key=lambda pair: pair[0])
         limit = terms.limit("max_fraction_of_range", worst)
         beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
         message = (
@@ -136,7 +136,7 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: fl
             f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
             f"{untrained_remark(measured)}"
         )
-        yield Objection(worst, message)
+        yield RuleFinding(worst, message)
 
 
 def _magnitude(row: LayerRow, dtype: str) -> float:

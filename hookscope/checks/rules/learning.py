@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hookscope.checks.rules.gradients import idle_modules
 from hookscope.checks.rules.rule import (
     FindingTarget,
-    Objection,
+    RuleFinding,
     RuleTerms,
     arrived_outputs,
     in_forward_order,
@@ -56,7 +56,7 @@ _CAUSES = ("non-finite-gradient", "zero-gradient")
     "healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
     "vanishing",
 )
-def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The first weights learn far slower than the last.
 
     ‖g‖/‖w‖, the size of a step relative to the weight, is far smaller for the first weights than for the last, so the
@@ -86,7 +86,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "networks of torchvision in train mode stay below 200",
     "exploding",
 )
-def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Gradients grow on the way back to the first layers.
 
     ‖grad_output‖ grows from the last layers to the first, so one step can throw the first layers off. Causes: too large
@@ -100,12 +100,12 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     idle = _batch_norm_is_idle(gradients)
     remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
     trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
-    for each in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
-        yield Objection(each.target, each.message + remark, "warn" if idle else "fail")
+    for objection in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")
 
 
 @rule("unused-parameter", "off", "gradients", holds="Every trainable parameter gets a gradient.")
-def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Trainable parameters never get a gradient.
 
     The loss does not depend on them: they never train, and DistributedDataParallel needs `find_unused_parameters=True`
@@ -114,18 +114,18 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     gradients = taken_gradients(measured)
     trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
     by_reason: dict[str, list[str]] = {}
-    parameters = {each.name: each for each in trainable}
-    for each in trainable:
-        if each.status in ("not reached", "no gradient path"):
-            by_reason.setdefault(_why_unused(each, gradients), []).append(each.name)
+    parameters = {parameter_row.name: parameter_row for parameter_row in trainable}
+    for row in trainable:
+        if row.status in ("not reached", "no gradient path"):
+            by_reason.setdefault(_why_unused(row, gradients), []).append(row.name)
     for reason, names in by_reason.items():
         message = (
             f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
             f" {reason}: {listed(names)}."
         )
-        one = parameters[names[0]]
-        target = parameter_of(one) if len(names) == 1 else _module(_common_module(names), gradients)
-        yield Objection(target, message, "warn")
+        first = parameters[names[0]]
+        target = parameter_of(first) if len(names) == 1 else _module(_common_module(names), gradients)
+        yield RuleFinding(target, message, "warn")
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
@@ -134,7 +134,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
     rows = [gradient for gradient in gradients.gradients if gradient.role == "output" and module_of(gradient) == module]
-    if any(each.layer == module and not each.reason.startswith("called as") for each in gradients.uncalled):
+    if any(uncalled.layer == module and not uncalled.reason.startswith("called as") for uncalled in gradients.uncalled):
         return "their layers were never called"
     if rows and all(row.status == "no gradient path" for row in rows):
         if all("without gradients" in row.remark for row in rows):
@@ -160,7 +160,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
     "networks of torchvision in train mode stay below 500000, ConvNeXt apart",
     "imbalance",
 )
-def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """One learning rate must serve weights with far different relative gradients.
 
     If ‖g‖/‖w‖ differs by orders of magnitude between weights, one learning rate makes some weights diverge before
@@ -173,19 +173,19 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # level without an object.
     gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
-    known = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
+    weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
     ranked = sorted(
-        (each for each in known if owner(each) not in partly_fed), key=lambda each: (each.ratio or 0.0, each.name)
+        (row for row in weights if owner(row) not in partly_fed), key=lambda row: (row.ratio or 0.0, row.name)
     )
     if len(ranked) < _SHORTEST_TREND:
         return
-    smallest, greatest = (each.ratio or 0.0 for each in (ranked[0], ranked[-1]))
+    smallest, greatest = (row.ratio or 0.0 for row in (ranked[0], ranked[-1]))
     if greatest / smallest > limit:
         message = (
             f"‖g‖/‖w‖ differs {figure(greatest / smallest)} times between weights (limit {figure(limit)}):"
             f" {figure(smallest)} at '{ranked[0].name}', {figure(greatest)} at '{ranked[-1].name}'."
         )
-        yield Objection(parameter_of(ranked[0]), message, "warn")
+        yield RuleFinding(parameter_of(ranked[0]), message, "warn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,14 @@ class _Trend:
 
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
-) -> Iterable[Objection]:
+) -> Iterable[RuleFinding]:
     """Object to trends with such ratios, once where they begin at the same place."""
-    found: dict[str, Objection] = {}
+    objections: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
             first = trend.targets[0]
-            found.setdefault(first.where, Objection(first, trend.sentence(ratio, limit)))
-    return found.values()
+            objections.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
+    return objections.values()
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
@@ -256,9 +256,9 @@ def _serving_idle(gradients: Gradients) -> set[str]:
 
 def _learning(gradients: Gradients) -> _Trend:
     """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
-    known = _weights(gradients)
-    if len(known) >= _SHORTEST_TREND:
-        return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, known)], [each.ratio or 0.0 for each in known])
+    weights = _weights(gradients)
+    if len(weights) >= _SHORTEST_TREND:
+        return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
     activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
     effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
     positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
@@ -297,15 +297,15 @@ def _common_module(names: Sequence[str]) -> str:
 def _weights(gradients: Gradients) -> list[ParameterRow]:
     """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
     return [
-        each
-        for each in in_forward_order(gradients)
-        if each.is_matrix and _is_positive(each.ratio) and not non_finite_count(each.gradient)
+        row
+        for row in in_forward_order(gradients)
+        if row.is_matrix and _is_positive(row.ratio) and not non_finite_count(row.gradient)
     ]
 
 
 def _batch_norm_is_idle(gradients: Gradients) -> bool:
     """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
-    scales = [each for each in gradients.parameters if "BatchNorm" in each.kind and each.name.endswith("weight")]
+    scales = [row for row in gradients.parameters if "BatchNorm" in row.kind and row.name.endswith("weight")]
     starts = ((scale.weight_l2, math.sqrt(math.prod(scale.gradient.shape))) for scale in scales)
     started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)
     return gradients.mode == "eval" and bool(scales) and all(started)

@@ -70,7 +70,7 @@ def stored_in(values: StoredValues) -> FindingTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class RuleFinding:
     """What a rule yields: one sentence with the measured value and the limit, about a target.
 
     It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check, `at_least` "fail"
@@ -83,7 +83,7 @@ class Objection:
     at_least: Literal["fail", "warn"] = "warn"
 
 
-Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[Objection]]
+Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[RuleFinding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +176,20 @@ class RuleTerms:
             value = settings.limits.get(name, value)
         return value
 
-    def findings(self, objections: Iterable[Objection]) -> list[Finding]:
+    def findings(self, objections: Iterable[RuleFinding]) -> list[Finding]:
         """Return objections as findings, each at its level, without those where the rule is off for their target.
 
         One cause is one finding: see `Rule.followers`.
         """
-        found = [finding for objection in objections if (finding := self._finding(objection)) is not None]
+        verdicts = [finding for objection in objections if (finding := self._finding(objection)) is not None]
         if not self.rule.followers:
-            return found
+            return verdicts
         by_level: dict[Level, list[Finding]] = {}
-        for each in found:
-            by_level.setdefault(each.level, []).append(each)
+        for verdict in verdicts:
+            by_level.setdefault(verdict.level, []).append(verdict)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, objection: Objection) -> Finding | None:
+    def _finding(self, objection: RuleFinding) -> Finding | None:
         level = self.level_of(objection.target)
         if level == "off":
             return None
@@ -206,7 +206,7 @@ class RuleTerms:
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:
             return first
-        names = tuple(each.where for each in rest)
+        names = tuple(finding.where for finding in rest)
         counts = f"{counted(len(rest), f'more {self.rule.followers}')} follow{'s' if len(rest) == 1 else ''}"
         message = safe_text(f"{first.message} {counts}: {listed(names)}.")
         return replace(first, message=message, followed_by=names)
@@ -287,7 +287,7 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     for parameter in gradients.parameters:
         position = positions.get(owner(parameter), position)
         keyed.append((position, parameter))
-    return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
+    return [parameter_row for _, parameter_row in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def owner(parameter: ParameterRow) -> str:

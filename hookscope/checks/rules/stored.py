@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, listed, rule, stored_in
+from hookscope.checks.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
 from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _RANDOM_FRACTION = 0.8
 
 
 @rule("integrity", "fail", "file", holds="All files that were read are complete, of a known kind, and safe to read.")
-def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The file is incomplete, of an unknown kind, or not safe to read.
 
     The file is read to its end without running anything in it. Truncated downloads, damaged archives, unknown formats,
@@ -38,7 +38,7 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
     "network",
     holds="The loaded weights match the network's names and shapes, except where differences are allowed.",
 )
-def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The names and shapes in the file do not match the network.
 
     The file must hold every name and shape of the network, and nothing else. Causes: half a checkpoint, a different
@@ -56,7 +56,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     followers="tensor",
     holds="No parameter or buffer holds NaN or Inf, except masks and empty ranges.",
 )
-def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A parameter or buffer holds NaN or Inf.
 
     One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
@@ -71,7 +71,7 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
 
 
 @rule("zero-parameter", "warn", "stored", holds="No weight matrix or kernel is zero everywhere.")
-def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel is zero everywhere.
 
     A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
@@ -87,7 +87,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     idle = measured.idle_adapters
     if idle:
         message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
-        yield Objection(WHOLE_NETWORK, message, at_least="fail")
+        yield RuleFinding(WHOLE_NETWORK, message, at_least="fail")
     for values in measured.stored:
         if values.name in idle:
             continue
@@ -102,7 +102,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     "stored",
     holds="No weight matrix or kernel has one value everywhere, other than zero.",
 )
-def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel has one value everywhere, other than zero.
 
     A weight with a single value makes all its outputs the same. It was allocated, but never initialised or loaded: load
@@ -123,7 +123,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     followers="weight",
     holds="No two weights that are not tied hold the same values.",
 )
-def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Two weights that are not tied hold the same values.
 
     Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
@@ -132,8 +132,8 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     for values in measured.stored:
         if values.twin_of:
-            what = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
-            yield _about(values, f"{what}, though the two are not tied")
+            claim = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
+            yield _about(values, f"{claim}, though the two are not tied")
 
 
 @rule(
@@ -149,7 +149,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "share of a layer's channels whose mean and variance may both be zero, 0-1; if all means are zero, none may",
     "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
-def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A running variance of BatchNorm is negative or zero.
 
     A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
@@ -161,7 +161,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
-    named = [(*each.name.rpartition("."), each) for each in measured.stored]
+    named = [(*stored.name.rpartition("."), stored) for stored in measured.stored]
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
     for module, _, name, values in named:
         if name != "running_var" or values.min is None:
@@ -198,7 +198,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "of zero channels elsewhere",
     "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
-def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of a weight are zero everywhere, while others are not.
 
     A row or kernel of zeros makes a constant output channel. Structured pruning does this on purpose, and weight decay
@@ -214,14 +214,14 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            what = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
-            yield _about(values, f": {what}: {numbers(values.zero_filters)}")
+            claim = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
+            yield _about(values, f": {claim}: {numbers(values.zero_filters)}")
             continue
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
-            what = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
+            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
-            yield _about(values, f": {what}, which {rare}")
+            yield _about(values, f": {claim}, which {rare}")
 
 
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
@@ -235,8 +235,8 @@ def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
     return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
 
 
-def _about(values: StoredValues, what: str) -> Objection:
-    return Objection(stored_in(values), f"'{values.name}' ({values.kind}){what}.")
+def _about(values: StoredValues, claim: str) -> RuleFinding:
+    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
 def is_weight(values: StoredValues) -> bool:
@@ -253,8 +253,8 @@ def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
     """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
     starts = {"running_mean": 0.0, "running_var": 1.0}
     running = [(values, starts.get(values.name.rpartition(".")[2])) for values in measured.stored]
-    known = [(values, start) for values, start in running if start is not None]
-    return bool(known) and all(values.min == values.max == start for values, start in known)
+    matched = [(values, start) for values, start in running if start is not None]
+    return bool(matched) and all(values.min == values.max == start for values, start in matched)
 
 
 def is_untrained(measured: CheckMeasurements) -> bool:
@@ -281,7 +281,7 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
 
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:
     """Tell whether nearly all weights that are large enough to tell look drawn at random."""
-    spreads = [each.spread_beyond_chance for each in stored if each.spread_beyond_chance is not None]
+    spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
     random = sum(spread < _RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, listed, rule
+from hookscope.checks.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, listed, rule
 from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "magnitude of a first moment of Adam over sqrt(v / (1 - beta2)), the greatest that its second moment v allows",
     "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that, for rounding to bfloat16",
 )
-def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Training cannot resume from the state of the optimiser beside the weights.
 
     A moment with NaN or Inf fails: it makes the weight NaN at the next step, although the weights in the file are still
@@ -45,8 +45,10 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
         most = terms.limit("max_moment", FindingTarget(state.key, (state.key,)))
         if excess := {name: ratio for name, ratio in state.excess_moments.items() if ratio > most}:
             worst = max(excess.values())
-            what = f"holds means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
-            yield _of(state.key, f"{what} (limit {most:g}): {listed([*excess])}")
+            problem = (
+                f"holds means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
+            )
+            yield _of(state.key, f"{problem} (limit {most:g}): {listed([*excess])}")
         if state.non_finite:
             tensors = f"{len(state.non_finite)} of {counted(state.tensor_count, 'tensor')}"
             yield _of(state.key, f"holds NaN or Inf in {tensors}: {listed(state.non_finite)}")
@@ -68,7 +70,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "least scale, by which the loss is multiplied",
     "it starts at 65,536, and is halved when gradients overflow float16; below 1 they overflow even unscaled",
 )
-def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Training cannot resume from the state of the GradScaler beside the weights.
 
     The scaler multiplies the loss by a scale, and divides the gradients by it before the step. A scale that is zero,
@@ -111,7 +113,7 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
     " is 0.1 at h = 99 t",
 )
-def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.
 
     A copy that holds NaN or Inf fails, because averaging never removes them. A copy with a tensor of a different shape
@@ -139,38 +141,40 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
         if copy.single_valued:
             everywhere = len(copy.single_valued) == copy.matrix_count
             weights = f"{len(copy.single_valued)} of {counted(copy.matrix_count, 'weight')}"
-            what = f"is constant in {weights} that vary: {listed(copy.single_valued)}"
-            yield _of(copy.key, what, "fail" if everywhere else "warn")
+            problem = f"is constant in {weights} that vary: {listed(copy.single_valued)}"
+            yield _of(copy.key, problem, "fail" if everywhere else "warn")
         if copy.missing:
             yield _of(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
         if copy.unknown:
             count = len(copy.unknown)
-            what = f"holds {counted(count, 'tensor')} that {are(count)} not among the weights: {listed(copy.unknown)}"
-            yield _of(copy.key, what, "warn")
+            problem = (
+                f"holds {counted(count, 'tensor')} that {are(count)} not among the weights: {listed(copy.unknown)}"
+            )
+            yield _of(copy.key, problem, "warn")
         least = terms.limit("min_cosine", FindingTarget(copy.key, (copy.key,)))
         if unrelated := {name: near for name, near in copy.cosines.items() if near < least}:
             share = f"{len(unrelated)} of {counted(len(copy.cosines), 'tensor')}"
-            what = f"has nothing in common with the weights in {share} (cosine {min(unrelated.values()):.2f}"
-            yield _of(copy.key, f"{what}, limit {least:g}): {listed([*unrelated])}", "warn")
+            problem = f"has nothing in common with the weights in {share} (cosine {min(unrelated.values()):.2f}"
+            yield _of(copy.key, f"{problem}, limit {least:g}): {listed([*unrelated])}", "warn")
         yield from _outdated(copy)
 
 
-def _outdated(copy: CopyValues) -> Iterator[Objection]:
+def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
     if copy.untrained:
         tensors = counted(len(copy.untrained), "tensor")
-        what = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
-        yield _of(copy.key, what, "warn")
+        problem = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
+        yield _of(copy.key, problem, "warn")
     if copy.reset:
         layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} as they start"
         yield _of(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
-        what = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
-        yield _of(copy.key, what, "warn")
+        problem = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
+        yield _of(copy.key, problem, "warn")
 
 
-def _of(key: str, what: str, at_most: Literal["fail", "warn"] = "fail") -> Objection:
-    return Objection(FindingTarget(key, (key,)), f"'{key}' in the file {what}.", at_most)
+def _of(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:
+    return RuleFinding(FindingTarget(key, (key,)), f"'{key}' in the file {problem}.", at_most)
 
 
 def _parameters(count: int) -> str:

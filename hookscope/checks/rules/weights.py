@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule, stored_in
+from hookscope.checks.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
 from hookscope.text import counted, figure
 
@@ -51,7 +51,7 @@ _FEWEST_SIGNS = 2048
     "the same ratio; above it a value of at least 1,000 fails",
     "a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
 )
-def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A value of a weight is far greater than all others.
 
     A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
@@ -69,14 +69,14 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
         times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
         if values.max_abs == greatest:
-            yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
+            yield RuleFinding(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
         elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
             relative = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
-            yield Objection(target, f"{named}, whose square overflows {values.dtype}{relative}.")
+            yield RuleFinding(target, f"{named}, whose square overflows {values.dtype}{relative}.")
         elif values.max_abs >= _LEAST_THAT_FAILS and ratio > (most := terms.limit("fail_ratio", target)):
-            yield Objection(target, f"{named}, {times} (limit {most:g}).")
+            yield RuleFinding(target, f"{named}, {times} (limit {most:g}).")
         elif ratio > (most := terms.limit("max_ratio", target)):
-            yield Objection(target, f"{named}, {times} (limit {most:g}).", "warn")
+            yield RuleFinding(target, f"{named}, {times} (limit {most:g}).", "warn")
 
 
 @rule(
@@ -86,7 +86,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     followers="weight",
     holds="No output channels of one weight are equal to the last bit.",
 )
-def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of one weight are equal to the last bit.
 
     Two filters that start different never become equal in training. A faulty conversion, or a tensor assembled from
@@ -113,7 +113,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     "length of a run over the longest length expected by chance, given the share of the value elsewhere",
     "the largest of 30 copies of trained networks pruned value by value, 50% to 98%, is 6.5",
 )
-def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A block of a weight has a single value, mostly zero, unlike the rest.
 
     An unwritten page of a file reads as zeros, and a faulty conversion leaves a block as it was allocated. Convert or
@@ -145,7 +145,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "greatest magnitude from which a weight of whole numbers is reported",
     "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
 )
-def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
 
     A quantised weight is an integer times a scale. Without the scale, the integers make every output of a
@@ -153,7 +153,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
-    scaled = {_owner(each) for each in measured.stored if "scale" in _leaf(each).lower()}
+    scaled = {_owner(stored) for stored in measured.stored if "scale" in _leaf(stored).lower()}
     for values in measured.stored:
         if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
@@ -171,7 +171,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "share of the network's weights that have only one sign, from which the rule fails, 0-1",
     "in all weights of 11 trained and 265 random networks, the rarer sign has at least 27% of the values",
 )
-def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """All values of a weight have the same sign.
 
     Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
@@ -180,15 +180,17 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     positive on purpose, such as those that mix energies of frequencies. The rule judges kernels and matrices with at
     least 2,048 non-zero values, unless they are constant or break integer-weight.
     """
-    weights = [each for each in measured.stored if is_weight(each) and _nonzero(each) >= _FEWEST_SIGNS]
-    unsigned = [each for each in weights if _has_one_sign(each) and each.min != each.max and not each.is_whole]
+    weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
+    unsigned = [
+        weight for weight in weights if _has_one_sign(weight) and weight.min != weight.max and not weight.is_whole
+    ]
     for values in unsigned:
         wrong = "negative" if (values.max or 0.0) > 0 else "positive"
-        what = f"'{values.name}' ({values.kind}): none of its {_nonzero(values):,} values other than 0 is {wrong}"
+        message = f"'{values.name}' ({values.kind}): none of its {_nonzero(values):,} values other than 0 is {wrong}"
         fails = len(unsigned) >= max(_FEWEST_TRAINED, terms.limit("fail_fraction", stored_in(values)) * len(weights))
         have = "has" if len(unsigned) == 1 else "have"
         share = f"{len(unsigned)} of {counted(len(weights), 'weight')} {have} values of one sign only"
-        yield Objection(stored_in(values), f"{what}; {share}.", "fail" if fails else "warn")
+        yield RuleFinding(stored_in(values), f"{message}; {share}.", "fail" if fails else "warn")
 
 
 @rule(
@@ -212,7 +214,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "share of the weights that must be trained before an untrained one is reported, 0-1",
     "two networks trained for seconds have 57% and 11%, EfficientNet-Lite0 to 2 at least 91%",
 )
-def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight looks drawn at random, while nearly all others are trained.
 
     Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
@@ -230,8 +232,8 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     for values in measured.stored[:last]:
         spread, most = values.spread_beyond_chance, terms.limit("max_spread", stored_in(values))
         if spread is not None and spread < most:
-            what = "its rows, columns and kernel places differ by no more than independent random values do"
-            yield _about(values, f" looks untrained: {what} ({spread:.1f} standard errors beyond, limit {most:g})")
+            reason = "its rows, columns and kernel places differ by no more than independent random values do"
+            yield _about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
 @rule(
@@ -247,7 +249,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     "share of the normalisation layers that must have moved before an unmoved one is reported, 0-1",
     "as for untrained-weight; none of 21 trained networks has such a layer",
 )
-def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A normalisation layer has its initial values, while nearly all others, or its own weight and bias, have moved.
 
     Training always moves a normalisation layer, so an unmoved one was reset, never loaded, or is not used: load it
@@ -270,7 +272,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
         statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
         message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
-        yield Objection(WHOLE_NETWORK, message, "warn")
+        yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
     last = max([_last_trained(measured.stored, 0.0), *trained])
@@ -279,20 +281,20 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         scaled = sum(_is_at_start(norm, _STARTS["affine"]) is False for _, norm in norms)
         weights_are_trained |= scaled >= _FEWEST_TRAINED
     seen: set[int] = set()
-    for what, starts in _STARTS.items():
+    for kind, starts in _STARTS.items():
         states = [
-            (at, norm, _is_at_start(norm, starts)) for at, norm in norms if _differs(norm, _COUNTERPART.get(what))
+            (at, norm, _is_at_start(norm, starts)) for at, norm in norms if _differs(norm, _COUNTERPART.get(kind))
         ]
-        moved = sum(each is False for _, _, each in states)
-        unmoved = [(at, norm) for at, norm, each in states if each and at not in seen]
+        moved = sum(state is False for _, _, state in states)
+        unmoved = [(at, norm) for at, norm, state in states if state and at not in seen]
         in_vain = any(_batches(norm) for _, norm in unmoved)
-        none_moved = what == "statistics" and not moved and (weights_are_trained or in_vain)
+        none_moved = kind == "statistics" and not moved and (weights_are_trained or in_vain)
         if not none_moved and moved < max(
             _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
         ):
             unmoved = [(at, norm) for at, norm in unmoved if at in never_updated]
         for at, norm in unmoved:
-            batches = 0.0 if what in ("affine", "zeros") else _batches(norm)
+            batches = 0.0 if kind in ("affine", "zeros") else _batches(norm)
             counted_in_vain = batches > 0
             if not (at <= last or counted_in_vain):
                 continue
@@ -305,7 +307,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             if at in never_updated:
                 others = "though weight and bias of the same layer are trained"
             message = f"{start} everywhere{after}, as a new layer's{',' if at in never_updated else ';'} {others}."
-            yield Objection(stored_in(first), message, "fail" if counted_in_vain else "warn")
+            yield RuleFinding(stored_in(first), message, "fail" if counted_in_vain else "warn")
 
 
 # What the parts of a normalisation layer start with; zeros, in the last of a residual branch.
@@ -334,7 +336,9 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
         layers.setdefault(layer, {})[leaf] = values
         positions[layer] = at
     return [
-        (positions[name], held) for name, held in layers.items() if all(len(each.shape) < 2 for each in held.values())
+        (positions[name], held)
+        for name, held in layers.items()
+        if all(len(tensor.shape) < 2 for tensor in held.values())
     ]
 
 
@@ -379,8 +383,8 @@ def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) 
     return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
 
 
-def _about(values: StoredValues, what: str) -> Objection:
-    return Objection(stored_in(values), f"'{values.name}' ({values.kind}){what}.")
+def _about(values: StoredValues, problem: str) -> RuleFinding:
+    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){problem}.")
 
 
 def _leaf(values: StoredValues) -> str:
@@ -404,7 +408,7 @@ def _has_one_sign(values: StoredValues) -> bool:
 def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     """Return the position of the last trained weight; 0 if fewer than three are, or less than a share of all."""
     judged = [
-        (at, each.spread_beyond_chance) for at, each in enumerate(stored) if each.spread_beyond_chance is not None
+        (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
     ]
     trained = [at for at, spread in judged if spread >= _TRAINED_SPREAD]
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0

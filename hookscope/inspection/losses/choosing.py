@@ -101,9 +101,9 @@ def choose_loss(
         a softmax or a normalisation, a random projection of all outputs (a random vector-Jacobian product) does.
     """
     if isinstance(loss, str) and loss not in LOSSES:
-        known = ", ".join(LOSSES)
+        choices = ", ".join(LOSSES)
         raise UsageError(
-            f"There is no loss '{safe_text(loss)}'.{nearest(loss, LOSSES)} Give {known} or FILE.py:FUNCTION."
+            f"There is no loss '{safe_text(loss)}'.{nearest(loss, LOSSES)} Give {choices} or FILE.py:FUNCTION."
         )
     name = loss if isinstance(loss, str) else _name_of(loss)
     kinds = LOSSES[loss] if isinstance(loss, str) else _OWN_TARGETS
@@ -114,22 +114,22 @@ def choose_loss(
         raise count_error(wanted.classes, input_count)
 
     def compute(output: object, batch: Batch) -> LossValue:
-        found = [Output(*each) for each in tensors_in(output)]
-        floating = [each for each in found if _is_floating(each.tensor)]
+        all_outputs = [Output(*pair) for pair in tensors_in(output)]
+        floating = [entry for entry in all_outputs if _is_floating(entry.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
-        for each in outputs:
-            if missing := missing_memory(each.tensor):
-                raise ModelError(f"There is no loss of {each.label}: {missing}.")
-        given = tensors_given(batch.args, batch.kwargs)
-        inputs = tuple(tensor for _, tensor in given if _is_floating(tensor) and not tensor.is_nested)
+        for leaf in outputs:
+            if missing := missing_memory(leaf.tensor):
+                raise ModelError(f"There is no loss of {leaf.label}: {missing}.")
+        arguments = tensors_given(batch.args, batch.kwargs)
+        inputs = tuple(tensor for _, tensor in arguments if _is_floating(tensor) and not tensor.is_nested)
         count = max(batch.indices) + 1 if input_count is None else input_count
         task = Task(name, wanted, seed, tuple(categories), count, batch.indices, inputs)
         if not isinstance(loss, str):
             return _own(loss, output if output_key is None else outputs[0].tensor, outputs, task)
         if not outputs:
-            returned = ", ".join(f"{each.label} {each.tensor.dtype}" for each in found) or "no tensor"
+            returned = ", ".join(f"{entry.label} {entry.tensor.dtype}" for entry in all_outputs) or "no tensor"
             raise UsageError(f"{name} needs an output of floating-point numbers, but the model returned {returned}.")
-        own_losses = isinstance(output, Mapping) and all(each.tensor.dim() == 0 for each in floating)
+        own_losses = isinstance(output, Mapping) and all(entry.tensor.dim() == 0 for entry in floating)
         with _without_autocast(outputs[0].tensor.device.type):
             return _built_in(outputs, task, own_losses=own_losses)
 
@@ -167,7 +167,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     if name in OVER_ALL:
         if own_losses:
             name = "loss dict sum"
-            result = Result(torch.stack([real(each.tensor) for each in used]).sum())
+            result = Result(torch.stack([real(output.tensor) for output in used]).sum())
         else:
             result = OVER_ALL[name](used, task)
     else:
@@ -180,12 +180,12 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
             raise UsageError(
                 f"{name} cannot compare {main.label}, a nested tensor: take {arg('loss')} projection or sum."
             )
-        others = ", ".join(each.label for each in used if each is not main)
+        others = ", ".join(output.label for output in used if output is not main)
         used = [main]
         result = OF_ONE[name](main, task)
         warnings = (f"{name} is computed from {main.label} alone, not from {others}.",) if others else ()
-    labels = tuple(each.label for each in used)
-    if not any(each.tensor.numel() for each in used):
+    labels = tuple(output.label for output in used)
+    if not any(output.tensor.numel() for output in used):
         warnings = (*warnings, f"{', '.join(labels)} has no elements, so {name} has no gradient.")
     return LossValue(result.value, name, result.target, labels, (*warnings, *result.warnings))
 
@@ -222,8 +222,8 @@ def _check_parameters(function: Callable[..., object], name: str, count: int) ->
         ) from error
 
 
-def _own(function: Callable[..., object], given: object, outputs: Sequence[Output], task: Task) -> LossValue:
-    arguments, text = [given], ""
+def _own(function: Callable[..., object], returned: object, outputs: Sequence[Output], task: Task) -> LossValue:
+    arguments, text = [returned], ""
     if task.target.kind != "default":
         target, text = _own_target(outputs, task)
         arguments.append(target)
@@ -233,11 +233,11 @@ def _own(function: Callable[..., object], given: object, outputs: Sequence[Outpu
         if is_out_of_memory(error):
             raise
         raise ModelError(f"{task.loss} raised at {_place(function, error)}") from error
-    what = "a loss has to be a single floating-point number computed from the output, as a 0-d tensor"
+    expected = "a loss has to be a single floating-point number computed from the output, as a 0-d tensor"
     if not isinstance(value, Tensor):
-        raise UsageError(f"{task.loss} returned {safe_text(type(value).__name__)}, but {what}.")
+        raise UsageError(f"{task.loss} returned {safe_text(type(value).__name__)}, but {expected}.")
     if value.numel() != 1 or not value.is_floating_point():
-        raise UsageError(f"{task.loss} returned {shape_text(value.shape)} of {value.dtype}, but {what}.")
+        raise UsageError(f"{task.loss} returned {shape_text(value.shape)} of {value.dtype}, but {expected}.")
     if not value.requires_grad and torch.is_grad_enabled() and any(output.tensor.requires_grad for output in outputs):
         raise UsageError(
             f"{task.loss} returned a tensor without a gradient: leave out .detach(), .item(), .numpy() and no_grad."
@@ -271,5 +271,5 @@ def _place(function: Callable[..., object], error: BaseException) -> str:
     """Return "file.py:12: TypeName: first line", the line being the innermost of the function's own file."""
     file = attribute_of(attribute_of(function, "__code__"), "co_filename")
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
-    frame = next((each for each in reversed(frames) if each.filename == file), frames[-1])
+    frame = next((summary for summary in reversed(frames) if summary.filename == file), frames[-1])
     return f"{safe_text(Path(frame.filename).name)}:{frame.lineno}: {exception_line(error)}"

@@ -78,9 +78,9 @@ def _cross_entropy(output: Output, task: Task) -> Result:
             f"{shape_text(output.tensor.shape)} has {rows.shape[1]}: take {arg('loss')} bce."
         )
     log_p, normalised, warnings = _log_probabilities(rows, output, task)
-    given = task.target.tensor
-    if given is not None and given.is_floating_point():
-        shares = _rows(fit(given.to(values), tuple(values.shape), output, task), axis)
+    target = task.target.tensor
+    if target is not None and target.is_floating_point():
+        shares = _rows(fit(target.to(values), tuple(values.shape), output, task), axis)
         _check_probabilities(shares, task)
         return Result(-(shares * log_p).sum(1).mean(), task.target.name, warnings)
     classes, text = class_target(rows, output, task)
@@ -173,7 +173,7 @@ def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
     if not values.numel() or not bool((values >= 0).all()):
         return False
     sums = (values.sum(axis) for axis in axes if values.shape[axis] > 1)
-    return any(bool(((each - 1).abs() <= tolerance).all()) for each in sums)
+    return any(bool(((total - 1).abs() <= tolerance).all()) for total in sums)
 
 
 def _tolerance(output: Output) -> float:
@@ -281,7 +281,7 @@ def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Outpu
 
 def _sum(outputs: Sequence[Output], task: Task) -> Result:
     fixed = [(output, _fixed_sum(real(output.tensor).detach(), _tolerance(output))) for output in outputs]
-    warnings = tuple(_no_gradient(each, task, reason) for each, reason in fixed if reason)
+    warnings = tuple(_no_gradient(output, task, reason) for output, reason in fixed if reason)
     return Result(torch.stack([real(output.tensor).sum() for output in outputs]).sum(), warnings=warnings)
 
 
@@ -360,7 +360,7 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
     """
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}
-    counts = {each: math.prod(values.shape[axis] for axis in each) for each in sets}
+    counts = {group: math.prod(values.shape[axis] for axis in group) for group in sets}
     return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP]
 
 

@@ -69,27 +69,27 @@ class Task:
 
 
 def read_target(
-    loss: str, kinds: Sequence[TargetKind], given: str | int | Tensor | None, name: str, categories: Sequence[str]
+    loss: str, kinds: Sequence[TargetKind], requested: str | int | Tensor | None, name: str, categories: Sequence[str]
 ) -> Target:
     """Read the target that the user gave, as far as possible without an output.
 
     Raises:
         UsageError: If the loss, which takes `kinds`, does not take it, or there is no such class.
     """
-    if given is None:
+    if requested is None:
         return Target()
     target = Target()
-    if isinstance(given, Tensor):
-        values = given.detach()
+    if isinstance(requested, Tensor):
+        values = requested.detach()
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # as outputs are taken
-        target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(given.shape)}")
-    elif given in ("zeros", "noise", "self"):
-        target = Target(given)  # type: ignore[arg-type] # one of the kinds, by the line above
+        target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(requested.shape)}")
+    elif requested in ("zeros", "noise", "self"):
+        target = Target(requested)  # type: ignore[arg-type] # one of the kinds, by the line above
     elif "class" in kinds:
-        target = Target("class", classes=_read_classes(str(given), categories))
+        target = Target("class", classes=_read_classes(str(requested), categories))
     if target.kind in kinds:
         return target
-    shown = "a tensor" if isinstance(given, Tensor) else f"'{safe_text(str(given))}'"
+    shown = "a tensor" if isinstance(requested, Tensor) else f"'{safe_text(str(requested))}'"
     if not kinds:
         raise UsageError(
             f"The loss {loss} takes no target: leave out {arg('target')}, or choose another, such as {arg('loss')} ce."
@@ -134,16 +134,16 @@ def class_index(text: str, categories: Sequence[str]) -> int | None:
     wanted = text.strip().lower()
     if re.fullmatch(r"[0-9]{1,9}", wanted):
         return int(wanted)
-    found = [index for index, name in enumerate(categories) if name.lower() == wanted]
-    if not found:  # "tabby" of "tabby, tabby cat"
-        found = [
+    hits = [index for index, name in enumerate(categories) if name.lower() == wanted]
+    if not hits:  # "tabby" of "tabby, tabby cat"
+        hits = [
             index
             for index, name in enumerate(categories)
             if wanted and wanted in (part.strip().lower() for part in name.split(","))
         ]
-    if len(found) > 1:
-        raise UsageError(f"Several classes are named '{safe_text(wanted)}': give one of {', '.join(map(str, found))}.")
-    return found[0] if found else None
+    if len(hits) > 1:
+        raise UsageError(f"Several classes are named '{safe_text(wanted)}': give one of {', '.join(map(str, hits))}.")
+    return hits[0] if hits else None
 
 
 # --- Classes ---------------------------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
         classes = fit(target.tensor.to(rows.device), shape, output, task).long()
         _check_range(classes, rows.shape[1], output, task)
         return classes, target.name
-    given = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
-    _check_range(given, rows.shape[1], output, task)
-    text = classes_text(target.classes if len(target.classes) == 1 else given.tolist(), names)
-    return given.reshape(-1, *(1 for _ in shape[1:])).expand(shape), text
+    indices = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
+    _check_range(indices, rows.shape[1], output, task)
+    text = classes_text(target.classes if len(target.classes) == 1 else indices.tolist(), names)
+    return indices.reshape(-1, *(1 for _ in shape[1:])).expand(shape), text
 
 
 def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]:
@@ -197,8 +197,8 @@ def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]
 def count_error(classes: tuple[int, ...], input_count: int) -> UsageError:
     """Return the error for target classes that are neither one nor as many as the inputs."""
     several = f", or {arg('batch_axis')} 0 if a tensor file holds several inputs" if input_count == 1 else ""
-    given = f"{len(classes)} target classes are given for {counted(input_count, 'input')}"
-    return UsageError(f"{given}: give 1 or as many{several}.")
+    problem = f"{len(classes)} target classes are given for {counted(input_count, 'input')}"
+    return UsageError(f"{problem}: give 1 or as many{several}.")
 
 
 def _check_range(classes: Tensor, count: int, output: Output, task: Task) -> None:
@@ -212,10 +212,10 @@ def _check_range(classes: Tensor, count: int, output: Output, task: Task) -> Non
 
 def classes_text(classes: Sequence[int], names: Sequence[str]) -> str:
     """Return "class 285, Egyptian cat", "classes 285 (Egyptian cat), 281 (tabby)"; names where they are known."""
-    known = [safe_text(names[index]) if index < len(names) else "" for index in classes[:_NAMED_CLASSES]]
+    labels = [safe_text(names[index]) if index < len(names) else "" for index in classes[:_NAMED_CLASSES]]
     if len(classes) == 1:
-        return f"class {classes[0]}" + (f", {known[0]}" if known[0] else "")
-    shown = [f"{index} ({name})" if name else str(index) for index, name in zip(classes, known, strict=False)]
+        return f"class {classes[0]}" + (f", {labels[0]}" if labels[0] else "")
+    shown = [f"{index} ({name})" if name else str(index) for index, name in zip(classes, labels, strict=False)]
     more = len(classes) - len(shown)
     return f"classes {', '.join(shown)}" + (f" and {more} more" if more else "")
 
@@ -237,10 +237,10 @@ def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, st
     if target.kind == "tensor" and target.tensor is not None:
         return fit(target.tensor.to(values.device), shape, output, task).to(values.dtype), target.name
     if target.kind == "self":
-        for given in task.inputs:
-            if given.shape == shape:
-                return given.detach().to(values.device, values.dtype), "the input itself"
-        shapes = ", ".join(shape_text(given.shape) for given in task.inputs) or "no floating-point tensor"
+        for tensor in task.inputs:
+            if tensor.shape == shape:
+                return tensor.detach().to(values.device, values.dtype), "the input itself"
+        shapes = ", ".join(shape_text(tensor.shape) for tensor in task.inputs) or "no floating-point tensor"
         raise UsageError(
             f"{task.loss} cannot compare {output.label} of shape {shape_text(shape)} with the input itself, {shapes}: "
             "the target self is for networks whose output has the shape of their input."
@@ -264,7 +264,7 @@ def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:
     return torch.randn(shape, generator=sources[0])
 
 
-def fit(given: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:
+def fit(tensor: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:
     """Return a target tensor in the shape that is compared, with the rows of this batch's inputs.
 
     It is of that shape; or has a row for each input of the run, or is for one input with or without a batch axis.
@@ -273,19 +273,19 @@ def fit(given: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Te
         UsageError: If the shapes do not fit.
     """
     if shape and shape[0] == len(task.indices):
-        if given.shape == shape[1:] or given.shape == (1, *shape[1:]):
-            return given.expand(shape)
-        if given.dim() == len(shape) and given.shape[1:] == shape[1:]:
-            row_count = given.shape[0]
+        if tensor.shape == shape[1:] or tensor.shape == (1, *shape[1:]):
+            return tensor.expand(shape)
+        if tensor.dim() == len(shape) and tensor.shape[1:] == shape[1:]:
+            row_count = tensor.shape[0]
             if row_count == task.input_count:
-                return given[list(task.indices)]
+                return tensor[list(task.indices)]
             raise UsageError(
-                f"{task.loss} cannot compare {output.label} with {task.target.name}: it is {shape_text(given.shape)}, "
+                f"{task.loss} cannot compare {output.label} with {task.target.name}: it is {shape_text(tensor.shape)}, "
                 f"with {row_count} rows for {task.input_count} inputs. Give 1 row, or as many."
             )
-    elif given.shape == shape:
-        return given
+    elif tensor.shape == shape:
+        return tensor
     raise UsageError(
         f"{task.loss} needs a target of shape {shape_text(shape)} for {output.label} of shape "
-        f"{shape_text(output.tensor.shape)}, but {task.target.name} is {shape_text(given.shape)}."
+        f"{shape_text(output.tensor.shape)}, but {task.target.name} is {shape_text(tensor.shape)}."
     )

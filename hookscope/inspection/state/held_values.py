@@ -89,7 +89,7 @@ class HeldValues:
                 self._moved()
                 or next(self._rewritten(), None)
                 or any(_version(self.tensors[place]) != self.versions[place] for place in self.bare)
-                or not all(_is_same(*each) for each in self.special)
+                or not all(_is_same(*entry) for entry in self.special)
             )
 
     def put_back(self) -> list[Problem]:

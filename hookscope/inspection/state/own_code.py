@@ -84,8 +84,8 @@ def functions_behind(value: Any) -> Iterator[FunctionType]:
                 yield value
             value = attribute_of(value, "__wrapped__")
         elif isinstance(value, property):
-            for each in (value.fget, value.fset):
-                yield from functions_behind(each)
+            for accessor in (value.fget, value.fset):
+                yield from functions_behind(accessor)
             return
         elif isinstance(value, functools.cached_property):
             value = value.func

@@ -54,7 +54,7 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
     kinds = {*map(type, modules)}
     limited = {kind for kind in kinds if issubclass(kind, nn.Embedding | nn.EmbeddingBag)}
-    written = {id(each.weight) for each in modules if type(each) in limited and each.max_norm is not None}
+    written = {id(layer.weight) for layer in modules if type(layer) in limited and layer.max_norm is not None}
     if not own_code:
         return Overwritten(written, gradients=False)
     read = frozenset(kind for kind in kinds if is_read(kind))
@@ -62,13 +62,13 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     functions = {function for value in chain(held.values(), hooks_on(modules)) for function in functions_behind(value)}
     # Functions are not remembered: they may hold on to a network.
     said = _statements(read, functions) if functions else _known_statements(read)
-    through_data = any("data" in each.names for each in said)
-    for each in said:
-        if each.writes or through_data:
-            written.update(map(id, _named(modules, each.owner, each.names)))
-    written.update(map(id, _given_to_writers(modules, {each.owner for each in said if each.writes})))
+    through_data = any("data" in fact.names for fact in said)
+    for stated in said:
+        if stated.writes or through_data:
+            written.update(map(id, _named(modules, stated.owner, stated.names)))
+    written.update(map(id, _given_to_writers(modules, {fact.owner for fact in said if fact.writes})))
     gradients = any(
-        "backward" in each.names or (each.writes and not each.names.isdisjoint(_GRADIENTS)) for each in said
+        "backward" in fact.names or (fact.writes and not fact.names.isdisjoint(_GRADIENTS)) for fact in said
     )
     return Overwritten(written, gradients)
 
@@ -95,7 +95,7 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
     owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
     waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
     for owner in owners:
-        waiting += [(owner, each) for name in _OF_A_MODULE for each in functions_behind(vars(owner).get(name))]
+        waiting += [(owner, method) for name in _OF_A_MODULE for method in functions_behind(vars(owner).get(name))]
     seen: set[CodeType] = set()
     said = []
     while waiting:
@@ -106,16 +106,16 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
         names, writes = _names_in(function.__code__)
         said.append(_Statement(owner, frozenset(names), writes))
         attributes = {name for name in names if not name.startswith("__")}
-        for each in owners:
-            meant = [vars(each)[name] for name in attributes & vars(each).keys()]
-            waiting += [(each, found) for value in meant for found in functions_behind(value)]
+        for holder in owners:
+            meant = [vars(holder)[name] for name in attributes & vars(holder).keys()]
+            waiting += [(holder, callee) for value in meant for callee in functions_behind(value)]
         for value in _globals_of(function, names):
-            waiting += [(nn.Module, found) for found in functions_behind(value)]
+            waiting += [(nn.Module, callee) for callee in functions_behind(value)]
             if isinstance(value, type) and is_read(value) and not issubclass(value, nn.Module):
                 bases = [base for base in value.__mro__ if is_read(base) and base not in owners]
                 owners += bases
                 entries = [vars(base).get(name) for base in bases for name in ("__init__", *ENTRY_POINTS)]
-                waiting += [(nn.Module, found) for entry in entries for found in functions_behind(entry)]
+                waiting += [(nn.Module, callee) for entry in entries for callee in functions_behind(entry)]
     return tuple(said)
 
 
@@ -128,11 +128,11 @@ def _names_in(code: CodeType) -> tuple[set[str], bool]:
     """Return the names in a function and those inside it, and whether it may write to a tensor."""
     names: set[str] = set()
     writes = False
-    for each in codes_in(code):
-        names.update(each.co_names)
-        steps = zip(each.co_code[::2], each.co_code[1::2], strict=True)
+    for body in codes_in(code):
+        names.update(body.co_names)
+        steps = zip(body.co_code[::2], body.co_code[1::2], strict=True)
         writes |= any(step == _STORE_ITEM or (step == _BINARY and argument >= _AUGMENTED) for step, argument in steps)
-        for constant in each.co_consts:
+        for constant in body.co_consts:
             if isinstance(constant, tuple):  # keywords of a call
                 names.update(name for name in constant if isinstance(name, str))
     return names, writes or not names.isdisjoint(_WRITES) or any(map(_IN_PLACE.match, names - _CHANGES_NO_VALUE))
@@ -175,7 +175,7 @@ def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -
     for name in near.keys() | far.keys():
         yield from near[name] or far[name]
     if not names.isdisjoint(_EVERY_PARAMETER):
-        yield from (each for module in reached for each in module._parameters.values() if each is not None)
+        yield from (param for module in reached for param in module._parameters.values() if param is not None)
 
 
 def _tensors_by_name(module: nn.Module, names: AbstractSet[str]) -> Iterator[tuple[str, Tensor]]:

@@ -251,8 +251,8 @@ def _not_put_back(network: nn.Module, problems: Sequence[Problem]) -> str:
     thing, reason = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     line = printable(reason.strip().partition("\n")[0]).rstrip(".")
-    what = f"{_name_of(network, thing)}: {line}{more}"
-    return f"The model could not be restored: {what}. Rebuild it before using it."
+    problem = f"{_name_of(network, thing)}: {line}{more}"
+    return f"The model could not be restored: {problem}. Rebuild it before using it."
 
 
 def _name_of(network: nn.Module, thing: object) -> str:

@@ -45,7 +45,7 @@ _hooks_of: Callable[[Any], tuple[Any, ...]] = itemgetter(*_HOOKS)
 
 _EMPTY_MODULE = [*vars(nn.Module())]
 
-_TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
+_TORCHS_OWN = frozenset(member for member in vars(nn).values() if isinstance(member, type))
 
 # What a class may define that does nothing while its modules run.
 _INERT = frozenset(
@@ -82,48 +82,50 @@ def reachable(modules: Sequence[nn.Module], *, closely: bool) -> Reachable:
     `closely`, there are neither hooks nor code but that of torch, torchvision and timm, so of torch's own modules only
     those change that are in train mode or keep more than constants.
     """
-    found = Reachable()
+    reached = Reachable()
     kinds = {*map(type, modules)}
     packages = {kind.__module__.partition(".")[0] for kind in kinds} - {"torch", "builtins"}
     seen = {*map(id, modules)}
     pending = [*modules]
     slotted = {kind for kind in kinds if any(vars(base).get("__slots__") for base in kind.__mro__)}
     bases = {base for kind in kinds for base in kind.__mro__ if is_read(base)}
-    found.states += [State(CLASS, base) for base in bases]
-    found.states += [State(SLOTS, module) for module in modules if type(module) in slotted]
-    waiting = [each for state in found.states for each in state.value.values()]
+    reached.states += [State(CLASS, base) for base in bases]
+    reached.states += [State(SLOTS, module) for module in modules if type(module) in slotted]
+    waiting = [attribute for state in reached.states for attribute in state.value.values()]
     if closely:
         on_all = [held for name, held in vars(nn.modules.module).items() if name.startswith("_global_")]  # hooks
-        found.containers += [(kind, each) for each in on_all if (kind := kind_of(each))]
+        reached.containers += [(kind, registry) for registry in on_all if (kind := kind_of(registry))]
     while pending or waiting:
-        waiting += _of_modules(found, pending, closely=closely)
+        waiting += _of_modules(reached, pending, closely=closely)
         pending = []
         inner: list[Any] = []
-        for value in [each for each in waiting if type(each) not in _LEAVES and id(each) not in seen]:
+        for value in [
+            candidate for candidate in waiting if type(candidate) not in _LEAVES and id(candidate) not in seen
+        ]:
             if type(value) is tuple and len(value) <= _SEARCHED_ENTRIES:  # of constants, nearly always
                 inner += value
                 continue
             seen.add(id(value))
             if isinstance(value, Tensor):
-                if id(value) not in found.parameters and id(value) not in found.buffers:
-                    found.tensors[id(value)] = value
+                if id(value) not in reached.parameters and id(value) not in reached.buffers:
+                    reached.tensors[id(value)] = value
             elif isinstance(value, nn.Module):
                 pending.append(value)
             else:
                 with suppress(Exception):  # an object may raise anything when it is looked at
-                    inner += _of_other(found, value, packages)
+                    inner += _of_other(reached, value, packages)
         waiting = inner
-    return found
+    return reached
 
 
-def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
+def _of_modules(reached: Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
     """Note modules with their parameters and buffers; list what else they lead to."""
     parameters = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
-    found.parameters.update(zip(map(id, parameters), parameters, strict=True))
-    found.modules += modules
+    reached.parameters.update(zip(map(id, parameters), parameters, strict=True))
+    reached.modules += modules
     if not closely:
         modules = [module for module in modules if not _keeps_still(module)]
-    found.owners += modules
+    reached.owners += modules
     attributes = [*map(vars, modules)]
     try:
         parts = [*chain.from_iterable(map(_parts_of, attributes))]
@@ -132,15 +134,15 @@ def _of_modules(found: Reachable, modules: Sequence[nn.Module], *, closely: bool
         parts = [held.get(name, {}) for held in attributes for name in _PARTS]
         hooks = [held[name] for held in attributes for name in _HOOKS if closely and name in held]
     if not _REGISTER_KINDS.issuperset(map(type, parts)):  # a script's
-        found.states += [State(VIEW, part) for part in parts if type(part) not in _REGISTER_KINDS]
-        found.registers += [part for part in parts if type(part) in _REGISTER_KINDS]
+        reached.states += [State(VIEW, part) for part in parts if type(part) not in _REGISTER_KINDS]
+        reached.registers += [part for part in parts if type(part) in _REGISTER_KINDS]
         parts = [part if type(part) in _REGISTER_KINDS else dict(part.items()) for part in parts]
     else:
-        found.registers += parts
-    found.registers += hooks
+        reached.registers += parts
+    reached.registers += hooks
     _, buffers, _, children = (filter(None, parts[place :: len(_PARTS)]) for place in range(len(_PARTS)))
-    known = [each for each in chain.from_iterable(map(dict.values, buffers)) if each is not None]
-    found.buffers.update(zip(map(id, known), known, strict=True))
+    tensors = [buffer for buffer in chain.from_iterable(map(dict.values, buffers)) if buffer is not None]
+    reached.buffers.update(zip(map(id, tensors), tensors, strict=True))
     inner = [*chain.from_iterable(map(dict.values, chain(children, filter(None, hooks))))]
     for held in attributes:
         inner += _own_values(held)
@@ -172,7 +174,7 @@ def _own_values(attributes: dict[str, Any]) -> list[Any]:
     return [value for name, value in attributes.items() if type(value) not in _LEAVES and name not in _REGISTERS]
 
 
-def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
+def _of_other(reached: Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
     """Note an object that is neither module nor tensor; list what it leads to."""
     kind = type(value)
     if isinstance(value, tuple | frozenset):
@@ -180,10 +182,10 @@ def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Itera
     container_kind = kind_of(value)
     inner: list[Any] = []
     if container_kind is not None:
-        found.containers.append((container_kind, value))
+        reached.containers.append((container_kind, value))
         inner += contents(container_kind, value) if len(value) <= _SEARCHED_ENTRIES else ()
     elif (state := state_as_a_whole(value)) is not None:
-        found.states.append(state)
+        reached.states.append(state)
         return state.value.values() if isinstance(value, torch._C.ScriptModule) else ()
     elif not (
         kind.__module__ in _WITH_CONTAINERS
@@ -194,9 +196,9 @@ def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Itera
         return ()
     if kind is not container_kind:
         if kind.__dictoffset__:  # `hasattr` would ask the object's own `__getattr__`
-            found.owners.append(value)
+            reached.owners.append(value)
             inner += vars(value).values()
         if any(vars(base).get("__slots__") for base in kind.__mro__):
-            found.states.append(State(SLOTS, value))
-            inner += found.states[-1].value.values()
+            reached.states.append(State(SLOTS, value))
+            inner += reached.states[-1].value.values()
     return inner

@@ -45,24 +45,24 @@ class Snapshot:
             differentiates: Whether a backward pass may run before the network is compared with the snapshot.
         """
         own_code = has_own_code(modules)
-        self._found = found = reachable(modules, closely=own_code)
+        self._found = reached = reachable(modules, closely=own_code)
         self._with_hooks = own_code  # those of modules are among what was found
-        written = overwritten(found.modules, own_code=own_code)
-        stepped = [group for owner in found.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
+        written = overwritten(reached.modules, own_code=own_code)
+        stepped = [group for owner in reached.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
         expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
         # torch's own layers write to no parameters but the expected ones; code of the network's own may write to any.
-        parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
-        self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
-        self.owners: list[Any] = found.owners + tensors if own_code else found.owners
+        parameters = [parameter for parameter in reached.parameters.values() if own_code or id(parameter) in expected]
+        self.tensors = tensors = [*reached.buffers.values(), *reached.tensors.values(), *parameters]
+        self.owners: list[Any] = reached.owners + tensors if own_code else reached.owners
         with torch._C.DisableTorchFunction():
-            self.leaves = [tensor for tensor in found.tensors.values() if tensor.requires_grad and is_leaf(tensor)]
+            self.leaves = [tensor for tensor in reached.tensors.values() if tensor.requires_grad and is_leaf(tensor)]
             # A forward pass of torch's layers changes nothing of a parameter that is noted of leaves. A backward pass
             # may, and so may code of the network's own.
-            self.leaves += found.parameters.values() if own_code or differentiates else ()
-            self._attributes = [vars(each) for each in self.owners]
+            self.leaves += reached.parameters.values() if own_code or differentiates else ()
+            self._attributes = [vars(owner) for owner in self.owners]
             self.histories = [*_histories(tensors)]
             self.note()
-            copied = {*found.buffers, *expected}
+            copied = {*reached.buffers, *expected}
             # A module that casts itself in its forward pass, and back, casts its gradients too: they are held as well.
             gradients = {id(gradient): gradient for gradient in self._gradients if own_code and gradient is not None}
             if written.gradients:
@@ -128,11 +128,11 @@ class Snapshot:
 
     def _put_back_references(self) -> list[Problem]:
         problems: list[Problem] = []
-        known = {*self._found.parameters, *map(id, self.leaves)}
+        ids = {*self._found.parameters, *map(id, self.leaves)}
         for owner, kind, attributes in zip(self.owners, self._kinds, self._attributes, strict=True):
             if isinstance(owner, nn.Module):  # it may have registered parameters, which have got gradients
                 for parameter in owner._parameters.values():
-                    if parameter is not None and id(parameter) not in known:
+                    if parameter is not None and id(parameter) not in ids:
                         parameter.grad = None
             if type(owner) is not kind or vars(owner) is not attributes:
                 problems += _put_back_class(owner, kind, attributes)
@@ -207,7 +207,7 @@ def _node(tensor: Tensor) -> Any:
 
 
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
-    tensors = [each for each in tensors if each.requires_grad]  # what has a graph requires a gradient
+    tensors = [tensor for tensor in tensors if tensor.requires_grad]  # what has a graph requires a gradient
     with torch.inference_mode(False), torch.enable_grad():
         for tensor in tensors:
             if not is_leaf(tensor) and not missing_memory(tensor):

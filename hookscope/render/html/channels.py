@@ -33,7 +33,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
     if len(places) < total:
         remarks.append(f"{len(places):,} of {counted(total, 'channel')} are here, all of them in {part.all_in}.")
     data = {
-        "columns": [{"key": each.key, "words": each.words, "format": _format(each)} for each, _ in told],
+        "columns": [{"key": heading.key, "words": heading.words, "format": _format(heading)} for heading, _ in told],
         "channels": [*zip(*(values for _, values in told), (crops.get(at, -1) for at in places), strict=True)],
         "strips": list(strips.values()),
     }

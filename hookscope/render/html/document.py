@@ -145,7 +145,10 @@ def _pictures(
             return pictures.get(file, "")
         return thumbnail_uri(run.read_picture(file), file, part.side)
 
-    return [(each, quote(safe_text(each.file), safe=""), uri(each.file)) for each in part.pictures[:_MOST_PICTURES]]
+    return [
+        (picture, quote(safe_text(picture.file), safe=""), uri(picture.file))
+        for picture in part.pictures[:_MOST_PICTURES]
+    ]
 
 
 def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:

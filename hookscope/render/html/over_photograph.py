@@ -41,12 +41,12 @@ def inputs_that_fit(shown: Iterable[Shown]) -> list[Shown]:
     """Return the first inputs with their maps, as many as fit into one page."""
     inputs: list[Shown] = []
     room = BUDGET
-    for each in shown:
-        room -= sum(len(picture["uri"]) for picture in (each, *each["maps"]))
-        room -= sum(len(patches["weights"]) for patches in each.get("patches", ()))
+    for entry in shown:
+        room -= sum(len(picture["uri"]) for picture in (entry, *entry["maps"]))
+        room -= sum(len(patches["weights"]) for patches in entry.get("patches", ()))
         if room < 0 and inputs:
             break
-        inputs.append(each)
+        inputs.append(entry)
     return inputs
 
 
@@ -57,19 +57,25 @@ def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
     return {
         **photograph,
         "remark": mapped.remark or picture.remark,
-        "lies_over": all(each.draw is None for each in maps),
-        "maps": [_shown_map(each, picture.region, run) for each in maps],
+        "lies_over": all(input_map.draw is None for input_map in maps),
+        "maps": [_shown_map(input_map, picture.region, run) for input_map in maps],
         "patches": [_shown_patches(patches, picture.region) for patches in mapped.patches],
     }
 
 
-def _shown_map(each: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
-    if each.draw is None:
-        uri = png_uri(Image.fromarray(tint(each.map, tinted_region(region))))
+def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
+    if input_map.draw is None:
+        uri = png_uri(Image.fromarray(tint(input_map.map, tinted_region(region))))
     else:
-        drawn = run.record.overlays[each.number]
+        drawn = run.record.overlays[input_map.number]
         uri = thumbnail_uri(run.read_picture(drawn), drawn, _DRAWN_SIDE)
-    return {"title": each.title, "where": each.where, "facts": each.facts, "uri": uri, **legend(colour_scale(each.map))}
+    return {
+        "title": input_map.title,
+        "where": input_map.where,
+        "facts": input_map.facts,
+        "uri": uri,
+        **legend(colour_scale(input_map.map)),
+    }
 
 
 def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
@@ -88,7 +94,7 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
         "across": (right - left) * wide,
         "down": (bottom - top) * tall,
         "weights": base64.b64encode(levels.tobytes()).decode("ascii"),
-        "tops": " ".join(f"{each:.4g}" for each in tops),
+        "tops": " ".join(f"{peak:.4g}" for peak in tops),
     }
 
 

@@ -104,5 +104,5 @@ def _asset(name: str) -> str:
 def _policy(style: str, script: str) -> str:
     sources = {"style-src": style, "script-src": script}
     digests = {name: hashlib.sha256(text.encode()).digest() for name, text in sources.items() if text}
-    own = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]
-    return "; ".join(("default-src 'none'", *own, "img-src data:", "base-uri 'none'", "form-action 'none'"))
+    directives = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]
+    return "; ".join(("default-src 'none'", *directives, "img-src data:", "base-uri 'none'", "form-action 'none'"))

@@ -181,9 +181,9 @@ def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int,
     with Image.open(io.BytesIO(picture.png)) as row:
         maps = np.asarray(row).repeat(scale, axis=0).repeat(scale, axis=1)
         strip = np.full((height, count * (width + _STRIP_GAP) - _STRIP_GAP), BACKGROUND, np.uint8)
-        for each in range(count):
-            left = each * (width + _STRIP_GAP)
-            strip[:, left : left + width] = maps[:height, each * width : (each + 1) * width]
+        for index in range(count):
+            left = index * (width + _STRIP_GAP)
+            strip[:, left : left + width] = maps[:height, index * width : (index + 1) * width]
         uri = f"data:image/png;base64,{base64.b64encode(_encode(strip, bytes(row.getpalette() or ()))).decode('ascii')}"
     return uri, count, strip.shape[1]
 

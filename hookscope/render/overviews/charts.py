@@ -91,8 +91,8 @@ class Chart:
         return _AXIS + (place + 0.5) * self._step
 
     def _draw(self, image: Image.Image, top: int) -> None:
-        runs = [self._shown(each) for each in self.series]
-        axis = self._axis([value for each in runs for run in each for _, value in run])
+        runs = [self._shown(series) for series in self.series]
+        axis = self._axis([value for segments in runs for run in segments for _, value in run])
         ticks = [(_PLOT_HEIGHT * (1 - share), words) for share, words in axis.ticks]
         pen = _Pen(INNER, _PLOT_HEIGHT)
         half = max(3.0, self._step / 2)
@@ -102,10 +102,10 @@ class Chart:
         for _, place in self.letters:
             for dash in range(0, _PLOT_HEIGHT, 8):
                 pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
-        for each, shown in zip(self.series, runs, strict=True):
+        for series, shown in zip(self.series, runs, strict=True):
             for run in shown:
                 points = [(self._x(place), _PLOT_HEIGHT * (1 - axis.share(value))) for place, value in run]
-                pen.draw(each.shape, points, each.colour, self._step / 2, with_dots=self.count <= _MOST_DOTS)
+                pen.draw(series.shape, points, series.colour, self._step / 2, with_dots=self.count <= _MOST_DOTS)
         for mark in self.marks:
             feet = sorted({round(self._x(place)) for place in mark.places})
             pen.draw(mark.shape, [(x, _PLOT_HEIGHT - 8) for x in feet], mark.colour)
@@ -126,7 +126,7 @@ class Chart:
     def _write_head(self, image: Image.Image, top: int) -> None:
         pen, drawn = ImageDraw.Draw(image), font(TEXT)
         pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
-        key: list[tuple[str, Colour, Shape]] = [(each.name, each.colour, each.shape) for each in self.series]
+        key: list[tuple[str, Colour, Shape]] = [(series.name, series.colour, series.shape) for series in self.series]
         key += [(mark.name, mark.colour, mark.shape) for mark in self.marks if mark.places]
         key += [(self.ground_name, _GROUND, "area")] if self.ground else []
         left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18

@@ -129,8 +129,8 @@ def _listing(part: Listing) -> list[Block]:
     return [text_block([(part.title, NAME, INK), *lines, *_more(len(part.lines) - _MOST_LINES, "line")])]
 
 
-def _more(count: int, what: str) -> list[Line]:
-    return [(f"and {counted(count, f'more {what}')}", SMALL, DIM)] if count > 0 else []
+def _more(count: int, noun: str) -> list[Line]:
+    return [(f"and {counted(count, f'more {noun}')}", SMALL, DIM)] if count > 0 else []
 
 
 def _time_line(part: Findings) -> Block:
@@ -177,8 +177,8 @@ def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
 def _depth_chart(part: DepthChart) -> list[Block]:
     ground, pointed_at = part.ground
     series = [
-        Series(each.name, each.values, PALE_BLUE if each.shape == "area" else _SERIES[each.colour], each.shape)
-        for each in part.shown
+        Series(curve.name, curve.values, PALE_BLUE if curve.shape == "area" else _SERIES[curve.colour], curve.shape)
+        for curve in part.shown
     ]
     marks = [
         Marks(words, _places(marked), GREY, "triangle") if level == "dim" else Marks(words, _places(marked), VERMILION)
@@ -257,9 +257,9 @@ def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
 def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
     """Return the colours of a heat map, (rows, columns, 3)."""
     shares = heat.shares()
-    known = ~np.isnan(shares)
+    valid = ~np.isnan(shares)
     result = np.full((*shares.shape, 3), _NOTHING, np.uint8)
-    result[known] = colour_levels("viridis", _LEVELS)[(shares[known] * (_LEVELS - 1) + 0.5).astype(np.int64)]
+    result[valid] = colour_levels("viridis", _LEVELS)[(shares[valid] * (_LEVELS - 1) + 0.5).astype(np.int64)]
     if not heat.share:
         result[heat.values == 0] = _ZERO
     result[np.isinf(heat.values)] = _NON_FINITE

@@ -48,7 +48,7 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
     last = large if len(large) >= MOST_STAGES else last
     sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
     octaves = [math.log2(height * width) for height, width in sizes]
-    chosen = {last[sizes[each]] for each in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
+    chosen = {last[sizes[index]] for index in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
     return [layers[place] for place in sorted(_spread([layer.row for layer in layers], sorted(chosen)))]
 
 
@@ -57,7 +57,7 @@ def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
     result = set(chosen)
     while 0 < len(result) < min(MOST_STAGES, len(values)):
         away = [min(abs(value - values[other]) for other in result) for value in values]
-        result.add(max(range(len(values)), key=lambda each: (each not in result, away[each])))
+        result.add(max(range(len(values)), key=lambda index: (index not in result, away[index])))
     return result
 
 
@@ -151,9 +151,9 @@ class MapColumns:
                 _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
 
 
-def _why(each: MapSummary) -> str:
-    held = "NaN" if np.isnan(each.strongest).any() else "Inf"
-    return "strongest" if np.isfinite(each.strongest).all() else f"holds {held}"
+def _why(summary: MapSummary) -> str:
+    held = "NaN" if np.isnan(summary.strongest).any() else "Inf"
+    return "strongest" if np.isfinite(summary.strongest).all() else f"holds {held}"
 
 
 def is_strip(size: tuple[int, int]) -> bool:

@@ -55,7 +55,9 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     if photograph is None:
         return []
     drawn = [
-        _about_map(each, np.asarray(each.draw(INNER))) for each in maps[:_MOST_DRAWN_MAPS] if each.draw is not None
+        _about_map(input_map, np.asarray(input_map.draw(INNER)))
+        for input_map in maps[:_MOST_DRAWN_MAPS]
+        if input_map.draw is not None
     ]
     if drawn:
         about = text_block(_about_input(mapped.record))
@@ -69,7 +71,10 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     ratio = min(width / photograph.region.width, _TALLEST / photograph.region.height)
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
-    cells = [input_cell(mapped.record, small), *(_about_map(each, map_pixels(each.map, small)) for each in shown)]
+    cells = [
+        input_cell(mapped.record, small),
+        *(_about_map(input_map, map_pixels(input_map.map, small)) for input_map in shown),
+    ]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
     return [*rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(shown))]
 
@@ -85,7 +90,7 @@ def _rows(cells: Sequence[Cell], maps: Sequence[InputMap], columns: int, across:
     starts = range(1, len(cells), across)
     if across < columns:  # the input has a column
         return [[None if start > 1 else cells[0], *cells[start : start + across]] for start in starts]
-    if len({each.where for each in maps}) == across > 1:  # it has a row
+    if len({input_map.where for input_map in maps}) == across > 1:  # it has a row
         return [cells[:1], *(cells[start : start + across] for start in starts)]
     return [cells[start : start + columns] for start in range(0, len(cells), columns)]
 
@@ -99,12 +104,12 @@ def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
     if wide > 2.2:
         return 1, 1
     most = max(2, min(4, math.floor(4.6 / wide)))
-    layers = len({each.where for each in maps})
+    layers = len({input_map.where for input_map in maps})
     if 1 < layers <= most and layers < len(maps):
         return (layers + 1 if layers < most else layers), layers
     count = len(maps) + 1
     fitting = range(2, min(most, count) + 1)
-    columns = min(fitting, key=lambda each: (-count % each, each if count <= 6 else -each), default=1)
+    columns = min(fitting, key=lambda fit: (-count % fit, fit if count <= 6 else -fit), default=1)
     return columns, columns
 
 
@@ -121,9 +126,9 @@ def _about_input(record: InputRecord) -> list[Line]:
     return [(short_name(record), NAME, INK), (seen, TEXT, DIM)]
 
 
-def map_pixels(each: PlacedMap, photograph: Photograph) -> NDArray[np.uint8]:
+def map_pixels(placed_map: PlacedMap, photograph: Photograph) -> NDArray[np.uint8]:
     """Return a map over a photograph, with a frame around what the network sees."""
-    pixels = overlay(photograph, each)
+    pixels = overlay(photograph, placed_map)
     _outline(pixels, photograph.region)
     return pixels
 
@@ -137,12 +142,12 @@ def _outline(pixels: NDArray[np.uint8], region: Region) -> None:
             edge[:] = LINE
 
 
-def _about_map(each: InputMap, pixels: NDArray[np.uint8]) -> Cell:
-    scale = colour_scale(each.map)
-    facts = "   ·   ".join(f"{term} {words}" for term, words in each.facts)
-    lines: list[Line] = [(each.title, NAME, INK), (facts, TEXT, INK)]
-    if each.where:
-        lines.insert(1, (each.where, TEXT, DIM))
+def _about_map(input_map: InputMap, pixels: NDArray[np.uint8]) -> Cell:
+    scale = colour_scale(input_map.map)
+    facts = "   ·   ".join(f"{term} {words}" for term, words in input_map.facts)
+    lines: list[Line] = [(input_map.title, NAME, INK), (facts, TEXT, INK)]
+    if input_map.where:
+        lines.insert(1, (input_map.where, TEXT, DIM))
     if not scale.top:
         return Cell(pixels, [*lines, ("the map is 0 everywhere", TEXT, DIM)])
     return Cell(pixels, lines, bar(scale, 240, BAR), scale.labels)

@@ -84,7 +84,7 @@ class Run:
         Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
         written, or the target has become something else than a hookscope run. Returns where the run is, as `given`.
         """
-        given, target = self.given, self.target
+        user_path, target = self.given, self.target
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
             for path in self.path.rglob("*"):
@@ -95,13 +95,13 @@ class Run:
             sync(self.path)
             with _locked(self.target.parent):
                 if self.numbered and is_of_another_command(target, metadata.get("command")):
-                    target = next(each for each in _numbered(target) if not os.path.lexists(each))
+                    target = next(candidate for candidate in _numbered(target) if not os.path.lexists(candidate))
                     self.path.rename(target)
-                    given = given.with_name(target.name)
+                    user_path = user_path.with_name(target.name)
                 else:
                     self._take_place()
             sync(self.target.parent)
-        return given
+        return user_path
 
     def _take_place(self) -> None:
         _refuse_foreign(self.target, self.option)
@@ -162,9 +162,9 @@ def new_run(target: Path, option: str = "", *, numbered: bool = False) -> Iterat
             folder or onto a full disk.
     """
     check_target(target, option)
-    given, target = target, _absolute(target)
+    path, target = target, _absolute(target)
     token = new_token()
-    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), given, option, numbered)
+    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), path, option, numbered)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
         with _claimed(run), _reported(target, option, within=run.path):
@@ -208,7 +208,7 @@ def default_run_path(verb: str, *names: str) -> Path:
 
 def free_run_path(target: Path, command: str) -> Path:
     """Return `target`, or the first of `target-2`, `target-3`, … where no run of another command would be replaced."""
-    return next(each for each in chain([target], _numbered(target)) if not is_of_another_command(each, command))
+    return next(path for path in chain([target], _numbered(target)) if not is_of_another_command(path, command))
 
 
 def command_of(target: Path) -> str | None:
@@ -336,7 +336,7 @@ def _is_abandoned(folder: Path) -> bool:
 
 def _settle_leftovers(target: Path) -> None:
     leftover = re.compile(re.escape(f".{target.name}.") + r"(?:partial|previous)-(\d+-[0-9a-f]{8})")
-    tokens = {found[1] for path in target.parent.iterdir() if (found := leftover.fullmatch(path.name))}
+    tokens = {match[1] for path in target.parent.iterdir() if (match := leftover.fullmatch(path.name))}
     for token in tokens:
         if _is_abandoned(_beside(target, "partial", token)):
             _settle(target, _beside(target, "previous", token))

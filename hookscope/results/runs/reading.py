@@ -94,11 +94,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         InputError: If the folder is no run, was cut short, or is of another version.
     """
     if not folder.is_dir():
-        what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise refusal(folder, what, _nearest_runs(folder) or f"Give the folder of a run{_example(RUNS)}.")
+        reason = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
+        raise refusal(folder, reason, _nearest_runs(folder) or f"Give the folder of a run{_example(RUNS)}.")
     if not os.path.lexists(folder / "run.json"):
-        what = "without run.json it is not a hookscope run, or an unfinished one"
-        raise refusal(folder, what, f"Give the folder of a finished run{_example(folder)}.")
+        reason = "without run.json it is not a hookscope run, or an unfinished one"
+        raise refusal(folder, reason, f"Give the folder of a finished run{_example(folder)}.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
         raise refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
@@ -114,11 +114,11 @@ def _nearest_runs(folder: Path) -> str:
     for place in (folder.parent, RUNS):
         try:
             files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
-            known = [str(file.parent) for file in files]
+            runs = [str(file.parent) for file in files]
         except (OSError, ValueError):  # a name with a null byte
             continue
-        if found := nearest(str(place / folder.name), known, prefix=f"{place}/"):
-            return f"Give the folder of a run.{found}"
+        if hint := nearest(str(place / folder.name), runs, prefix=f"{place}/"):
+            return f"Give the folder of a run.{hint}"
     return ""
 
 
@@ -155,9 +155,9 @@ def read_run(folder: Path) -> StoredRun[Any]:
         result = checked(kind, document, _read_arrays(folder))
     except ValueError as error:
         place, reason = error.args
-        what = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
-        raise refusal(folder, what) from error
-    wrong = next((what for check in _CHECKS[kind] for what in check(record, result)), "")
+        problem = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
+        raise refusal(folder, problem) from error
+    wrong = next((fault for check in _CHECKS[kind] for fault in check(record, result)), "")
     if wrong:
         raise refusal(folder, wrong)
     if isinstance(result, Survey):
@@ -195,8 +195,8 @@ def _check_version(folder: Path, name: str, document: dict[str, Any]) -> None:
     remedy = (
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
-    what = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {SCHEMA_VERSION}"
-    raise refusal(folder, what, remedy)
+    reason = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {SCHEMA_VERSION}"
+    raise refusal(folder, reason, remedy)
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
@@ -222,9 +222,9 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
     return content
 
 
-def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
+def refusal(folder: Path, reason: str, remedy: str = "Run the command that made it again.") -> InputError:
     """Return the error for a run that cannot be read."""
-    return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))
+    return InputError(safe_text(f"Cannot read the run '{folder}': {reason}. {remedy}"))
 
 
 # What has to belong together in a run, besides being of the right types: each yields what does not, in words.
@@ -262,38 +262,38 @@ def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients) 
     for grid in record.grids:
         if grid.input_index >= input_count or grid.row not in indices:
             yield f"'{grid.path[:_MOST_SHOWN]}' is of no row"
-    for each in result.token_maps if isinstance(result, Activations) else ():
-        fits = len(each.norms) == len(each.prefix) + math.prod(each.grid)
-        if each.input_index >= input_count or each.row not in indices or not fits or not all(each.grid):
-            yield f"norms of tokens of '{each.label[:_MOST_SHOWN]}' are of no row"
+    for token_map in result.token_maps if isinstance(result, Activations) else ():
+        fits = len(token_map.norms) == len(token_map.prefix) + math.prod(token_map.grid)
+        if token_map.input_index >= input_count or token_map.row not in indices or not fits or not all(token_map.grid):
+            yield f"norms of tokens of '{token_map.label[:_MOST_SHOWN]}' are of no row"
     if len(record.thumbnails) > input_count:
         yield "it has more thumbnails than inputs"
 
 
 def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator[str]:
     patches = result.patches if isinstance(result, Attention) else ()
-    of_inputs = max((each.input_index for each in (*result.maps, *patches)), default=-1) < len(result.inputs)
+    of_inputs = max((drawn.input_index for drawn in (*result.maps, *patches)), default=-1) < len(result.inputs)
     if len(record.pictures) != len(result.inputs) or not of_inputs:
         yield "its pictures are not those of its inputs"
     if len(record.overlays) != len(result.maps):
         yield "its overlays are not those of its maps"
-    maps = [(each.values.ndim, each) for each in result.maps]
-    for axes, each in (*maps, *((patch.values.ndim - 1, patch) for patch in patches)):
-        sides = [*zip(each.extent[:axes], each.extent[axes:], strict=False)]
-        is_area = len(each.extent) == 2 * axes and all(map(math.isfinite, each.extent))
+    maps = [(attribution_map.values.ndim, attribution_map) for attribution_map in result.maps]
+    for axes, heat_map in (*maps, *((patch.values.ndim - 1, patch) for patch in patches)):
+        sides = [*zip(heat_map.extent[:axes], heat_map.extent[axes:], strict=False)]
+        is_area = len(heat_map.extent) == 2 * axes and all(map(math.isfinite, heat_map.extent))
         is_inside = all(begin < min(end, 1) and end > 0 for begin, end in sides)
-        fits = 1 <= axes <= 3 and each.values.dtype == np.float32 and each.values.size
-        if not (is_area and is_inside and fits and _fits_itself(each)):
+        fits = 1 <= axes <= 3 and heat_map.values.dtype == np.float32 and heat_map.values.size
+        if not (is_area and is_inside and fits and _fits_itself(heat_map)):
             yield f"a map in its {ARRAYS} is not the one listed in {RESULT}"
 
 
-def _fits_itself(each: AttributionMap | AttentionMap | PatchWeights) -> bool:
+def _fits_itself(heat_map: AttributionMap | AttentionMap | PatchWeights) -> bool:
     """Tell whether the size of the input, or the grid of queries, belongs to a map."""
-    if isinstance(each, PatchWeights):
-        return each.values.ndim == 3 and len(each.values) == math.prod(each.query_grid)
-    if isinstance(each, AttentionMap):
-        return each.values.ndim == 2
-    return len(each.size) in (0, each.values.ndim) and 0 not in each.size
+    if isinstance(heat_map, PatchWeights):
+        return heat_map.values.ndim == 3 and len(heat_map.values) == math.prod(heat_map.query_grid)
+    if isinstance(heat_map, AttentionMap):
+        return heat_map.values.ndim == 2
+    return len(heat_map.size) in (0, heat_map.values.ndim) and 0 not in heat_map.size
 
 
 def _wrong_grids_of_differences(record: RunRecord, result: Differences) -> Iterator[str]:

@@ -8,7 +8,7 @@ A line is written at once and whole, so that a process that is killed leaves all
   count.
 - "watched": `WatchedStep`; `parameters`, `layers` and `tables` are columns, so that a hundred of them stay small. A
   column without any value is left out.
-- "verdict", "end": `TrainingVerdict`, `TrainingEnd`.
+- "verdict", "end": `TrainingFinding`, `TrainingEnd`.
 
 NaN and infinities are texts, as in other JSON. Fields with their default value are left out.
 """
@@ -33,10 +33,10 @@ from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
+    TrainingFinding,
     TrainingLog,
     TrainingStart,
     TrainingStep,
-    TrainingVerdict,
     WatchedLayer,
     WatchedParameter,
     WatchedStep,
@@ -49,7 +49,7 @@ if sys.platform != "win32":
 FILE = "watch.jsonl"
 """The file inside the folder of a watched training."""
 
-TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingVerdict | TrainingEnd
+TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | TrainingEnd
 """What a line holds."""
 
 # A larger file is not read: a million steps fit.
@@ -140,14 +140,14 @@ class TrainingLogFile:
                 os.close(descriptor)
 
     def _lines(self, record: TrainingRecord) -> str:
-        known = len(self._positions)
+        count = len(self._positions)
         if isinstance(record, TrainingStep):
             line = _step_line(record, self._positions.__getitem__)
         else:
             line = f"{_ENCODER.encode(_document(record, self._positions.__getitem__))}\n"
-        if len(self._positions) == known:
+        if len(self._positions) == count:
             return line
-        new = plain([*self._positions][known:])
+        new = plain([*self._positions][count:])
         return f"{_ENCODER.encode({'type': 'names', 'names': new})}\n{line}"
 
 
@@ -166,8 +166,8 @@ def read_training(folder: Path) -> TrainingLog:
         InputError: If there is no such file, it is too large, or not as hookscope writes it.
     """
     if not folder.is_dir():
-        what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise refusal(folder, what, "Give the folder of a watched training.")
+        problem = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
+        raise refusal(folder, problem, "Give the folder of a watched training.")
     whole, _, rest = read_inside(folder, FILE, _MAX_BYTES).rpartition(b"\n")
     records: list[TrainingRecord] = []
     names: list[str] = []
@@ -181,7 +181,7 @@ def read_training(folder: Path) -> TrainingLog:
     if not records:
         raise refusal(folder, f"its {FILE} holds nothing yet", "Wait for the first step.")
     return TrainingLog(
-        **{field: tuple(each for each in records if isinstance(each, kind)) for field, kind in _LISTS.items()},
+        **{field: tuple(entry for entry in records if isinstance(entry, kind)) for field, kind in _LISTS.items()},
         cut_short=bool(rest),
     )
 
@@ -190,7 +190,7 @@ _LISTS: Mapping[str, Any] = {
     "starts": TrainingStart,
     "steps": TrainingStep,
     "watched": WatchedStep,
-    "verdicts": TrainingVerdict,
+    "verdicts": TrainingFinding,
     "ends": TrainingEnd,
 }
 
@@ -198,7 +198,7 @@ _TYPES: Mapping[str, type] = {
     "start": TrainingStart,
     "step": TrainingStep,
     "watched": WatchedStep,
-    "verdict": TrainingVerdict,
+    "verdict": TrainingFinding,
     "end": TrainingEnd,
 }
 
@@ -328,15 +328,15 @@ def _rows(kind: Any, columns: object, names: Sequence[str]) -> list[dict[str, An
     """Return columns as a dict for each row; what is wrong in it is refused by the check of the types, or here."""
     if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
         raise ValueError("it has rows that are not columns")
-    known = [field.name for field in fields(kind)]
-    columns = {name: column for name, column in columns.items() if name in known}
+    field_names = [field.name for field in fields(kind)]
+    columns = {name: column for name, column in columns.items() if name in field_names}
     for name in _NAMED_COLUMNS:
         if name in columns:
             columns[name] = [_named(names, where) for where in columns[name]]
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise ValueError("it has columns of different lengths")
-    optional = {name: None for name in known if name not in _NAMED_COLUMNS}
+    optional = {name: None for name in field_names if name not in _NAMED_COLUMNS}
     return [
         optional | {name: column[row] for name, column in columns.items()} for row in range(max(lengths, default=0))
     ]
@@ -368,8 +368,8 @@ def _misfit(folder: Path, number: int, error: Exception) -> InputError:
     )
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         reason = "it is no JSON"
-    what = f"its {FILE} is not as hookscope writes it, line {number}: {reason}"
-    return refusal(folder, what, "Give the folder of a watched training.")
+    problem = f"its {FILE} is not as hookscope writes it, line {number}: {reason}"
+    return refusal(folder, problem, "Give the folder of a watched training.")
 
 
 def _opened(path: Path) -> int:

@@ -52,7 +52,7 @@ def batches(values: Tensor, *sizes: int) -> Iterator[Batch]:
 def signed(network: nn.Module, inputs: Iterator[Batch]) -> dict[str, OutputSignature]:
     signatures = OutputSignatures()
     on_call, on_tensor = signatures.after(None, lambda *_: None)
-    inspect(network, signatures.numbered(inputs), ["*"], judged=True, on_call=on_call, on_tensor=on_tensor)
+    inspect(network, signatures.numbered(inputs), ["*"], for_rules=True, on_call=on_call, on_tensor=on_tensor)
     return signatures.results()
 
 

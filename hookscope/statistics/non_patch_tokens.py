@@ -39,7 +39,7 @@ _LAYERS_OUT = 4
 
 
 @dataclass(slots=True)
-class OffPicture:
+class NonPatchTokens:
     """Tells, along one forward pass, why tokens have no place on the picture.
 
     Attributes:
@@ -67,7 +67,7 @@ class OffPicture:
         """
         decoder = self._decoder(running, grids)
         if decoder is not None and count == decoder.own_tokens:
-            sequences = [each for _, each in running[0].sequences]
+            sequences = [tensor for _, tensor in running[0].sequences]
             return "" if sequences and decoder.holds(sequences[0]) else decoder.reason
         return self._own_or_words(running, count, grids)
 
@@ -78,33 +78,33 @@ class OffPicture:
         decoder = self._decoder(running, grids)
         if decoder is None:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
-        own, is_named = decoder.own_tokens, decoder.reason == DECODER
-        given = [each for _, each in running[0].sequences]
+        token_count, is_named = decoder.own_tokens, decoder.reason == DECODER
+        tensors = [tensor for _, tensor in running[0].sequences]
         of_queries, of_keys = _words(running, queries, grids), _words(running, keys, grids)
-        if queries == own:
+        if queries == token_count:
             of_queries = of_queries or decoder.reason
-        if keys == own and (is_named if queries != own else not any(map(decoder.holds, given))):
+        if keys == token_count and (is_named if queries != token_count else not any(map(decoder.holds, tensors))):
             of_keys = of_keys or decoder.reason
-        elif keys != own and not is_named and not self._has_looked_at(decoder, keys):
+        elif keys != token_count and not is_named and not self._has_looked_at(decoder, keys):
             of_keys = of_keys or OTHERS  # tokens of its own that yet others look at (Perceiver's decoder)
-        elif any(each is decoder.memories[0] for each in given):
+        elif any(tensor is decoder.memories[0] for tensor in tensors):
             of_keys = ""
         return of_queries, of_keys
 
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
         """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
-        source = next((each for each in running if _has_picture(each) and not each.sequences), None)
-        return source is not None and any(prefix >= each.shape[1] for each in _texts(source))
+        source = next((call for call in running if _has_picture(call) and not call.sequences), None)
+        return source is not None and any(prefix >= tensor.shape[1] for tensor in _texts(source))
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
-        given = [each for module in running[-1:] if _has_picture(module) for _, each in module.sequences]
+        tensors = [tensor for module in running[-1:] if _has_picture(module) for _, tensor in module.sequences]
         for module in running[:_LAYERS_OUT]:
-            found = _decoder(module, grids)
-            if found is not None and not any(map(found.holds, given)):  # a text that came as numbers
-                self._own[found.own_tokens] = found.reason
-                self._memories.setdefault(found.own_tokens, weakref.ref(found.memories[0]))
-                return found
+            decoder = _decoder(module, grids)
+            if decoder is not None and not any(map(decoder.holds, tensors)):  # a text that came as numbers
+                self._own[decoder.own_tokens] = decoder.reason
+                self._memories.setdefault(decoder.own_tokens, weakref.ref(decoder.memories[0]))
+                return decoder
         return None
 
     def _has_looked_at(self, decoder: "_Decoder", count: int) -> bool:
@@ -115,7 +115,7 @@ class OffPicture:
         if count in self._own:
             return self._own[count]
         if not _on_grid(count, grids):
-            if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in each.sequences):
+            if any(_is_parameter(tensor, count) for call in running[:_LAYERS_OUT] for _, tensor in call.sequences):
                 self._own[count] = LEARNED
             if count in self._own:
                 return LEARNED
@@ -143,16 +143,16 @@ class _Decoder(NamedTuple):
         return any(memory is tokens for memory in self.memories)
 
 
-def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
+def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
     """Return what a module was given if it is a layer in which other tokens look at those of the picture.
 
     It is, if an argument is named so, or positions of queries are, if only one of two sequences is as long as a grid,
     or if the first is learned.
     """
-    if len(given.sequences) < 2:
+    if len(call.sequences) < 2:
         return None
-    asking = [each.shape for name, each in given.sequences if _ASKING.search(name)]
-    sequences = [(name, each) for name, each in given.sequences if not _NO_MEMORY.search(name)]
+    asking = [tensor.shape for name, tensor in call.sequences if _ASKING.search(name)]
+    sequences = [(name, tensor) for name, tensor in call.sequences if not _NO_MEMORY.search(name)]
     for name, memory in sequences:
         for other_name, tokens in sequences:
             if tokens is memory or tokens.dim() != memory.dim():
@@ -169,8 +169,10 @@ def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder |
                     or (is_first and _are_learned(tokens, memory))
                 ):
                     argument = name.partition("[")[0]
-                    others = (each for named, each in sequences if named.startswith(argument) or _MEMORY.search(named))
-                    memories = (memory, *(each for each in others if each is not tokens))
+                    others = (
+                        tensor for named, tensor in sequences if named.startswith(argument) or _MEMORY.search(named)
+                    )
+                    memories = (memory, *(tensor for tensor in others if tensor is not tokens))
                     return _Decoder(tokens.shape[axis], memories, DECODER if is_named else OTHERS)
     return None
 
@@ -181,7 +183,7 @@ def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
         return True
     levels = sorted({prod(grid) for grid in grids})
     sums = (sum(levels[first:end]) for first in range(len(levels)) for end in range(first + 2, len(levels) + 1))
-    return any(count == each for each in sums)
+    return any(count == total for total in sums)
 
 
 def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
@@ -198,18 +200,18 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
 
     Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
     """
-    for each in running:
-        if isinstance(each.module, nn.Embedding):  # of positions, maybe
+    for call in running:
+        if isinstance(call.module, nn.Embedding):  # of positions, maybe
             continue
-        given = {tensor.shape[1] for name, tensor in each.sequences if not _NO_WORDS.search(name)}
-        if given and each is not running[-1]:
+        sizes = {tensor.shape[1] for name, tensor in call.sequences if not _NO_WORDS.search(name)}
+        if sizes and call is not running[-1]:
             continue
-        has_picture = _has_picture(each)
-        if each is running[-1] and has_picture and any(count - length in (0, 1) for length in given):
+        has_picture = _has_picture(call)
+        if call is running[-1] and has_picture and any(count - length in (0, 1) for length in sizes):
             return _AS_MANY_AS_GIVEN
-        if given and not has_picture:
+        if sizes and not has_picture:
             continue
-        lengths = {tensor.shape[1] for tensor in _texts(each)}
+        lengths = {tensor.shape[1] for tensor in _texts(call)}
         if lengths and not has_picture:
             return WORDS
         if any(count - length in (0, 1) for length in lengths):
@@ -234,8 +236,8 @@ def _learned_counts(network: nn.Module) -> Iterator[int]:
             if _LEARNED.search(last) and not _NOT_LEARNED.search(last.replace("position", "")):
                 yield module.num_embeddings
         elif not type(module).__module__.startswith("torch.nn"):
-            for own, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() in (2, 3) and _LEARNED.search(own) and not _NOT_LEARNED.search(own):
+            for key, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() in (2, 3) and _LEARNED.search(key) and not _NOT_LEARNED.search(key):
                     yield parameter.shape[-2]
 
 
@@ -251,13 +253,13 @@ def _is_parameter(tensor: Tensor, count: int) -> bool:
     return tensor.shape[1] == count and not tensor.is_inference() and isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
 
 
-def _has_picture(given: ModuleInput) -> bool:
-    named = [each for name, each in given.tensors if not _NO_PICTURE.search(name)]
-    return any(each.is_floating_point() and each.dim() >= 4 for each in named)
+def _has_picture(call: ModuleInput) -> bool:
+    named = [tensor for name, tensor in call.tensors if not _NO_PICTURE.search(name)]
+    return any(tensor.is_floating_point() and tensor.dim() >= 4 for tensor in named)
 
 
-def _texts(given: ModuleInput) -> list[Tensor]:
+def _texts(call: ModuleInput) -> list[Tensor]:
     """Return the words that a module was given: whole numbers (N, T)."""
-    named = [(name, each) for name, each in given.tensors if each.dim() == 2 and not _NO_WORDS.search(name)]
-    wide = [each for _, each in named if not each.is_complex() and each.element_size() > 1]
-    return [each for each in wide if not each.is_floating_point()]
+    named = [(name, tensor) for name, tensor in call.tensors if tensor.dim() == 2 and not _NO_WORDS.search(name)]
+    wide = [tensor for _, tensor in named if not tensor.is_complex() and tensor.element_size() > 1]
+    return [tensor for tensor in wide if not tensor.is_floating_point()]
