@@ -8,14 +8,14 @@ from html import escape
 import typer.main
 from typer.core import TyperCommand, TyperOption
 
-from hookscope.checks.rules import RULES
-from hookscope.checks.rules.rule import Rule
 from hookscope.cli.app import app
 from hookscope.cli.rule_tables import NEEDS
 from hookscope.cli.sections import help_record
-from hookscope.render.columns import Column
-from hookscope.render.history_columns import file_columns, layer_columns
+from hookscope.commands.history.columns import file_columns, layer_columns
+from hookscope.reporting.columns import Column
 from hookscope.results.history import History
+from hookscope.rules import RULES
+from hookscope.rules.rule import Rule
 
 Part = Callable[[], str]
 _NAMES = {"Arguments": "argument"}

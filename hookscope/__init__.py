@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         survey,
         watch,
     )
+    from hookscope.commands.watch.watch import Watch
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from hookscope.inspection.backward import PassError
     from hookscope.inspection.forward import ForwardError
     from hookscope.models import LoadedModel, load_model
-    from hookscope.render.grids import draw_grid
+    from hookscope.reporting.grids import draw_grid
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from hookscope.results.survey import Survey
     from hookscope.results.training import TrainingLog
     from hookscope.statistics.reducer import tensor_statistics
-    from hookscope.watching.watch import Watch
 
 __all__ = [
     "Activations",
@@ -131,7 +131,7 @@ _HOMES = {
         "LoadedModel",
         "load_model",
     ),
-    "render.grids": ("draw_grid",),
+    "reporting.grids": ("draw_grid",),
     "results.activations": ("Activations",),
     "results.attention": ("Attention",),
     "results.attributions": ("Attributions",),
@@ -143,7 +143,7 @@ _HOMES = {
     "results.network": ("ModuleTable",),
     "results.survey": ("Survey",),
     "results.training": ("TrainingLog",),
-    "watching.watch": ("Watch",),
+    "commands.watch.watch": ("Watch",),
     "inspection.forward": ("ForwardError",),
     "inspection.backward": ("PassError",),
     "errors": (
@@ -161,11 +161,11 @@ _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 # How results print, convert, save and show themselves.
 RENDERERS.update(
     {
-        "text": "hookscope.render.conversion:result_text",
-        "html": "hookscope.render.notebook:result_html",
-        "dict": "hookscope.render.conversion:result_dict",
-        "frame": "hookscope.render.conversion:result_frame",
-        "save": "hookscope.render.run_files:save_result",
+        "text": "hookscope.commands.conversion:result_text",
+        "html": "hookscope.commands.notebook:result_html",
+        "dict": "hookscope.commands.conversion:result_dict",
+        "frame": "hookscope.commands.conversion:result_frame",
+        "save": "hookscope.commands.run_files:save_result",
     }
 )
 

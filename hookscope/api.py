@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookscope import commands, options
+from hookscope import options
+from hookscope.commands.activations.run import activations as run_activations
+from hookscope.commands.attention.run import attention as run_attention
+from hookscope.commands.attribute.run import attribute as run_attribute
+from hookscope.commands.check.run import check as run_check
+from hookscope.commands.checkpoint import checkpoint as run_checkpoint
+from hookscope.commands.diff.run import diff as run_diff
+from hookscope.commands.grads.run import grads as run_grads
+from hookscope.commands.history.run import history as run_history
+from hookscope.commands.layers import layers as run_layers
+from hookscope.commands.report import report as run_report
+from hookscope.commands.survey.run import features as run_features
+from hookscope.commands.survey.run import survey as run_survey
+from hookscope.commands.watch.run import watch as run_watch
 from hookscope.options import Dtype, Numbers, Sizes, Texts
 
 if TYPE_CHECKING:
@@ -14,29 +27,28 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from hookscope.inspection.given_inputs import Images
-    from hookscope.inspection.session import OnError, OnProgress
     from hookscope.models import LoadedModel
+
+    Model = str | Path | nn.Module | ExportedProgram | LoadedModel
+    from torch import Tensor
+
+    from hookscope.commands.watch.networks import Networks, Optimizers
+    from hookscope.commands.watch.watch import Watch
+    from hookscope.inspection.edits import Edit
+    from hookscope.inspection.session import OnError, OnProgress
+    from hookscope.models import Classes, LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
-    from hookscope.results.attributions import Attributions
+    from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
     from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
     from hookscope.results.history import History
     from hookscope.results.network import ModuleTable
+    from hookscope.results.noise_shapes import NoiseShapes
     from hookscope.results.survey import FeatureFiles, Survey
     from hookscope.results.training import TrainingLog
-    from hookscope.watching.networks import Networks, Optimizers
-    from hookscope.watching.watch import Watch
-
-    Model = str | Path | nn.Module | ExportedProgram | LoadedModel
-    from torch import Tensor
-
-    from hookscope.inspection.edits import Edit
-    from hookscope.models import Classes
-    from hookscope.results.attributions import Method
-    from hookscope.results.noise_shapes import NoiseShapes
 
 
 def activations(
@@ -141,7 +153,7 @@ def activations(
             `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised; it carries the
             rows measured before that.
     """
-    return commands.activations(
+    return run_activations(
         model,
         images,
         option=options.Activations(
@@ -291,7 +303,7 @@ def grads(
     Raises:
         HookscopeError: As for `activations`; `PassError` if the model raised.
     """
-    return commands.grads(
+    return run_grads(
         model,
         images,
         option=options.Grads(
@@ -393,7 +405,7 @@ def attribute(
             separated by commas, gets a map.
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
             "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
-            formulas are in `hookscope.attribution`.
+            formulas are in `hookscope.commands.attribute`.
         top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.
@@ -436,7 +448,7 @@ def attribute(
     Raises:
         HookscopeError: As for `activations`; `UsageError` also if the method cannot explain the layer or the network.
     """
-    return commands.attribute(
+    return run_attribute(
         model,
         images,
         option=options.Attribute(
@@ -570,7 +582,7 @@ def attention(
         HookscopeError: As for `activations`; `NothingMatchedError` if no attention was seen, `UsageError` if rollout
             is undefined for the network, or no block has the query.
     """
-    return commands.attention(
+    return run_attention(
         model,
         images,
         option=options.Attention(
@@ -733,7 +745,7 @@ def diff(
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
-    return commands.diff(
+    return run_diff(
         a,
         b,
         images,
@@ -834,7 +846,7 @@ def layers(
     Raises:
         HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
-    return commands.layers(
+    return run_layers(
         model,
         option=options.Layers(
             layer=layer,
@@ -940,7 +952,7 @@ def check(
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
         OutputError: If the evidence cannot be written to its folder.
     """
-    return commands.check(
+    return run_check(
         checkpoint,
         option=options.Check(
             config=config,
@@ -1052,7 +1064,7 @@ def history(
         UsageError: If an option is wrong, or there are fewer than two files.
         NothingMatchedError: If a folder or a glob holds no weights file.
     """
-    return commands.history(
+    return run_history(
         files,
         images,
         option=options.History(
@@ -1181,7 +1193,7 @@ def survey(
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a chunk cannot be written.
     """
-    return commands.survey(
+    return run_survey(
         model,
         images,
         option=options.Survey(
@@ -1260,7 +1272,7 @@ def features(
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a file cannot be written.
     """
-    return commands.features(
+    return run_features(
         model, batches, out, layer=layer, option=options.Features(pool=pool, features_dtype=features_dtype, seed=seed)
     )
 
@@ -1283,7 +1295,7 @@ def checkpoint(
         CheckpointError: If the file is missing, damaged, or not a weights file.
         NothingMatchedError: If there is nothing at `key`.
     """
-    return commands.checkpoint(file, option=options.Checkpoint(key=key))
+    return run_checkpoint(file, option=options.Checkpoint(key=key))
 
 
 def report(
@@ -1307,7 +1319,7 @@ def report(
         OutputError: If the page cannot be written.
         UsageError: If `run` is a result and `out` is None.
     """
-    return commands.report(run, out)
+    return run_report(run, out)
 
 
 def watch(
@@ -1367,7 +1379,7 @@ def watch(
         LayerNotFoundError: If a pattern or an edit selects nothing.
         OutputError: If `out` holds a different training, is in use, or cannot be written.
     """
-    return commands.watch(
+    return run_watch(
         model,
         optimizer,
         option=options.Watch(layer=layer, resume=resume, out=out, every=every, eager_forward=eager_forward),

@@ -642,7 +642,7 @@ class Attribute(
     Attributes:
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
             "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
-            formulas are in `hookscope.attribution`.
+            formulas are in `hookscope.commands.attribute`.
         target: What to explain: classes by index or name, one against another ("tabby-tiger cat"), a detector's boxes
             ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
             that a function of the network's output returns ("file.py:function"). Every target in a list, or

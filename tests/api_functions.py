@@ -1,4 +1,4 @@
-"""The functions of hookscope/api.py, written from commands.py and options.py: `python -m tests.api_functions`."""
+"""The functions of hookscope/api.py, from hookscope/commands/ and options.py: `python -m tests.api_functions`."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill, indent
 from typing import Any
 
+import hookscope
 from hookscope import options
 
 PACKAGE = Path(options.__file__).parent
@@ -24,10 +25,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookscope import commands, options
+from hookscope import options
 from hookscope.options import Dtype, Numbers, Sizes, Texts
 
 '''
+# In the order of the file; each defines the public functions that follow.
+FILES = (
+    *(f"{name}/run" for name in ("activations", "grads", "attribute", "attention", "diff")),
+    *("layers", "check/run", "history/run", "survey/run", "checkpoint", "report", "watch/run"),
+)
 _SHORT = ("Texts", "Numbers", "Sizes", "Dtype")  # the other aliases are written out
 
 
@@ -86,9 +92,17 @@ def described(kind: type, option: Field[Any]) -> str:
     return fill(options.on_command_line(option).help.rpartition("  ")[2], 104).replace("\n", "\n        ")
 
 
+def public_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield each function with its file; others of these files are described there and not exported."""
+    for name in FILES:
+        for statement in parsed(f"commands/{name}.py").body:
+            if isinstance(statement, ast.FunctionDef) and statement.name in hookscope.__all__:
+                yield name, statement
+
+
 def functions() -> Iterator[str]:
     annotations = fields_of(parsed("options.py"))
-    public = [each for each in parsed("commands.py").body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
+    public = [function for _, function in public_functions()]
     common = entries(ast.get_docstring(public[0]) or "", "Args")
     for each in public:
         yield _function(each, annotations, common)
@@ -122,7 +136,7 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
                 names.append(f"{option.name}={option.name}")
         given.append(f"option=options.{kind.__name__}({', '.join(names)})")
     lines = ",\n".join(signature).replace("  # noqa: A002,", ",  # noqa: A002")
-    call = f"return commands.{function.name}({', '.join(given)})"
+    call = f"return run_{function.name}({', '.join(given)})"
     returned = ast.unparse(function.returns) if function.returns else "None"
     text = f'"""{_with_args(docstring, told)}\n"""\n{call}'
     return f"def {function.name}(\n{indent(lines, '    ')},\n) -> {returned}:\n{indent(text, '    ')}\n"
@@ -148,10 +162,17 @@ def _with_args(docstring: str, told: Mapping[str, str]) -> str:
 def written() -> str:
     """Return the file."""
     body = "\n\n".join(functions())
-    checked = [*for_type_checkers(parsed("commands.py")), *for_type_checkers(parsed("options.py"))]
-    texts = [ast.unparse(each) for each in checked if not ast.unparse(each).startswith("Target")]
+    files = ["commands/opening.py", *(f"commands/{name}.py" for name in FILES), "options.py"]
+    checked = [statement for name in files for statement in for_type_checkers(parsed(name))]
+    used = "".join(
+        f"from hookscope.commands.{name.replace('/', '.')} import {function.name} as run_{function.name}\n"
+        for name, function in public_functions()
+    )
+    texts = [
+        text for text in map(ast.unparse, checked) if not text.startswith(("Target", "from hookscope.commands.opening"))
+    ]
     imports = indent("\n".join(dict.fromkeys(texts)), "    ")
-    text = f"{HEAD}if TYPE_CHECKING:\n{imports}\n\n\n{body}"
+    text = f"{HEAD}{used}\nif TYPE_CHECKING:\n{imports}\n\n\n{body}"
     for ruff in (["check", "--fix-only", "--select", "I,F401"], ["format"]):
         command = [sys.executable, "-m", "ruff", *ruff, "-q", "--stdin-filename", str(API), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout

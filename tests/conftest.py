@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write what is said now into tests/render/golden/ and configs/smoke.toml; read the difference",
+        help="write what is said now into tests/reporting/golden/ and configs/smoke.toml; read the difference",
     )
 
 

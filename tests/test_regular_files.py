@@ -11,8 +11,7 @@ import pytest
 import hookscope
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.folders import files_below
-from hookscope.checks.baseline import read_baseline
-from hookscope.checks.configuration import read_settings
+from hookscope.commands.check.configuration import read_settings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.inputs.labelled_files import find_labelled
 from hookscope.inputs.loading import read_tensor
@@ -22,6 +21,7 @@ from hookscope.models.trusted_files import read_pickle
 from hookscope.models.user_code import load_function
 from hookscope.regular_files import NotRegularError, open_regular, read_bounded
 from hookscope.results.runs.reading import read_inside
+from hookscope.rules.baseline import read_baseline
 
 pytestmark = pytest.mark.timeout(30)  # waiting for a writer takes for ever
 
@@ -110,7 +110,7 @@ def test_what_is_found_in_a_folder_is_passed_over(special: Path) -> None:
 # Files that hookscope has made itself, or that come with it or with the system.
 OWN = {
     *("checkpoints/sandbox/worker.py", "models/array_values.py"),  # /proc, /sys
-    *("models/names.py", "models/network_table.py", "render/html/page.py", "statistics/library.py"),
+    *("models/names.py", "models/network_table.py", "reporting/html/page.py", "statistics/library.py"),
     *("cli/tensorboard.py", "cli/exporters.py"),  # the pictures of the run that was just written
 }
 READING = re.compile(r'\.open\("rb?"\)|\bread_text\(|\bread_bytes\(|(?<![\w.])open\((?!\))')

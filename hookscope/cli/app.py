@@ -27,6 +27,7 @@ from hookscope.cli.report import report as report_command
 from hookscope.cli.run_commands import GradsCommand, activations, attention, attribute, diff, grads, history, survey
 from hookscope.cli.sections import SectionedCommand
 from hookscope.cli.watch import WatchCommand, watch
+from hookscope.commands.watch.script import Script
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_BUG,
@@ -40,7 +41,6 @@ from hookscope.errors import (
     is_out_of_memory,
 )
 from hookscope.text import printable
-from hookscope.watching.script import Script
 
 # How often a thread of GNU OpenMP, torch's on Linux, looks for work before it lets go of its core. By default it does
 # so for about a millisecond at every step of a network: on busy cores, waiting threads keep those from running that

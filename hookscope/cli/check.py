@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checkpoints.sandbox import Limits
-    from hookscope.checks.baseline import Baseline
-    from hookscope.checks.settings import CheckSettings
     from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
+    from hookscope.rules.baseline import Baseline
+    from hookscope.rules.settings import CheckSettings
 
 _CONFIG = Path("hookscope.toml")
 
@@ -61,12 +61,12 @@ def check(
     if option.rules or option.explain is not None or option.init:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
-    from hookscope.checks.configuration import read_settings
-    from hookscope.checks.judging import judged_by
-    from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
+    from hookscope.commands.check.configuration import read_settings
     from hookscope.results.runs.reports import check_report_target
+    from hookscope.rules.judging import judged_by
+    from hookscope.rules.settings import with_options
 
     config = None if option.config is None else Path(option.config)
     evidence = None if option.evidence is None else Path(option.evidence)
@@ -113,9 +113,9 @@ def check(
 
 def _inform(option: options.Check) -> int:
     """Do what `--rules`, `--explain` or `--init` asks for, whatever else is given."""
-    from hookscope.checks.rules import RULES
     from hookscope.cli.rule_tables import rule_explanation, rules_table
     from hookscope.errors import nearest
+    from hookscope.rules import RULES
 
     tables, _ = consoles(json=False)
     if option.rules:
@@ -126,7 +126,7 @@ def _inform(option: options.Check) -> int:
             raise UsageError(f"No rule is called {option.explain!r}.{close} List them with --rules.")
         tables.print(rule_explanation(RULES[option.explain]))
     if option.init:
-        from hookscope.checks.configuration import default_text
+        from hookscope.commands.check.configuration import default_text
 
         try:
             with _CONFIG.open("x", encoding="utf-8") as file:
@@ -142,7 +142,7 @@ def _inform(option: options.Check) -> int:
 def _known_baseline(settings: "CheckSettings", checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
     """Read the baseline to compare with; None without one, and where `--update-baseline` is to write it."""
     if not renews:
-        from hookscope.checks.baseline import read_baseline
+        from hookscope.rules.baseline import read_baseline
 
         return None if settings.baseline is None else read_baseline(settings.baseline)
     from hookscope.results.runs.atomic import check_writable
@@ -207,9 +207,9 @@ def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "
 
 def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: float) -> Iterator[Callable[[], None]]:
     if page is not None:
-        from hookscope.checks.rules import RULES
-        from hookscope.render.check_files import checks_html
+        from hookscope.commands.check.page import checks_html
         from hookscope.results.runs.reports import write_report
+        from hookscope.rules import RULES
 
         rules = {name: (rule.holds, rule.meaning) for name, rule in RULES.items()}
         yield partial(write_report, page, checks_html(reports, rules, seconds=seconds))
@@ -235,8 +235,8 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
     elif ci.format != "markdown":
         from rich.console import Group
 
-        from hookscope.render.checks import describe_checks
-        from hookscope.render.document_text import document_text, unbroken
+        from hookscope.commands.check.describe import describe_checks
+        from hookscope.reporting.document_text import document_text, unbroken
 
         document = describe_checks(reports, seconds=seconds)
         text = Group(*unbroken(document_text(document, width=tables.width), tables.width))

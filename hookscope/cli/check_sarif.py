@@ -44,11 +44,11 @@ def write_sarif(
     path: Path, reports: "Sequence[CheckReport]", config: Path | None, *, error: str = "", exit_code: int | None = None
 ) -> None:
     """Write the log whole; see `checks_to_sarif`. Paths are relative to GitHub's checkout, else the working folder."""
-    from hookscope.checks.rules import RULES
     from hookscope.cli.rule_tables import rule_help
-    from hookscope.render.check_report import repository_file
-    from hookscope.render.sarif import RuleText, checks_to_sarif
+    from hookscope.reporting.check_report import repository_file
+    from hookscope.reporting.sarif import RuleText, checks_to_sarif
     from hookscope.results.runs.atomic import write_whole
+    from hookscope.rules import RULES
 
     repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
     # "owner/repository/.github/workflows/ci.yml@refs/heads/main"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.checkpoints.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
-from hookscope.checks.baseline import Baseline, baseline_of, baseline_text
-from hookscope.checks.judging import refused
-from hookscope.checks.settings import CheckSettings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
+from hookscope.rules.baseline import Baseline, baseline_of, baseline_text
+from hookscope.rules.judging import refused
+from hookscope.rules.settings import CheckSettings
 from hookscope.text import printable
 
 # torchvision builds the networks that are recognised.
-_PRELOAD = ("hookscope.checks.checkpoint", "torchvision")
+_PRELOAD = ("hookscope.commands.check.checkpoint", "torchvision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _check(job: CheckJob) -> dict[str, Any]:
 
 
 def _checked(job: CheckJob) -> Checked:
-    from hookscope.checks.checkpoint import check_checkpoint
+    from hookscope.commands.check.checkpoint import check_checkpoint
 
     measured: list[CheckMeasurements] = []
     device = None

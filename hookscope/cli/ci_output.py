@@ -34,7 +34,7 @@ class CiOutput:
 
     def print(self, reports: "Sequence[CheckReport]", *, seconds: float | None = None, job: str = "") -> None:
         """Print Markdown, or the lines that GitHub Actions turns into annotations."""
-        from hookscope.render.github import annotations, checks_to_markdown
+        from hookscope.reporting.github import annotations, checks_to_markdown
 
         if self.format == "markdown":
             typer.echo(checks_to_markdown(reports, seconds=seconds, job=job), nl=False)
@@ -47,8 +47,8 @@ class CiOutput:
         self, reports: "Sequence[CheckReport]", *, seconds: float | None = None, job: str = ""
     ) -> Iterator[Callable[[], None]]:
         """Yield a function for each file to write."""
-        from hookscope.render.github import checks_to_markdown
-        from hookscope.render.junit import checks_to_junit
+        from hookscope.reporting.github import checks_to_markdown
+        from hookscope.reporting.junit import checks_to_junit
         from hookscope.results.runs.atomic import append, write_whole
 
         if self.summary is not None:

@@ -34,10 +34,10 @@ def complete_layer(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _patterns(model: str) -> Iterator[str]:
-    from hookscope import commands
+    from hookscope.commands.layers import layers as run_layers
     from hookscope.options import Layers
 
-    for row in commands.layers(model, option=Layers()).rows:
+    for row in run_layers(model, option=Layers()).rows:
         if row.layer:  # the whole model has none
             yield row.layer
         yield f"type:{row.kind.lower()}"

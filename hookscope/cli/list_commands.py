@@ -32,16 +32,16 @@ def layers(model: Model, *, option: options.Layers) -> int:
     hookscope layers net.py:build --input-shape 1,3,32,32
     hookscope layers net.py:build --input-shape 'tokens=4,20:int64<1000' --input-shape meta=4,5
     """
-    from hookscope import commands
-    from hookscope.render.layer_columns import module_columns, module_rows
-    from hookscope.render.tables import csv_text
-    from hookscope.render.terminal import failure_panel
+    from hookscope.commands.layers import layers as run_layers
+    from hookscope.reporting.layer_columns import module_columns, module_rows
+    from hookscope.reporting.tables import csv_text
+    from hookscope.reporting.terminal import failure_panel
     from hookscope.results.runs.atomic import check_writable, write_whole
 
     if option.csv is not None:
         check_writable(option.csv, "--csv")
     with redirect_stdout(sys.stderr if option.json else sys.stdout):  # a model may print
-        table = commands.layers(model, option=option)
+        table = run_layers(model, option=option)
     if option.csv is not None:
         text = csv_text(module_columns(table.rows, table.cost), module_rows(table.rows, table.cost))
         write_whole(option.csv, text, "--csv")
@@ -70,16 +70,16 @@ def checkpoint(
     hookscope checkpoint training.ckpt --key ema --full
     hookscope checkpoint model.pt --json
     """
-    from hookscope import commands
+    from hookscope.commands.checkpoint import checkpoint as run_checkpoint
 
-    _print(commands.checkpoint(file, option=option), json=option.json, full=option.full)
+    _print(run_checkpoint(file, option=option), json=option.json, full=option.full)
     return 0
 
 
 def _print(result: "ModuleTable | CheckpointContents", *, json: bool, full: bool = False) -> "Console":
     """Print a result after its warnings; return the console for messages."""
-    from hookscope.render.conversion import summary
-    from hookscope.render.terminal import warnings_panel
+    from hookscope.commands.conversion import summary
+    from hookscope.reporting.terminal import warnings_panel
 
     tables, messages = consoles(json=json)
     if result.warnings:

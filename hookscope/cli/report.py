@@ -32,8 +32,8 @@ def report(
     hookscope report out --quiet
     hookscope report runs/a --tensorboard logs/a
     """
-    from hookscope import commands
-    from hookscope.results.runs.training_log import is_training
+    from hookscope.commands.report import report as run_report
+    from hookscope.commands.watch.training_log import is_training
 
     if is_training(run):
         return _report_training(run, option)
@@ -41,19 +41,19 @@ def report(
         raise UsageError(
             "--tensorboard is for a watched training. For another run, give it to the command that makes the run."
         )
-    page = commands.report(run, option.out)
+    page = run_report(run, option.out)
     if not option.quiet:
         print_page(page, consoles(json=False)[0])
     return 0
 
 
 def _report_training(run: Path, option: options.Report) -> int:
-    from hookscope import commands
-    from hookscope.render.document_text import document_text
-    from hookscope.render.training import describe_training
-    from hookscope.render.training_files import save_training_overview
+    from hookscope.commands.report import report as run_report
+    from hookscope.commands.watch.describe import describe_training
+    from hookscope.commands.watch.save import save_training_overview
+    from hookscope.commands.watch.training_log import read_training
+    from hookscope.reporting.document_text import document_text
     from hookscope.results.runs.reports import default_report_path
-    from hookscope.results.runs.training_log import read_training
 
     if option.tensorboard is not None:
         check_tensorboard(option.tensorboard, run)
@@ -62,7 +62,7 @@ def _report_training(run: Path, option: options.Report) -> int:
     if not option.quiet:
         for part in document_text(describe_training(log), width=tables.width, full=option.full):
             tables.print(part)
-    page = commands.report(log, default_report_path(run) if option.out is None else option.out)
+    page = run_report(log, default_report_path(run) if option.out is None else option.out)
     try:
         overview = save_training_overview(log, run)
     except OutputError as error:

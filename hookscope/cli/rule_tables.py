@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.checks.rules import RULES, Rule
-from hookscope.checks.rules.rule import Needs
+from hookscope.rules import RULES, Rule
+from hookscope.rules.rule import Needs
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 

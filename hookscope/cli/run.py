@@ -65,8 +65,9 @@ class Run:
 
     def show(self, result: "Result") -> None:
         """Print a result for people: warnings to stderr first, so that they are seen before any number."""
-        from hookscope.render import conversion, terminal
-        from hookscope.render.document_text import finding_lines
+        from hookscope.commands import conversion
+        from hookscope.reporting import terminal
+        from hookscope.reporting.document_text import finding_lines
         from hookscope.results.activations import Activations
         from hookscope.results.gradients import Gradients
 
@@ -80,8 +81,8 @@ class Run:
 
     def save(self, result: "Result", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""
-        from hookscope.render.run_files import save_result
-        from hookscope.render.terminal import note_lines
+        from hookscope.commands.run_files import save_result
+        from hookscope.reporting.terminal import note_lines
         from hookscope.results.runs.directory import OVERVIEW
 
         option, tables = self.option, self.tables
@@ -100,9 +101,9 @@ class Run:
 
             write_run(option.tensorboard, cast("Any", result), [saved.folder / grid.path for grid in saved.grids])
         if option.page is not None:
-            from hookscope.commands import report
+            from hookscope.commands.report import report as write_page
 
-            page = report(saved.folder, option.page)
+            page = write_page(saved.folder, option.page)
             if not option.quiet:
                 print_page(page, tables)
         if isinstance(option, options.ShowOption) and option.show:

@@ -52,9 +52,9 @@ def activations(
     hookscope activations resnet34 cat.jpg --cost
     hookscope activations net.py:build --input wave=speech.npy --input rate=16000
     """
-    from hookscope import commands
+    from hookscope.commands.activations.run import activations as run_activations
 
-    return _over_inputs(commands.activations, model, images or [], option)
+    return _over_inputs(run_activations, model, images or [], option)
 
 
 def grads(
@@ -75,11 +75,11 @@ def grads(
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
     hookscope grads net.py:build --fail-on fail --quiet
     """
-    from hookscope import commands
-    from hookscope.checks.rules import limits_of_grads
+    from hookscope.commands.grads.run import grads as run_grads
+    from hookscope.rules import limits_of_grads
 
     limits_of_grads(option.limit)
-    return _over_inputs(commands.grads, model, images or [], option)
+    return _over_inputs(run_grads, model, images or [], option)
 
 
 class GradsCommand(SectionedCommand):
@@ -87,7 +87,7 @@ class GradsCommand(SectionedCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write each rule with its meaning and its limits."""
-        from hookscope.checks.rules import GRADS_RULES, RULES
+        from hookscope.rules import GRADS_RULES, RULES
 
         paragraphs = ["Verdicts (`hookscope check --explain RULE` explains a rule):"]
         for name in GRADS_RULES:
@@ -109,9 +109,9 @@ def attribute(model: Model, images: Images = None, *, option: options.Attribute)
     hookscope attribute demo cat.jpg --target 'tabby-tiger cat' --method layer-cam
     hookscope attribute model.pt cat.jpg --target 281 --layer layer3 --layer layer4
     """
-    from hookscope import commands
+    from hookscope.commands.attribute.run import attribute as run_attribute
 
-    return _over_inputs(commands.attribute, model, images or [], option)
+    return _over_inputs(run_attribute, model, images or [], option)
 
 
 def attention(model: Model, images: Images = None, *, option: options.Attention) -> int:
@@ -123,9 +123,9 @@ def attention(model: Model, images: Images = None, *, option: options.Attention)
     hookscope attention swin_t cat.jpg --query 120,80 --block 3 --head 0
     hookscope attention vit_b_16 cat.jpg --rollout --report attention.html
     """
-    from hookscope import commands
+    from hookscope.commands.attention.run import attention as run_attention
 
-    return _over_inputs(commands.attention, model, images or [], option)
+    return _over_inputs(run_attention, model, images or [], option)
 
 
 def _over_inputs(
@@ -151,7 +151,7 @@ def _over_inputs(
     with run.progress(shown=not takes_noise or bool(images)) as advance:
         from hookscope.inspection.backward import PassError
         from hookscope.inspection.forward import ForwardError
-        from hookscope.render.grids import check_cmap
+        from hookscope.reporting.grids import check_cmap
 
         if drawn:
             check_cmap(drawn.cmap)
@@ -198,8 +198,8 @@ def diff(
     hookscope diff a.pt b.safetensors
     hookscope diff hookscope-runs/before hookscope-runs/after
     """
-    from hookscope import commands
-    from hookscope.render.differences import differences_as_check
+    from hookscope.commands.diff.describe import differences_as_check
+    from hookscope.commands.diff.run import diff as run_diff
 
     images = images or []
     has_inputs = bool(images or option.input or option.input_shape)
@@ -210,7 +210,7 @@ def diff(
     run = start_run("diff", models, option, images, otherwise, takes_stdout=ci.format == "markdown")
     with run.progress() as advance:
         try:
-            result = commands.diff(a, b, images, option=option, on_progress=advance, on_error=run.failures.append)
+            result = run_diff(a, b, images, option=option, on_progress=advance, on_error=run.failures.append)
         except HookscopeError as error:
             said = {fault.reason if isinstance(fault, UnfitInputError) else str(fault) for fault in run.failures}
             return report_all([*run.failures, *([] if str(error) in said else [error])])
@@ -249,7 +249,7 @@ def history(
     hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
     hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
     """
-    from hookscope import commands
+    from hookscope.commands.history.run import history as run_history
 
     images = images or []
     several: str | list[str] = files
@@ -264,7 +264,7 @@ def history(
     folder, stem = _place_of(several)
     run = start_run("history", [folder], option, images, stem)
     with run.progress(of="files") as advance:
-        result = commands.history(several, images, option=option, on_progress=advance)
+        result = run_history(several, images, option=option, on_progress=advance)
     run.show(result)
     for error in once_per_file((PurePath(file.name).name, file.error) for file in result.unreadable):
         print_error(error)
@@ -316,7 +316,7 @@ def survey(
     hookscope survey resnet18 photos/ --shard 3/8 --out runs/a
     hookscope survey --merge runs/a
     """
-    from hookscope import commands
+    from hookscope.commands.survey.run import survey as run_survey
 
     if option.merge is not None:
         return _merge(option.merge, option, takes_inputs=bool(model or images))
@@ -334,7 +334,7 @@ def survey(
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         with run.progress(shown=is_first) as advance:
-            result = commands.survey(model, images, option=option, chunks=chunks, on_progress=advance)
+            result = run_survey(model, images, option=option, chunks=chunks, on_progress=advance)
     except BaseException as error:
         if is_first and not isinstance(error, OutputError):
             _say_how_to_go_on(chunks)
@@ -348,9 +348,9 @@ def survey(
 
 def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
     """Merge the chunks of shards; the run takes the name that they were given."""
+    from hookscope.commands.survey.plan import ChunkFolder
+    from hookscope.commands.survey.run_survey import merge_survey
     from hookscope.results.runs.directory import check_target
-    from hookscope.surveys.plan import ChunkFolder
-    from hookscope.surveys.run_survey import merge_survey
 
     if takes_inputs or option.out or option.features:
         raise UsageError("--merge takes DIR alone, the --out of the shards, which had MODEL, inputs and features.")
@@ -361,7 +361,7 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
 
 def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
     """Print, write and show a survey; finished chunks go once all is written."""
-    from hookscope.surveys.plan import ChunkFolder
+    from hookscope.commands.survey.plan import ChunkFolder
 
     run.show(result)
     folder = run.save(result, crops=option.crops)

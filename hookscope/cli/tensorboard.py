@@ -21,7 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from torch.utils.tensorboard import RecordWriter
 
 from hookscope.errors import OutputError
-from hookscope.render.columns import NUMBERS
+from hookscope.reporting.columns import NUMBERS
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients

@@ -11,9 +11,9 @@ import typer
 
 from hookscope import options
 from hookscope.cli.sections import SectionedCommand
+from hookscope.commands.watch.script import Script
 from hookscope.errors import UsageError
 from hookscope.text import printable
-from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
 
@@ -91,7 +91,7 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
     Raises:
         OutputError: As in `TrainingLogFile`.
     """
-    from hookscope.results.runs.training_log import TrainingLogFile
+    from hookscope.commands.watch.training_log import TrainingLogFile
 
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     file = TrainingLogFile(folder, resume=resume, warn=lambda _: None)

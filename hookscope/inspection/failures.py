@@ -18,7 +18,7 @@ from hookscope.text import exception_line, printable
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(
-    f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics", "differences")
+    f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("hooks", "inspection", "statistics", "commands/diff")
 )
 # Losses that are given by name.
 _LOSSES = f"{Path(__file__).parent / 'losses'}{os.sep}"

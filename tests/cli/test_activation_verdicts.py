@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.render.activations import describe_activations
-from hookscope.render.overviews.document import draw_document
+from hookscope.commands.activations.describe import describe_activations
+from hookscope.reporting.overviews.document import draw_document
 from tests.cli.conftest import Run
-from tests.render.test_overviews import writing
+from tests.reporting.test_overviews import writing
 
 NETWORKS = """
 import torch

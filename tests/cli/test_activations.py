@@ -24,7 +24,7 @@ from torch import nn
 from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of, without_arrays
 from tests.models.hostile import PAYLOADS, torch_bytes
-from tests.render.stored import report_html
+from tests.reporting.stored import report_html
 
 TABLES = {"run.json", "overview.png", "layers.csv", "result.json", "arrays.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}

@@ -16,7 +16,7 @@ from hookscope.results.runs.store import ARRAYS
 from tests.cli.conftest import CAT, Run
 
 NETWORK = """
-from tests.attention_maps.small_networks import HalfSeen, SmallTransformer, Words
+from tests.commands.attention.small_networks import HalfSeen, SmallTransformer, Words
 
 
 def small():

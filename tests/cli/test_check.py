@@ -21,8 +21,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
-from hookscope.checks.rules import RULES
 from hookscope.errors import NothingMatchedError
+from hookscope.rules import RULES
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
@@ -723,7 +723,7 @@ def test_a_bug_is_reported_as_one_and_injects_nothing(
 def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert run("check", "--init").code == 0
     written = (tmp_path / "hookscope.toml").read_text(encoding="utf-8")
-    from hookscope.checks.configuration import default_text, read_settings
+    from hookscope.commands.check.configuration import default_text, read_settings
 
     assert written == default_text()
     read_settings(None, tmp_path)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.render.grids import draw_grid
+from hookscope.reporting.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
 from tests.cli.test_tensorboard import read

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.checks.measuring.squares import COLOURS, SOURCE, draw_squares, trained_on
 from tests.cli.conftest import Run
-from tests.render.html_page import Page
+from tests.commands.check.measuring.squares import COLOURS, SOURCE, draw_squares, trained_on
+from tests.reporting.html_page import Page
 
 CONFIG = """
 [model]

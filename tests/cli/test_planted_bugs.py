@@ -91,9 +91,9 @@ COMMANDS = (
     (ROOMS, ("activations", "planted.py:Net", "picture.npy", "--layer", "*")),
     (GRADIENTS, ("grads", "planted.py:Net", "picture.npy", "--layer", "*", "--inputs")),
     (("hookscope.inspection.state.",), ("activations", "planted.py:Remembers", "picture.npy", "--no-verify")),
-    (("hookscope.attribution.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
+    (("hookscope.commands.attribute.",), ("attribute", "planted.py:Net", "picture.npy", "--top", "2")),
     (
-        ("hookscope.differences.",),
+        ("hookscope.commands.diff.",),
         ("diff", "planted.py:Net", "other.py:Net", "picture.npy", "--shadow", "--ops", "--grads"),
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from hookscope.results.runs.reports import MARK
 from tests.cli.conftest import CAT, Run
-from tests.render.stored import drawn, maps, row, write_run
+from tests.reporting.stored import drawn, maps, row, write_run
 
 
 @pytest.fixture

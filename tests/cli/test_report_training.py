@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hookscope.commands.watch.training_log import FILE, TrainingLogFile, read_training
 from hookscope.results.runs.reports import MARK
-from hookscope.results.runs.training_log import FILE, TrainingLogFile, read_training
 from hookscope.results.training import TrainingLog
 from tests.cli.conftest import Run
-from tests.render.trained import START, train
+from tests.reporting.trained import START, train
 
 exhaustive = pytest.mark.exhaustive
 

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18
 
 import hookscope
-from hookscope.checks.configuration import read_settings
+from hookscope.commands.check.configuration import read_settings
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
 from tests.fork_server import ForkServer
 
@@ -111,7 +111,7 @@ MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", 
 NOT_RUN = {
     "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
     "hookscope survey --merge runs/photos": "its shards would have to be measured first",
-    "hookscope survey net.py:build data.pt": "its network takes two arguments, in tests/surveys/test_brute_force.py",
+    "hookscope survey net.py:build data.pt": "its network takes two arguments; see survey/test_brute_force.py",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
 }
 

@@ -12,11 +12,11 @@ from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file
 
 from docs.schemas import documents
-from hookscope.results.runs.training_log import FILE, TrainingLogFile
+from hookscope.commands.watch.training_log import FILE, TrainingLogFile
 from hookscope.text import strict_json
 from tests.cli.conftest import CAT, Run, without_arrays
 from tests.docs.pages import DOCS
-from tests.render.trained import train
+from tests.reporting.trained import train
 
 SCHEMAS = documents()
 
@@ -100,7 +100,9 @@ def test_attribute(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_attention(run: Run, tmp_path: Path) -> None:
-    source = "from tests.attention_maps.small_networks import SmallTransformer as S\n\n\ndef small():\n    return S()\n"
+    source = (
+        "from tests.commands.attention.small_networks import SmallTransformer as S\n\n\ndef small():\n    return S()\n"
+    )
     (tmp_path / "seen.py").write_text(source, encoding="utf-8")
     document = check("attention", run("attention", "seen.py:small", CAT, "--resize=32", "--crop=32", "--json").stdout)
     assert document["maps"]

@@ -19,10 +19,10 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import Browser
 
 from docs import made
-from hookscope.checks.rules import RULES
 from hookscope.cli.app import app
+from hookscope.rules import RULES
 from tests.docs.pages import DOCS, ROOT
-from tests.render.chromium import Opened, browser, needs_chromium  # noqa: F401 - a fixture
+from tests.reporting.chromium import Opened, browser, needs_chromium  # noqa: F401 - a fixture
 
 PAGES = [page.relative_to(DOCS).with_suffix(".html").as_posix() for page in sorted(DOCS.rglob("*.md"))]
 

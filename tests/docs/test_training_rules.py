@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hookscope.watching.rules import TRAINING_RULES, WATCHED_RULES
+from hookscope.commands.watch.rules import TRAINING_RULES, WATCHED_RULES
 from tests.docs.pages import DOCS
 
 

@@ -22,7 +22,7 @@ from hookscope.cli.app import run
 from tests.fork_server import ForkServer
 from tests.frozen.cases import CASES, COMMANDS, Case
 from tests.frozen.files import write_files
-from tests.render.html_page import Page
+from tests.reporting.html_page import Page
 
 HERE = Path(__file__).parent
 _LONG = 48  # lines or numbers, from which the middle is left out

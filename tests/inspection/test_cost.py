@@ -22,7 +22,7 @@ from hookscope.results.cost import CostSums, NetworkCost
 from hookscope.results.runs.reading import read_run
 from tests.inspection.test_networks import INSPECTED
 from tests.networks import NETWORKS
-from tests.render.stored import report_html
+from tests.reporting.stored import report_html
 
 FLOAT = 4  # bytes
 

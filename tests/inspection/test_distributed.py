@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.commands.watch.conftest import ENVIRONMENT, TORCHRUN
 from tests.fork_server import ForkServer
-from tests.watching.conftest import ENVIRONMENT, TORCHRUN
 
 # Two of these run side by side. The script writes what hookscope finds, and whether the network still works after it.
 SCRIPT = """

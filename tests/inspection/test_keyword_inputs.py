@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.checks.measuring import Prepared, measure
-from hookscope.checks.settings import CheckSettings
+from hookscope.commands.check.measuring import Prepared, measure
 from hookscope.inputs import Batch
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from hookscope.rules.settings import CheckSettings
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import Written
 

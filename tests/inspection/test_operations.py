@@ -19,7 +19,7 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
 from hookscope.models import FileOptions, load_model
-from tests.attention_maps.small_networks import FlexAttention
+from tests.commands.attention.small_networks import FlexAttention
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import TORCHVISION, vision
 

@@ -12,7 +12,7 @@ from torchvision import models
 import hookscope
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields, receptive_field
-from hookscope.render.overlays import resampled
+from hookscope.reporting.overlays import resampled
 from hookscope.results.cost import ReceptiveField as CostField
 from hookscope.results.inputs import Region
 from tests import networks as small

@@ -17,7 +17,7 @@ from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics.layouts import prefix_names
 from tests.inspections import inspect
-from tests.render.stored import report_html
+from tests.reporting.stored import report_html
 
 GRID, PREFIX, WIDTH = 6, 1, 32
 

@@ -22,11 +22,11 @@ from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
+from tests.commands.watch.conftest import ENVIRONMENT, TORCHRUN
 from tests.fork_server import ForkServer
 from tests.models import hostile
 from tests.models.distributed import Folder, save, size, torch_reads
 from tests.models.hostile import GOOD, Call
-from tests.watching.conftest import ENVIRONMENT, TORCHRUN
 
 
 def content_of(folder: Path) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hookscope.commands.watch import training_log
+from hookscope.commands.watch.training_log import FILE, TrainingLogFile, read_training
 from hookscope.errors import InputError, OutputError
-from hookscope.results.runs import training_log
-from hookscope.results.runs.training_log import FILE, TrainingLogFile, read_training
 from hookscope.results.training import (
     TrainingEnd,
     TrainingFinding,

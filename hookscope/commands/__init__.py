@@ -1,0 +1,1 @@
+"""What each command does: its folder has what measures, the result, and how the result is described."""

@@ -1,0 +1,256 @@
+"""What layers make of an input as a document: the verdicts, maps of a few layers, figures over depth, tables."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
+from hookscope.reporting.cost_text import cost_lines, dearest_sentence, whole_words
+from hookscope.reporting.depth_charts import depth_charts
+from hookscope.reporting.document import (
+    MAP_LEGEND,
+    Document,
+    InputMap,
+    Level,
+    MappedInput,
+    Maps,
+    Part,
+    PhotographMaps,
+    Section,
+    Table,
+    Text,
+)
+from hookscope.reporting.inspected import (
+    detailed_layers,
+    facts_of,
+    first_words,
+    folded_text,
+    names_of,
+    objections,
+    sections_of,
+)
+from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
+from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.overviews.maps import chosen_maps, is_strip
+from hookscope.reporting.run_facts import first_name, making_of, short_name, subject_of
+from hookscope.reporting.terminal import verified
+from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.results.findings import Finding
+from hookscope.results.inputs import InputRecord, Photograph
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.token_norms import DEVIATIONS, LEAST_RATIO, TokenMap
+from hookscope.text import counted, some_of
+
+_LETTERS = "ABCDE"
+_MOST_HIGH = 8  # tokens that are named of a map
+_FEW = 3  # layers that a sentence about a flag names
+_VOLUME_AXES = 5  # N, C, D or T, H, W
+
+# Levels of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
+_ALARMS: dict[Flag, Level] = {
+    "non-finite": "fail",
+    "all zero": "warn",
+    "constant": "warn",
+    "dead channels": "warn",
+    "unmeasured": "warn",
+}
+_CALL_FOR_A_LOOK: tuple[tuple[Flag, str], ...] = (
+    ("non-finite", "NaN or Inf in"),
+    ("all zero", "All zero:"),
+    ("constant", "The same value everywhere:"),
+    ("dead channels", "Half of the channels or more are dead in"),
+    ("unmeasured", "Not measured:"),
+)
+"""Flags that call for a look, the most severe first."""
+
+
+def describe_activations(result: Activations, record: RunRecord | None = None) -> Document:
+    """Describe the outputs of layers; `record` is that of the run's directory."""
+    answer, level = _answer(result)
+    shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
+    chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
+    letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
+    cost = [] if result.cost is None else [f"{whole_words(result.cost)}.", dearest_sentence(result)]
+    maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown] if letters else []
+    return Document(
+        title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
+        subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
+        page_title=f"{result.model.name} · activations · {first_name(result)}",
+        about=[
+            *subject_of(result),
+            *([] if result.verification is None else [verified(result.verification, with_loss=False)]),
+        ],
+        answer=[*answer, *filter(None, cost)],
+        level=level,
+        input=partial(input_picture, result, shown[0]) if result.inputs else None,
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=facts_of(result, record),
+        sections=sections_of(
+            result,
+            record,
+            [
+                ("tokens", "Norms of tokens", [*_token_norms(result)]),
+                ("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
+            ],
+            [
+                detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."]),
+                Text(_below(result)),
+            ],
+        ),
+        making=making_of(result),
+        main="layers",
+    )
+
+
+def _answer(result: Activations) -> tuple[list[str], Level]:
+    """Return what rules object to and what calls for a look nevertheless, and the level of that."""
+    flags = flag_sentences(result.rows, result.verdicts)
+    if result.failure is not None:
+        where = result.failure.layer or "the network"
+        return [f"The forward pass raised in {where}.", *flags], "fail"
+    if result.verdicts:
+        headline, level = objections(result.verdicts)
+        return [headline, *flags], level
+    return ([no_findings(result.inputs), *flags], "good") if result.rows else (["There is nothing to judge."], "warn")
+
+
+def no_findings(inputs: Sequence[InputRecord]) -> str:
+    """Return what no rule objected to; on noise, `dead-channels` has another limit.
+
+    Inf that no later output holds, as that of a mask, is not objected to, nor are dead channels of a convolution.
+    """
+    is_noise = all(record.is_noise for record in inputs)
+    share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"
+    return f"No NaN, no Inf that spreads, no constant output, no ReLU with {share} (the layers shown, and operations)."
+
+
+def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
+    """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict."""
+    judged = {place for verdict in verdicts for place in verdict.places}
+    labels = {
+        words: [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
+        for flag, words in _CALL_FOR_A_LOOK
+    }
+    return [f"{words} {some_of(flagged, _FEW)}." for words, flagged in labels.items() if flagged]
+
+
+def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: bool) -> Maps:
+    """Return the maps of an input in a few layers; of several inputs without their strongest channels."""
+    summaries = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
+    legend = [f"{short_name(result.inputs[index])}."] if len(result.inputs) > 1 else []
+    legend.append(MAP_LEGEND)
+    if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
+        legend.append("Of volumes and clips, the plane or frame in the middle is shown.")
+    if any(is_strip(summary.size) for summary in summaries):
+        legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
+    if is_last and index + 1 < len(result.inputs):
+        legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
+    return Maps(
+        maps=lambda: summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1
+    )
+
+
+def _layers(result: Activations) -> Table:
+    columns, rows = layer_table_of(result)
+    levels: list[Level] = [
+        next((level for flag, level in _ALARMS.items() if flag in row.flags), "") for row in result.rows
+    ]
+    norms = f"{TOKENS}: median to maximum norm of the tokens"
+    legends = {HIST: SPARKLINE_MEANING, TOKENS: norms}
+    return Table(title="Layers", columns=columns, rows=rows, levels=levels, legends=legends, all_in="layers.csv")
+
+
+def _below(result: Activations) -> list[str]:
+    """Return the sentences below the table."""
+    folded = [sentence for text in folded_text(result.rows) for sentence in text.sentences]
+    cost = [] if result.cost is None else [line.plain for line in cost_lines(result.cost)]
+    return [*folded, *token_sentences(result), *cost]
+
+
+def token_sentences(result: Activations) -> Iterator[str]:
+    """Yield a line on tokens of high norm and one on massive activations, with the row that has the greatest."""
+    rows = [(row, row.tokens) for row in result.rows if row.tokens is not None]
+    high = [(row, tokens) for row, tokens in rows if tokens.high]
+    if high:
+        row, tokens = max(high, key=lambda each: each[1].high[0].norm / each[1].median if each[1].median else 0)
+        first = tokens.high[0]
+        words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
+        words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
+        words += _of_input(result.inputs, first.input_index)
+        yield f"{words} (norm {number_text(first.norm)}, median {number_text(tokens.median)})"
+    massive = [(row, tokens) for row, tokens in rows if tokens.massive]
+    if massive:
+        row, tokens = massive[0]
+        largest = tokens.massive[0]
+        words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
+        words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}, "
+        yield f"{words}median magnitude {number_text(largest.median)}"
+
+
+def _of_input(inputs: Sequence[InputRecord], index: int) -> str:
+    """Return which of several inputs is meant; its number where several have its name."""
+    if len(inputs) < 2:
+        return ""
+    name = inputs[index].name
+    is_shared = sum(record.name == name for record in inputs) > 1
+    return f" of {f'input {index + 1}' if is_shared else name}"
+
+
+def describe_token_norms(result: Activations, photographs: Sequence[Photograph]) -> Document:
+    """Describe the norms of tokens over the photographs of the first inputs."""
+    parts = [*_token_norms(result, photographs)]
+    title = f"Token norms of {result.model.name}"
+    return Document(
+        title=title,
+        subtitle="L2 norm over channels; each map has its own scale, from 0.",
+        page_title=title,
+        about=subject_of(result),
+        answer=[_high_words(result)],
+        level="",
+        sections=[Section("tokens", title, title, parts)],
+        main="tokens",
+    )
+
+
+def _high_words(result: Activations) -> str:
+    where = "in layers with high tokens" if any(each.high for each in result.token_maps) else "in the last block"
+    limit = f"{LEAST_RATIO:.0f} times the median and {DEVIATIONS:.0f} robust standard deviations above it"
+    return f"The L2 norm of each token, {where}. High is beyond {limit}."
+
+
+def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) -> Iterator[Part]:
+    """Yield the maps of the tokens of each input that has any; those of a picture with its photograph."""
+    if not result.token_maps:
+        return
+    yield Text([_high_words(result)], is_extra=True)
+    maps: dict[int, list[InputMap]] = {}
+    for number, each in enumerate(result.token_maps):
+        maps.setdefault(each.input_index, []).append(_token_map(number, each))
+    yield PhotographMaps(
+        [
+            MappedInput(
+                number=index,
+                record=result.inputs[index],
+                maps=partial(list, own),
+                photograph=photographs[index] if photographs else None,
+            )
+            for index, own in sorted(maps.items())
+        ]
+    )
+
+
+def _token_map(number: int, token_map: TokenMap) -> InputMap:
+    high, count = token_map.high, len(token_map.norms)
+    named = "; ".join(high[:_MOST_HIGH]) + (f"; {len(high) - _MOST_HIGH} more" if len(high) > _MOST_HIGH else "")
+    return InputMap(
+        title=token_map.label or "(model)",
+        where="",
+        facts=[
+            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in token_map.prefix_norms),
+            ("median", number_text(token_map.median)),
+            ("limit", number_text(token_map.limit)),
+            ("high", f"{len(high)} of {count}{': ' * bool(high)}{named}"),
+        ],
+        map=token_map,
+        number=number,
+    )

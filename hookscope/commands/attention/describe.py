@@ -1,0 +1,214 @@
+"""What attention looks at as a document: the census, a finding, maps over the inputs, numbers of blocks and heads."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+
+from hookscope.reporting.columns import Column, machine_columns, number_text
+from hookscope.reporting.document import (
+    Document,
+    InputMap,
+    MappedInput,
+    MapRow,
+    Part,
+    PhotographMaps,
+    Section,
+    SmallMaps,
+    StepChart,
+    StepCharts,
+    Table,
+)
+from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
+from hookscope.reporting.steps import as_floats
+from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
+from hookscope.results.concentration import concentration
+from hookscope.results.inputs import Photograph
+from hookscope.text import counted, some_of
+
+_MOST_FLAGGED = 6
+_MOST_REASONS = 2  # why there is no map, of the notes
+_OVER_HEADS = (
+    *(("entropy", "entropy", 1), ("distance", "distance", 1)),
+    *(("class_share", "class %", 100), ("register_share", "registers %", 100)),
+)
+_OF_HEADS = (("least of the heads", min), ("greatest of the heads", max), ("mean of the heads", fmean))
+_LEAST_WEIGHT = 0.001  # on places of the picture: a head with less is drawn as 0, not by its own scale
+
+
+def describe_attention(result: Attention, only: int | None = None, photograph: Photograph | None = None) -> Document:
+    """Describe what attention looks at, in all inputs or in `only` the one of an index, with its photograph."""
+    shown = range(len(result.inputs)) if only is None else [only]
+    inputs = [_mapped_input(index, result, photograph) for index in shown]
+    place = "The inputs" if all(mapped.remark for mapped in inputs) else "Over the photograph"
+    maps = [heat_map for heat_map in result.maps if heat_map.input_index in shown]
+    return Document(
+        title=f"What the attention of {result.model.name} looks at",
+        subtitle="Each map has its own scale, from 0.",
+        page_title=f"{result.model.name} · what its attention looks at · {first_name(result)}",
+        about=subject_of(result),
+        answer=[f"{result.census}.", *([finding_of(maps[0], result)] if maps else []), *_flagged_heads(result)],
+        level="warn" if result.unseen else "",
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=[*model_facts(result.model), ("Blocks", result.census, bool(result.unseen)), *machine_facts(result)],
+        sections=[
+            Section("maps", place, place, [PhotographMaps(inputs)]),
+            Section("heads", "Blocks and heads", "Blocks and heads", [*_numbers(result, shown)]),
+        ],
+        making=making_of(result),
+        main="maps",
+    )
+
+
+def finding_of(first: AttentionMap, result: Attention) -> str:
+    """Return where a map lies, in one sentence."""
+    record = result.inputs[first.input_index]
+    heads = "" if first.head is None else f" head {first.head}"
+    rest = f", {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
+    box = concentration(first, record)
+    subject = f"{short_name(record)}, {first.query} at {first.block}{heads}: "
+    if box is None:
+        return f"{subject}nothing on the picture{rest}."
+    share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
+    words = "spread out" if box.words == "spread out" else f"at: {box.words}"
+    return f"{subject}half of it lies in {share} of the picture, {words}{rest}."
+
+
+def _flagged_heads(result: Attention) -> Iterator[str]:
+    flagged = [f"{row.block} head {row.head}" for row in result.rows if row.is_one_token]
+    if flagged:
+        heads = counted(len(flagged), "head")
+        yield f"{heads} with more than 90% of the weight on one token: {some_of(flagged, _MOST_FLAGGED)}."
+
+
+def _mapped_input(index: int, result: Attention, photograph: Photograph | None) -> MappedInput:
+    maps = [_map(place, heat_map) for place, heat_map in enumerate(result.maps) if heat_map.input_index == index]
+    patches = [patch for patch in result.patches if patch.input_index == index]
+    return MappedInput(
+        number=index,
+        record=result.inputs[index],
+        maps=lambda: maps,
+        photograph=photograph,
+        patches=patches,
+        remark="" if maps or patches else " ".join(("It has no map.", *result.notes[-_MOST_REASONS:])),
+    )
+
+
+def _map(number: int, heat_map: AttentionMap) -> InputMap:
+    heads = "mean over heads" if heat_map.head is None else f"head {heat_map.head}"
+    elsewhere = f"{heat_map.elsewhere:.1%}" if math.isfinite(heat_map.elsewhere) else number_text(heat_map.elsewhere)
+    return InputMap(
+        title=heat_map.query,
+        where=f"{heat_map.block}, {'through all blocks' if heat_map.block == ROLLOUT else heads}",
+        facts=[("cells", " × ".join(map(str, heat_map.values.shape))), ("on tokens without a place", elsewhere)],
+        map=heat_map,
+        number=number,
+    )
+
+
+def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
+    head_maps = [head_map for head_map in result.head_maps if head_map.input_index in shown]
+    for query in dict.fromkeys(head_map.query for head_map in head_maps):
+        yield _every_head([head_map for head_map in head_maps if head_map.query == query], result)
+    if len(result.blocks) > 1 and result.rows:
+        yield _over_blocks(result)
+    yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks)
+    if result.rows:
+        yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
+
+
+def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
+    flagged = {(row.index, row.head) for row in result.rows if row.is_one_token}
+    some = "every block" if len(maps) == len(result.blocks) else f"{len(maps)} of {len(result.blocks)} blocks"
+    marks = " Red: one token has more than 90% of the weight, whatever the query." if flagged else ""
+    return SmallMaps(
+        title=f"Every head of {some}: {maps[0].query}",
+        legend=f"Head 0 and the next ones, from the left.{marks}",
+        rows=[
+            MapRow(
+                name=f"block {part.index}",
+                where=_short(result.blocks[part.index].label),
+                maps=[values if np.nansum(values) > _LEAST_WEIGHT else np.zeros_like(values) for values in part.values],
+                marked=[(part.index, head) in flagged for head in range(len(part.values))],
+            )
+            for part in maps
+        ],
+    )
+
+
+def _short(label: str) -> str:
+    """Return the last parts of a name, which tell blocks apart: "encoder_layer_3.self_attention"."""
+    parts = label.split(".")
+    numbered = [place for place, part in enumerate(parts) if any(map(str.isdigit, part))]
+    return ".".join(parts[numbered[-1] if numbered else 0 :])
+
+
+def _over_blocks(result: Attention) -> StepCharts:
+    """Return a chart for each number: the least, the mean and the greatest of the heads of a block."""
+    blocks = [[row for row in result.rows if row.index == index] for index in range(len(result.blocks))]
+    one_token = np.array([any(row.is_one_token for row in rows) for rows in blocks])
+    charts = []
+    keys = {key for key, *_ in _OVER_HEADS}
+    for column in (column for column in HEADS if column.key in keys):
+        values = [[value for row in rows if (value := column.read(row)) is not None] for rows in blocks]
+        if any(values):
+            lines = [(name, as_floats(of(heads) if heads else None for heads in values)) for name, of in _OF_HEADS]
+            title = f"{column.meaning}, {column.unit}".removesuffix(", ")
+            charts.append(StepChart(title=title, lines=lines, marks=[("a head on one token", one_token)]))
+    return StepCharts(np.arange(len(blocks)), 0, len(blocks) - 1, charts, unit="block")
+
+
+def block_columns(result: Attention) -> tuple[Column, ...]:
+    """Return the columns of `result.blocks`; those of heads have the least and the greatest value."""
+    rows = {block.label: [row for row in result.rows if row.block == block.label] for block in result.blocks}
+    places = {block.label: place for place, block in enumerate(result.blocks)}
+
+    return (
+        Column("", "#", "position in execution order", 12, str, lambda block: places[block.label]),
+        Column("label", "block", "module that computes attention", 0, words=True, fold=44),
+        Column("heads", "heads", "number of heads", 5, str),
+        Column("", "queries x keys", "tokens that ask, and that are looked at", 7, shown=_sizes),
+        *(
+            Column(
+                "", title, "least and greatest of its heads", rank, shown=partial(_range, rows, key, times), usual="-"
+            )
+            for rank, (key, title, times) in enumerate(_OVER_HEADS, 1)
+        ),
+        Column("", "remarks", "heads on one token", 6, shown=lambda block: _flagged(rows[block.label]), words=True),
+    )
+
+
+HEADS = (
+    Column("block", "block", "module that computes attention", 0, words=True, fold=44),
+    Column("index"),
+    Column("head", "head", "number of the head", 1, str),
+    Column("entropy", "entropy", "entropy of a query's weights", 2, unit="nats", usual="-"),
+    Column("distance", "distance", "distance to what a query looks at", 3, unit="patches", usual="-"),
+    Column("class_share", "on class", "share of the weight on the class token", 4, usual="-"),
+    Column("register_share", "on registers", "share of the weight on registers", 5, usual="-"),
+    Column("top_share", "on one token", "largest share of the weight on a single token", 6, usual="-"),
+    *machine_columns("top_token", "is_one_token"),
+    Column("", "remarks", "what is unusual", 7, shown=lambda row: "one token" * row.is_one_token, words=True),
+)
+
+
+def _sizes(block: AttentionBlock) -> str:
+    windows = f", {block.windows} windows" if block.windows > 1 else ""
+    return f"{block.queries} x {block.keys}{windows}"
+
+
+def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: AttentionBlock) -> str:
+    """Return the least and the greatest value over heads."""
+    values = [number * times for number in (getattr(row, name) for row in rows[block.label]) if number is not None]
+    if not values:
+        return "-"
+    low, high = number_text(min(values), 3), number_text(max(values), 3)
+    return low if low == high else f"{low} to {high}"
+
+
+def _flagged(rows: Sequence[HeadRow]) -> str:
+    flagged = [str(row.head) for row in rows if row.is_one_token]
+    return f"one token: head {', '.join(flagged)}" if flagged else ""

@@ -1,0 +1,135 @@
+"""Whose attention is drawn: the class token's, a register's, that of a patch under a pixel, or the mean."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hookscope.commands.attention.places import Places
+from hookscope.errors import UsageError
+from hookscope.parameters import arg
+from hookscope.results.inputs import InputRecord
+from hookscope.text import safe_text
+
+MEAN = "mean of queries"
+CLASS = "class token"
+
+_REGISTER = re.compile(r"register:(\d{1,3})")
+_PIXEL = re.compile(r"(\d{1,7}(?:\.\d{1,6})?)\s*,\s*(\d{1,7}(?:\.\d{1,6})?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query as `--query` has it.
+
+    Attributes:
+        text: As it was given.
+        register: Its number from 1; 0 for another query.
+        pixel: (x, y) on the upright photograph; None for another query.
+    """
+
+    text: str
+    register: int = 0
+    pixel: tuple[float, float] | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether all queries are meant."""
+        return self.text == "mean"
+
+
+def read_queries(texts: Sequence[str]) -> list[Query]:
+    """Read `--query`; without any, the class token counts in blocks that have one, in others the mean over queries.
+
+    Raises:
+        UsageError: If one is of no known form.
+    """
+    if not texts:
+        return [Query("auto")]
+    return [_read(text.strip()) for text in texts]
+
+
+def _read(text: str) -> Query:
+    if text in ("cls", "mean"):
+        return Query(text)
+    if (match := _REGISTER.fullmatch(text)) is not None and int(match[1]):
+        return Query(text, register=int(match[1]))
+    if (match := _PIXEL.fullmatch(text)) is not None:
+        return Query(text, pixel=(float(match[1]), float(match[2])))
+    raise UsageError(
+        f"{arg('query')} '{safe_text(text)}' is not possible: give cls, register:1, mean, or the x,y of a pixel "
+        "(120,80)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A query in one block, of one input.
+
+    Attributes:
+        label: "class token", "patch 3,7".
+        token: Its index among the queries of its window; None for the mean.
+        window: The window that it is in.
+        box: A patch, (left, top, right, bottom) as shares of its grid; None for other queries.
+    """
+
+    label: str
+    token: int | None
+    window: int = 0
+    box: tuple[float, float, float, float] | None = None
+
+
+def chosen_in(
+    query: Query, record: InputRecord, queries: Places | None, keys: Places | None, count: int, class_count: int
+) -> Chosen | None:
+    """Return a query's place in a block; None where the block has no such query.
+
+    A block with a single query, of a pooling layer or a class token, has that for the class token's.
+
+    Args:
+        query: As `--query` has it.
+        record: The input, whose photograph has the pixel.
+        queries: Where queries lie; None if that is not known.
+        keys: The same of keys.
+        count: How many queries there are.
+        class_count: Class tokens in front of the grid, 0 or 1.
+
+    Raises:
+        UsageError: If the pixel lies outside of what the network sees.
+    """
+    if query.is_mean:
+        return Chosen(MEAN, None)
+    if query.text in ("auto", "cls"):
+        if count == 1:
+            return Chosen(CLASS if keys is not None and keys.prefix and class_count else "pooling query", 0)
+        if queries is not None and queries.prefix and class_count:
+            return Chosen(CLASS, 0)
+        return Chosen(MEAN, None) if query.text == "auto" else None
+    return None if queries is None else _placed(query, record, queries, class_count)
+
+
+def _placed(query: Query, record: InputRecord, queries: Places, class_count: int) -> Chosen | None:
+    if query.pixel is None:
+        token = class_count + query.register - 1
+        return Chosen(f"register {query.register}", token) if token < queries.prefix else None
+    row, column = _cell(query, record, queries.grid)
+    window, token = (int(index) for index in (queries.cells == row * queries.grid[1] + column).nonzero()[0])
+    tall, wide = queries.grid
+    box = column / wide, row / tall, (column + 1) / wide, (row + 1) / tall
+    return Chosen(f"patch {row},{column}", token, window, box)
+
+
+def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int, int]:
+    assert query.pixel is not None  # noqa: S101 - the caller has looked
+    x, y = query.pixel
+    region = record.region
+    top, left, bottom, right = 0.0, 0.0, *map(float, record.shape[-2:])
+    if region is not None:
+        top, left, bottom, right = region.top, region.left, region.bottom, region.right
+    # The pixel's centre.
+    down, across = (y + 0.5 - top) / (bottom - top), (x + 0.5 - left) / (right - left)
+    if not (0 <= down < 1 and 0 <= across < 1):
+        raise UsageError(
+            f"{arg('query')} {query.text} lies outside of what the network sees of {safe_text(record.name)}: x "
+            f"from {max(left, 0):.0f} to {right:.0f}, y from {max(top, 0):.0f} to {bottom:.0f}."
+        )
+    return int(down * grid[0]), int(across * grid[1])

@@ -1,0 +1,196 @@
+"""Reduce attention weights to numbers and maps while they are there: a few queries at a time."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.attention.places import Axes, Distances, Places, arranged
+from hookscope.commands.attention.queries import Chosen
+from hookscope.hooks.attention_rows import AttentionRows, Memory
+
+# Weights in memory at a time, in bytes; what is computed from them takes as much again. Ours.
+_CHUNK_BYTES = 2**22
+
+
+class HeadNumbers(NamedTuple):
+    """The numbers of each input and head, (N, heads), on the CPU.
+
+    Attributes:
+        distance: None where the grid is not known.
+        prefix_shares: (N, heads, prefix), the share of each token in front of the grid; of queries on average.
+        top_token: None for windows.
+    """
+
+    entropy: Tensor
+    distance: Tensor | None
+    prefix_shares: Tensor
+    top_share: Tensor
+    top_token: Tensor | None
+
+
+@dataclass(slots=True)
+class CallNumbers:
+    """The results of one call.
+
+    Attributes:
+        heads: None unless they were asked for.
+        received: The share of all queries that each key has, (N, windows, heads, keys); None unless it was asked for.
+        rows: By the query's place among those asked for, its weights for each input, (heads, keys of its window).
+        chosen: By query, its place in the block for each input; None where the block has no such query.
+        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
+    """
+
+    heads: HeadNumbers | None = None
+    received: Tensor | None = None
+    rows: Mapping[int, Sequence[Tensor | None]] = field(default_factory=dict)
+    chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
+    whole: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the blocks of a pass share.
+
+    Attributes:
+        numbers: Whether heads are measured; otherwise only rows that are drawn may be computed.
+        memory: For a chunk.
+        distances: Of the last grid.
+    """
+
+    numbers: bool
+    memory: Memory = field(default_factory=Memory)
+    distances: Distances = field(default_factory=Distances)
+
+
+def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
+    """Yield the first query of each chunk and the one after its last."""
+    queries = rows.shape[-2]
+    row_bytes = 4 * math.prod(rows.shape) // max(queries, 1)
+    step = max(1, min(queries, _CHUNK_BYTES // max(row_bytes, 1)))
+    for begin in range(0, queries, step):
+        yield begin, min(begin + step, queries)
+
+
+def reduced(
+    rows: AttentionRows,
+    axes: Axes,
+    queries: Places | None,
+    keys: Places | None,
+    chosen: Mapping[int, Sequence[Chosen | None]],
+    *,
+    keeps_whole: bool,
+    room: Room,
+    save: Callable[[Tensor, int], None] | None = None,
+) -> CallNumbers:
+    """Return the numbers of a call, and the rows that are drawn.
+
+    Args:
+        rows: The weights.
+        axes: How their leading axes count inputs, windows and heads.
+        queries: Where queries lie; None if that is not known.
+        keys: The same of keys.
+        chosen: By query, its place in this block for each input.
+        keeps_whole: Keep all weights, averaged over heads.
+        room: Of the pass.
+        save: Called with some rows, (N, windows, heads, some queries, keys), and the first query of them.
+    """
+    query_count = rows.shape[-2]
+    totals: dict[str, Tensor] = {}
+    whole: list[Tensor] = []
+    picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
+    tokens = {choice.token for by_input in chosen.values() for choice in by_input if choice is not None}
+    has_received = room.numbers or None in tokens
+    needs_all = has_received or keeps_whole or save is not None
+    for begin, end in chunks_of(rows) if needs_all else ((token, token + 1) for token in tokens if token is not None):
+        weights, entropy = rows.part(begin, end, room.memory, room.numbers)
+        part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
+        if save is not None:
+            save(part, begin)
+        if has_received:
+            _add(totals, "received", part.sum(3))
+        if entropy is not None:
+            _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
+            if queries is not None and keys is not None and query_count > 1:
+                _add_distances(totals, part, queries, keys, begin, room)
+        if keeps_whole:
+            whole.append(part.mean(2)[:, 0].float().cpu())
+        _pick(picked, part, begin, chosen)
+    received = totals["received"] / query_count if totals else None
+    return CallNumbers(
+        _head_numbers(totals, received, query_count, axes, keys) if room.numbers and received is not None else None,
+        received if None in tokens else None,
+        picked,
+        chosen,
+        torch.cat(whole, 1) if whole else None,
+    )
+
+
+def _pick(
+    picked: Mapping[int, list[Tensor | None]], part: Tensor, begin: int, chosen: Mapping[int, Sequence[Chosen | None]]
+) -> None:
+    """Keep the rows that are drawn, of those that a part has."""
+    for place, by_input in chosen.items():
+        for at, choice in enumerate(by_input):
+            if choice is not None and choice.token is not None and 0 <= choice.token - begin < part.size(3):
+                picked[place][at] = part[at, choice.window, :, choice.token - begin].clone()
+
+
+def _add_distances(
+    totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, room: Room
+) -> None:
+    """Add the mean distance of each query that lies on the picture from the keys there, by their weight."""
+    end = begin + part.size(3)
+    away = room.distances.rows(queries, keys, begin, end).to(part.device, part.dtype)
+    with_places = (keys.cells >= 0).to(part.device, part.dtype)
+    valid = (queries.cells[:, begin:end] >= 0).to(part.device)
+    products = room.memory.tensor("products", part.shape, part.dtype, part.device)
+    weighted = torch.mul(part, away[None, :, None], out=products).sum(-1)
+    on_patches = torch.mul(part, with_places[None, :, None, None], out=products).sum(-1)
+    counts = valid[None, :, None] & (on_patches > 0)
+    _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
+    _add(totals, "counted", counts.sum((1, 3)))
+
+
+def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
+    totals[name] = totals[name] + values if name in totals else values
+
+
+def _head_numbers(
+    totals: Mapping[str, Tensor], received: Tensor, query_count: int, axes: Axes, keys: Places | None
+) -> HeadNumbers:
+    top = received.max(-1)
+    return HeadNumbers(
+        entropy=(totals["entropy"] / (query_count * axes.windows)).cpu(),
+        distance=(totals["distance"] / totals["counted"]).cpu() if "distance" in totals else None,
+        prefix_shares=received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
+        top_share=top.values.mean(1).cpu(),
+        top_token=top.indices[:, 0].cpu() if axes.windows == 1 else None,
+    )
+
+
+def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> tuple[Tensor, Tensor] | None:
+    """Return `on_grid` of a query, of an input by its place in the batch; None without such a query."""
+    chosen, row = numbers.chosen[query][place], numbers.rows[query][place]
+    if row is not None and chosen is not None:
+        return on_grid(row[None], keys, chosen.window)
+    if chosen is None or numbers.received is None:
+        return None
+    received = numbers.received[place]
+    return on_grid(received / received.size(0), keys)  # each window has its share of the queries
+
+
+def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), and the sum of the others, (heads,).
+
+    The weights of a query that may look at no key are 0. `window` is the only one that `weights` is of; None for all.
+    """
+    cells = keys.cells if window is None else keys.cells[window : window + 1]
+    weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)
+    flat = cells.reshape(-1)
+    valid = flat >= 0
+    grid = torch.zeros(weights.size(0), keys.grid[0] * keys.grid[1])
+    return grid.index_add_(1, flat[valid], weights[:, valid]), weights[:, ~valid].sum(-1)

@@ -1,0 +1,373 @@
+"""Ask of every input what attention looks at: batches in, numbers and maps out, and nothing of the network changed."""
+
+import copy
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookscope import options
+from hookscope.commands.attention.census import Refusal, attention_modules, unseen_blocks
+from hookscope.commands.attention.forward_pass import ForwardPass, SeenBlock, Wanted
+from hookscope.commands.attention.maps import head_maps, patch_weights, query_maps, rollout_maps
+from hookscope.commands.attention.places import Arrangement, arrangement_of
+from hookscope.commands.attention.queries import read_queries
+from hookscope.commands.attention.reductions import Room
+from hookscope.commands.attribute.forward_backward import model_errors, run_model
+from hookscope.commands.attribute.padding import padded_extents
+from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
+from hookscope.hooks.attention import AttentionMode
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.running import unfused
+from hookscope.inputs import Batch, copy_of
+from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.saved_tensors import TensorCollector
+from hookscope.inspection.session import OnError, OnProgress, Session, input_count, provenance_of, session_batches
+from hookscope.inspection.state.preservation import Preserved, preserved
+from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
+from hookscope.models.torchscript import ScriptLayer
+from hookscope.parameters import arg
+from hookscope.results.attention import (
+    Attention,
+    AttentionBlock,
+    AttentionMap,
+    HeadMaps,
+    HeadRow,
+    PatchWeights,
+    UnseenBlock,
+    census_of,
+)
+from hookscope.results.concentration import Extent
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.statistics.layouts import parse_tokens
+from hookscope.text import counted, safe_text
+
+_NOT_MET = (
+    "its softmax is changed before it meets values (talking heads), "
+    "or meets them by an operation other than matmul, bmm and einsum"
+)
+_NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The results of a run so far."""
+
+    records: list[InputRecord] = field(default_factory=list)
+    blocks: dict[str, AttentionBlock] = field(default_factory=dict)
+    drawn: dict[str, None] = field(default_factory=dict)
+    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
+    maps: list[AttentionMap] = field(default_factory=list)
+    head_maps: list[HeadMaps] = field(default_factory=list)
+    patches: list[PatchWeights] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def run_attention(
+    session: Session, option: options.Attention, on_progress: OnProgress | None, on_error: OnError | None
+) -> Attention:
+    """Look at the attention of all inputs.
+
+    Raises:
+        UsageError: If an option cannot be right, or rollout is undefined for the network.
+        NothingMatchedError: If no attention was seen.
+        LayerNotFoundError: If there is no such block.
+        ModelError: If the network raised, with `on_error` on every input.
+    """
+    inspected = inspected_network(session.loaded)
+    arrangement = arrangement_of(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    blocks = cast("Sequence[str | int]", option.block)
+    wanted = Wanted(
+        read_queries(option.query),
+        [*map(_block, blocks)] or [-1],
+        _distinct_heads(cast("Sequence[int]", option.head)),
+        option.rollout,
+        option.numbers,
+        option.save_tensors,
+        arrangement,
+    )
+    queue = session_batches(session, option.batch_size, on_error)
+    collector = TensorCollector(input_count(session), on_progress)
+    gathered = _Gathered()
+    candidates = attention_modules(inspected.modules)
+    began = time.perf_counter()
+    with (
+        torch.inference_mode(False),
+        preserved(inspected.network, session.seed, modules=inspected.modules.values(), differentiates=False) as state,
+        unfused(),
+        capture(inspected.network, candidates, lambda *_: None) as captured,
+    ):
+        state.mark_hooks()
+        passes = _Passes(inspected, state, captured, wanted, collector, option.verify)
+        look = partial(_look_at, passes=passes, gathered=gathered)
+        run_model(queue, state, look, gathered.records, collector.end_batch)
+    if not gathered.records and session.unusable:
+        raise session.unusable[0]
+    seconds = time.perf_counter() - began
+    seen_in = [label.partition("#")[0] for label in gathered.blocks]
+    unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)
+    _check_seen(gathered, unseen, wanted, inspected)
+    rows = tuple(_rows(gathered, arrangement)) if option.numbers else ()
+    device, dtype = inspected.placed
+    settings = {
+        "block": [*map(str, blocks)],
+        "head": [*wanted.heads],
+        "query": [*option.query],
+        "rollout": option.rollout,
+        "numbers": option.numbers,
+        "tokens": option.tokens,
+    }
+    return Attention(
+        model=inspected.info,
+        inputs=tuple(gathered.records),
+        blocks=tuple(gathered.blocks.values()),
+        unseen=unseen,
+        rows=rows,
+        maps=tuple(gathered.maps),
+        head_maps=tuple(gathered.head_maps),
+        patches=tuple(gathered.patches),
+        warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
+        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if option.numbers else (_NO_NUMBERS,))),
+        seed=session.seed,
+        device=device,
+        dtype=dtype,
+        timings={"load": session.load_seconds, "forward": seconds},
+        provenance=provenance_of(session, (), settings),
+        tensors=collector.joined(_labels_of_tensors(gathered)),
+    )
+
+
+def _block(block: str | int) -> int | str:
+    text = str(block)
+    return int(text) if re.fullmatch(r"-?\d{1,5}", text.strip()) else text.strip()
+
+
+def _distinct_heads(heads: Sequence[int]) -> list[int]:
+    for head in heads:
+        if head < 0:
+            raise UsageError(f"{arg('head')} {head} is not possible: heads are counted from 0.")
+    return [*dict.fromkeys(heads)]
+
+
+def _check_seen(
+    gathered: _Gathered, unseen: tuple[UnseenBlock, ...], wanted: Wanted, inspected: InspectedNetwork
+) -> None:
+    """Raise an error if no attention was seen, or not what is `wanted` of it."""
+    if not gathered.blocks:
+        raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
+    if wanted.rollout and unseen:
+        census = census_of(tuple(gathered.blocks.values()), unseen)
+        raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
+    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
+        raise UsageError(_no_such_query(wanted, inspected))
+
+
+def _labels_of_tensors(gathered: _Gathered) -> set[str]:
+    """Return the labels that the weights of the blocks may have: with "@INDEX" behind them if their shapes differ."""
+    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))
+    return {f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}
+
+
+def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
+    name = inspected.info.name
+    if any(isinstance(module, torch.jit.ScriptModule | ScriptLayer) for module in inspected.modules.values()):
+        return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
+    if not has_any:
+        return f"{name} has no attention that can be seen: no module of it computes any. See `hookscope attribute`."
+    return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
+
+
+def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
+    asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
+    return (
+        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
+        f"mean, the x,y of a pixel, or another {arg('block')}."
+    )
+
+
+# --- Batches ---
+
+
+@dataclass(slots=True)
+class _Passes:
+    """How the batches of a run are passed through the network; its hooks are on."""
+
+    inspected: InspectedNetwork
+    state: Preserved
+    captured: Capture[None]
+    wanted: Wanted
+    collector: TensorCollector
+    verify: bool
+
+    def run(self, batch: Batch, first: int) -> tuple[ForwardPass, object]:
+        """Run a batch, and look at its attention; `first` is the position of its first input.
+
+        Raises:
+            ModelRaisedError: If the network raises.
+        """
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
+        self.wanted.arrangement.tokens.restart(batch.pictures)
+        mode = AttentionMode(self.inspected.modules, seen.take)
+        clone = copy_of(batch)
+        self.captured.restart()
+        with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
+            output = self.inspected.network(*clone.args, **clone.kwargs)
+        labels = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
+        for name in mode.softmaxes:
+            if name not in labels:
+                kind = type(self.inspected.modules[name]).__name__
+                seen.refused[name] = Refusal(kind, _NOT_MET)
+        return seen, output
+
+    def verified(self, batch: Batch, output: object) -> tuple[str, ...]:
+        """Run a batch without the mode, and return a warning if its output is another."""
+        began = copy.copy(self.state)
+        self.state.mark()  # to go on from here
+
+        def plain(_layers: Sequence[str]) -> Outcome:
+            began.rewind()
+            clone = copy_of(batch)
+            with torch.no_grad(), self.captured.detached():
+                return outcome_of(self.inspected.network(*clone.args, **clone.kwargs))
+
+        try:
+            return verification_warnings(verify_outcome(outcome_of(output), (), plain), self.inspected.info.name)
+        finally:
+            self.state.rewind()
+
+
+def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+    """Run a batch, and add what it shows."""
+    seen, output = passes.run(batch, len(gathered.records))
+    if passes.verify and not gathered.records:
+        gathered.warnings = passes.verified(batch, output)
+    _gather(batch, seen, passes, gathered)
+
+
+def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathered) -> None:
+    """Add what a batch has shown: numbers to sums, maps by input."""
+    wanted, first = passes.wanted, len(gathered.records)
+    gathered.records.extend(batch.records)
+    gathered.refused.update(seen.refused)
+    for block in seen.blocks:
+        gathered.blocks.setdefault(block.block.label, block.block)
+        _sum(gathered, block)
+    if not seen.blocks:
+        return
+    drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
+    extents: dict[tuple[int, int], Sequence[Extent]] = {}
+
+    def extent(grid: tuple[int, int], place: int) -> Extent:
+        if grid not in extents:
+            extents[grid] = padded_extents(passes.inspected.network, batch, grid)
+        return extents[grid][place]
+
+    for index in drawn:
+        _note_about(seen.blocks[index].block, wanted, gathered)
+    for place in range(len(batch.records)):
+        for at in range(len(wanted.queries)):
+            gathered.maps += rollout_maps(seen, place, at, first, extent)
+            for index in drawn:
+                gathered.maps += query_maps(seen.blocks[index], place, at, first, wanted.heads, extent)
+        if first + place < SHOWN_INPUTS:
+            gathered.head_maps += head_maps(seen.blocks, place, len(wanted.queries), first)
+            gathered.patches += patch_weights([seen.blocks[index] for index in drawn], place, first, extent)
+
+
+def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
+    label, numbers = seen.block.label, seen.numbers.heads
+    if numbers is None:
+        return
+    sums = gathered.sums.setdefault(label, {})
+    values = {
+        "entropy": numbers.entropy,
+        "prefix": numbers.prefix_shares,
+        "top": numbers.top_share,
+        **({"distance": numbers.distance} if numbers.distance is not None else {}),
+    }
+    for name, value in values.items():
+        summed = value.double().sum(0)
+        sums[name] = sums[name] + summed if name in sums else summed
+    gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
+
+
+def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
+    count = len(gathered.records)
+    for index, block in enumerate(gathered.blocks.values()):
+        means = {name: (total / count).tolist() for name, total in gathered.sums[block.label].items()}
+        top_tokens = gathered.top_tokens[block.label]
+        tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
+        distances = means.get("distance", [math.nan] * block.heads)
+        for head, (entropy, distance, prefix, top, token) in enumerate(
+            zip(means["entropy"], distances, means["prefix"], means["top"], tokens, strict=True)
+        ):
+            classes = min(arrangement.class_count, len(prefix))
+            yield HeadRow(
+                block.label,
+                index,
+                head,
+                entropy,
+                None if math.isnan(distance) else distance,
+                prefix[0] if classes else None,
+                sum(prefix[classes:]) if len(prefix) > classes else None,
+                top,
+                token,
+            )
+
+
+def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
+    """Warn of NaN in attention weights, naming the first block that has it."""
+    of_rows = [row.block for row in rows if math.isnan(row.entropy)]
+    blocks = [*dict.fromkeys((*of_rows, *(attention.block for attention in maps if np.isnan(attention.values).any())))]
+    if not blocks:
+        return []
+    more = f", the first of {counted(len(blocks), 'block')}," if len(blocks) > 1 else ""
+    why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
+    return [f"Attention weights of {blocks[0]}{more} hold NaN: {why}."]
+
+
+def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
+    """Return the positions of the blocks to draw.
+
+    Raises:
+        LayerNotFoundError: If there is no such block.
+    """
+    chosen: dict[int, None] = {}
+    for block in wanted.blocks:
+        if isinstance(block, int):
+            if not -len(labels) <= block < len(labels):
+                raise LayerNotFoundError(
+                    f"There is no block {block}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
+                )
+            chosen[block % len(labels)] = None
+        else:
+            places = [place for place, label in enumerate(labels) if label == block]
+            if not places:
+                raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
+            chosen[places[0]] = None
+    return [*chosen]
+
+
+def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:
+    gathered.drawn[block.label] = None
+    if block.remark:
+        gathered.notes[f"{block.label} has no map: {block.remark}."] = None
+    for head in wanted.heads:
+        if head >= block.heads:
+            raise UsageError(f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+
+
+def _other_block(gathered: _Gathered) -> list[str]:
+    """Name the last block that can be drawn, where none of those asked for can."""
+    placed = [(index, block.label) for index, block in enumerate(gathered.blocks.values()) if not block.remark]
+    return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

@@ -1,0 +1,168 @@
+"""Make the maps of one batch by any method: of layers, or of the picture itself."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.commands.attribute.cams import CAMS
+from hookscope.commands.attribute.forward_backward import (
+    ForwardBackward,
+    model_errors,
+    run_and_differentiate,
+    run_output,
+)
+from hookscope.commands.attribute.layer_choice import LayerOutputs
+from hookscope.commands.attribute.map_layers import MapLayer, MapLayers, arrived
+from hookscope.commands.attribute.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
+from hookscope.commands.attribute.scores import BatchTarget
+from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.patterns import exact_operation
+from hookscope.hooks.selection import module_index
+from hookscope.inputs import Batch
+from hookscope.results.attributions import Method
+from hookscope.results.concentration import Extent
+from hookscope.statistics.token_layout import TokenLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The maps of one batch.
+
+    Attributes:
+        layers: The layers; () for methods that look at the picture itself.
+        maps: By target, then by layer, (N, *grid), float32 on the CPU; where there is no layer, one.
+        pixels: By target, one number for each value of the input, (N, C, *size); () for methods of layers alone.
+        gap: The greatest `Pixels.gap`.
+    """
+
+    targets: Sequence[BatchTarget]
+    layers: Sequence[MapLayer]
+    maps: Sequence[Sequence[Tensor]]
+    pixels: Sequence[Tensor] = ()
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    gap: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
+    """Make the maps of a batch.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+        NotReachedError: If no layer has a gradient for all its inputs.
+        UsageError: If the network, a layer or a target does not go with the method.
+    """
+    passes = map_layers.passes
+    if method in CAMS:
+        targets, layers = map_layers.run(batch)
+        return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
+    # With a graph, which shows whether the scores are logits.
+    targets = passes.targets_of(run_output(passes, batch, track=True), batch)
+    return of_pixels(passes, passes.inspected.network, batch, method, targets)
+
+
+def maps_of_layers(method: str, layers: Iterable[MapLayer], target_count: int) -> list[list[Tensor]]:
+    """Return maps by target, then by layer."""
+    return [[_cam(method, layer.values, layer.gradients[at]) for layer in layers] for at in range(target_count)]
+
+
+def of_pixels(
+    passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+) -> Explained:
+    """Make maps of the picture itself, of a network like that of the run."""
+    parts = _pixels(passes, network, batch, method, targets)
+    gaps = [float(part.gap.max()) for part in parts if part.gap is not None]
+    return Explained(
+        targets,
+        (),
+        [[map_of(method, part.values).float().cpu()] for part in parts],
+        [part.values.float().cpu() for part in parts],
+        {label: reason for part in parts for label, reason in part.unchanged.items()},
+        max(gaps, default=None),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+
+
+def explain_again(
+    passes: ForwardBackward,
+    network: nn.Module,
+    batch: Batch,
+    layers: Sequence[MapLayer],
+    method: Method,
+    targets: Sequence[BatchTarget],
+) -> Explained:
+    """Make the maps of a batch on the same layers of a network like that of the run; it has no other hooks on.
+
+    A gradient that does not arrive counts as zero.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+        UsageError: As in `explain`.
+    """
+    if method not in CAMS:
+        return of_pixels(passes, network, batch, method, targets)
+    modules, _ = module_index(network)
+    names = dict.fromkeys(layer.place[0] for layer in layers)
+    operations = [exact_operation(name) for name in names if name not in modules]
+    outputs = LayerOutputs(TokenLayout(network, passes.outputs.token_layout.given))
+    with ExitStack() as hooks:
+        other = ForwardBackward(
+            inspected=replace(passes.inspected, network=network, modules=modules),
+            targets_of=lambda _output, _batch: list(targets),
+            state=passes.state,
+            outputs=outputs,
+            capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
+        )
+        watching = capture(
+            network,
+            {name: modules[name] for name in names if name in modules},
+            other.take,
+            gradients=other.arrived,
+            track=True,
+            operations=OperationChoice(operations) if operations else None,
+        )
+        _, captured = run_and_differentiate(other, hooks.enter_context(watching), batch)
+    by_place = {place: (values, gradients) for place, values, gradients in captured}
+    again = []
+    for layer in layers:
+        values, gradients = by_place.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
+        again.append(layer._replace(values=values, gradients=arrived(values, gradients)))
+    return Explained(targets, again, maps_of_layers(method, again, len(targets)))
+
+
+def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
+    """Return maps (N, *grid) as (N, 1, *size) over the whole input, interpolated linearly between their cells' places.
+
+    Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
+    """
+    parts = []
+    for grid, extent in zip(maps, extents, strict=True):
+        part = grid
+        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
+            cells = part.shape[axis]
+            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
+            first = places.floor().long()
+            after = (first + 1).clamp(max=cells - 1)
+            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
+            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
+        parts.append(part[None, None])
+    return torch.cat(parts)
+
+
+def _pixels(
+    passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+) -> list[Pixels]:
+    with model_errors(passes.inspected, "backward"):
+        return [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
+
+
+def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:
+    """Return one map, computed in float32 or float64."""
+    with torch.no_grad():
+        if values.dtype not in (torch.float32, torch.float64):
+            values, gradient = values.float(), gradient.float()
+        return CAMS[method](values, gradient).float().cpu()

@@ -1,0 +1,201 @@
+"""Where a network looks as a document: a finding, maps over the inputs, and whether they can be believed."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+
+from hookscope.commands.attribute.draw_maps import draw_given_map
+from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
+from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
+from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
+from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
+from hookscope.results.concentration import Concentration, concentration
+from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
+from hookscope.text import some_of, told_apart
+
+_RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
+_MOST_LABELS = 6
+_LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
+
+
+def describe_attributions(
+    result: Attributions, only: int | None = None, photograph: Photograph | None = None
+) -> Document:
+    """Describe where a network looks, in all inputs or in `only` the one of an index, with its photograph."""
+    shown = range(len(result.inputs)) if only is None else [only]
+    maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
+    over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
+    by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
+    return Document(
+        title=f"Where {result.model.name} looks: {result.method}",
+        subtitle="Each map has its own scale, from 0.",
+        page_title=f"{result.model.name} · where it looks · {first_name(result)}",
+        about=subject_of(result),
+        answer=[
+            finding_of(maps[0], result) if maps else "No input has a map.",
+            *_looked_at(result),
+        ],
+        level="",
+        warnings=[("", warning) for warning in result.warnings],
+        notes=[*result.notes, *_left_as_it_is(result)],
+        facts=[
+            *model_facts(result.model),
+            ("Method", result.method, False),
+            *([] if result.layers else [("Looked at", "the input itself", False)]),
+            *machine_facts(result),
+        ],
+        sections=[
+            Section(
+                "maps",
+                f"Over the {over}",
+                f"Over the {over}",
+                [PhotographMaps([_mapped_input(index, result, photograph) for index in shown])],
+            ),
+            Section("numbers", "Numbers", "Numbers", [by_layer]),
+            Section("belief", "Can it be believed?", "Can it be believed?", [*_belief(result)]),
+        ],
+        making=making_of(result),
+        main="maps",
+    )
+
+
+def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
+    """Return a map's finding in one sentence: the target, and where half of the map lies."""
+    record = result.inputs[heat_map.input_index]
+    box = concentration(heat_map, record)
+    subject = f"{short_name(record)}, {_certain(heat_map.target)}: "
+    if box is None:
+        noun = input_word(heat_map.values.ndim)
+        return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
+    share = f"half of the {result.method} map lies in {share_in_words(_share(box.share))} of what the network sees"
+    return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
+
+
+def _looked_at(result: Attributions) -> Iterator[str]:
+    reasons = dict.fromkeys(layer.reason for layer in result.layers)
+    for reason in reasons:
+        labels = [
+            f"{layer.label} ({layer.kind}, {'x'.join(map(str, layer.grid))})"
+            for layer in result.layers
+            if layer.reason == reason
+        ]
+        yield f"Looked at {some_of(labels, _MOST_LABELS)}: {reason}."
+
+
+def _left_as_it_is(result: Attributions) -> Iterator[str]:
+    for reason in dict.fromkeys(result.unchanged.values()):
+        labels = [label for label, other in result.unchanged.items() if other == reason]
+        yield f"Left as it is: {some_of(labels, _MOST_LABELS)}, {reason}."
+
+
+def _mapped_input(index: int, result: Attributions, photograph: Photograph | None) -> MappedInput:
+    def maps() -> Sequence[InputMap]:
+        return [_map(place, heat, result) for place, heat in enumerate(result.maps) if heat.input_index == index]
+
+    return MappedInput(number=index, record=result.inputs[index], maps=maps, photograph=photograph)
+
+
+def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMap:
+    box = concentration(heat_map, result.inputs[heat_map.input_index])
+    facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
+    if box is not None:
+        facts.append(("half of it in", f"{_share(box.share)} of what the network sees, {box.words}"))
+    values = result.given.get(heat_map.input_index)
+    drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given_map, values, heat_map)
+    title = _certain(heat_map.target)
+    return InputMap(title=title, where=heat_map.layer, facts=facts, map=heat_map, number=number, draw=drawn)
+
+
+def _certain(target: Target) -> str:
+    """Return a target with its probability and what that is, "Egyptian cat (softmax 0.40)"."""
+    if target.probability is None:
+        return target.label
+    words = probability_text(target.probability)
+    reading = f"probability {words} as returned" if target.reading == "as returned" else f"{target.reading} {words}"
+    return f"{target.label} ({reading})"
+
+
+def _belief(result: Attributions) -> Iterator[Table | Text]:
+    if result.sanity:
+        levels = [_LEVELS[check.passed] for check in result.sanity]
+        yield Table(title="Checks of the maps", columns=CHECKS, rows=result.sanity, levels=levels)
+    else:
+        yield Text(["No checks were made: --sanity quick makes them."])
+    if result.unchanged:
+        rows = [*result.unchanged.items()]
+        yield Table(title="Left as they are", columns=_UNCHANGED, rows=rows, is_extra=True)
+
+
+def verdict(check: SanityCheck) -> str:
+    """Return what came of a check, in a word or two."""
+    return "inconclusive" if check.passed is None else "ok" if check.passed else "failed"
+
+
+def check_text(check: SanityCheck) -> str:
+    """Return what a check measured: "deletion: probability 0.41 → 0.06, random places → 0.38"."""
+    if check.name == "deletion":
+        after, before, *others = told_apart((check.value, *check.compared_with))
+        random = f", random places → {others[0]}" if others else ""
+        return f"deletion: probability {before} → {after}{random}"
+    if check.name == "completeness":
+        return f"completeness gap {check.value * 100:.1f}%"
+    return f"{check.name} {_RHO} {check.value:.2f}"
+
+
+CHECKS = (
+    Column("", "check", "what was measured", 0, shown=check_text, words=True, max_width=60),
+    Column("meaning", "meaning", "what it says of the maps", 2, words=True, max_width=60),
+    Column("", "verdict", "what came of it", 1, shown=verdict, words=True),
+)
+
+_UNCHANGED = (
+    Column("", "layer", "activation without a changed rule", 0, shown=lambda row: row[0], words=True),
+    Column("", "reason", "why", 1, shown=lambda row: row[1], words=True),
+)
+
+
+def map_columns(result: Attributions) -> tuple[Column, ...]:
+    """Return the columns of `result.maps`."""
+    readings = {heat_map.target.reading for heat_map in result.maps if heat_map.target.probability is not None}
+    reading = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
+    title = "input" if result.inputs[1:] else ""
+    target, whole = attrgetter("target"), f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
+
+    def record_of(heat_map: AttributionMap) -> InputRecord:
+        return result.inputs[heat_map.input_index]
+
+    def half(heat_map: AttributionMap) -> Concentration | None:
+        return concentration(heat_map, record_of(heat_map))
+
+    return (
+        Column("input", title, "input", 11, value=attrgetter("name"), shown=short_name, words=True).on(record_of),
+        Column("label", "target", "class or output that is explained", 0, words=True, fold=40).on(target, key="target"),
+        Column("input_index"),
+        *(Column(key).on(target) for key in ("index", "box", "reading")),
+        Column("score", "score", "score of the target", 2).on(target),
+        Column("probability", reading, "probability of the target", 1, probability_text, usual="-").on(target),
+        Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
+        Column("shape", "grid", "cells of the map", 12, str, lambda row: "x".join(map(str, row.values.shape))),
+        *machine_columns("extent", "size"),
+        *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
+        *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
+        Column("", "half of it in", "where half of the map lies", 4, shown=_half_text, words=True).on(half, blank=""),
+    )
+
+
+def _half_text(box: Concentration) -> str:
+    return f"{_share(box.share)} {box.words}"
+
+
+def _end(at: int, heat_map: AttributionMap) -> float | None:
+    return None if heat_map.range is None else heat_map.range[at]
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
+
+
+def _at(words: str) -> str:
+    if words.startswith(("steps", "planes")):
+        return f"in {words}"
+    return {"left": "at the left", "right": "at the right", "centre": "in the centre"}.get(words, f"at the {words}")

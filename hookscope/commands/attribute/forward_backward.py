@@ -1,0 +1,285 @@
+"""Run batches forward, and backward only as far as the layers that are looked at."""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.commands.attribute.input_places import embedding_name, main_input, place_axes, word_counts
+from hookscope.commands.attribute.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
+from hookscope.commands.attribute.scores import BatchTarget
+from hookscope.errors import HookscopeError, ModelError, UsageError
+from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
+from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
+from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.hooks.running import unfused
+from hookscope.inputs import Batch, copy_of
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
+from hookscope.inspection.network import BatchQueue, InspectedNetwork
+from hookscope.inspection.run import Break, run_batches
+from hookscope.inspection.state.preservation import Preserved
+from hookscope.parameters import arg
+from hookscope.results.inputs import InputRecord
+from hookscope.statistics.layouts import Layout
+from hookscope.text import shape_text
+
+# What is raised here is no error of the model.
+_OWN = str(Path(__file__).parent)
+
+
+class ModelRaisedError(Exception):
+    """The model raised on a batch: the sentence for people, and what was raised."""
+
+    def __init__(self, message: str, raised: BaseException) -> None:
+        """Store the sentence and the exception."""
+        super().__init__(message)
+        self.raised = raised
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBackward:
+    """The passes of a run over the layers of a network, with its hooks on.
+
+    Attributes:
+        targets_of: Takes what the network returned, and the batch; returns the targets.
+        outputs: What every layer returned in the latest pass.
+        capturing: The hooks that fill it.
+        values: What the layers that are looked at returned, by place: copies.
+        gradients: The gradient of one target with respect to them, by place.
+    """
+
+    inspected: InspectedNetwork
+    targets_of: Callable[[object, Batch], list[BatchTarget]]
+    state: Preserved
+    outputs: LayerOutputs
+    capturing: Capture[None]
+    values: dict[RowKey, Tensor] = field(default_factory=dict)
+    gradients: dict[RowKey, Tensor] = field(default_factory=dict)
+
+    def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
+        """Copy what a layer returned, before it can be overwritten."""
+        place = (call.layer, call.call, slot)
+        seen = self.outputs.by_place.get(place) or self.outputs.note(call, slot, tensor)
+        if isinstance(seen.layout, Layout):
+            self.values[place] = tensor.detach().clone()
+
+    def arrived(self, site: GradientSite[None], gradient: Tensor) -> None:
+        """Copy a gradient: autograd may add to it in place."""
+        place = (site.layer, site.call, site.slot)
+        if place in self.values:
+            self.gradients[place] = gradient.detach().clone()
+
+
+def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
+    """Run the network over copies of a batch; `track` makes its floating inputs require a gradient.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+    """
+    args, kwargs = _tracked(batch) if track else _plain(batch)
+    passes.capturing.restart()
+    passes.outputs.word_counts = word_counts(batch)
+    passes.outputs.start(len(batch.indices), place_axes(batch), batch.pictures, keeps=keeps)
+    with model_errors(passes.inspected, "forward"):
+        return passes.inspected.network(*args, **kwargs)
+
+
+def _plain(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    copied = copy_of(batch)
+    return copied.args, dict(copied.kwargs)
+
+
+def _tracked(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of the arguments, the floating ones with a graph; no leaves, as the model may overwrite them."""
+    arguments = _plain(batch)
+    leaves = {path: tensor for path, tensor in tensors_in(arguments) if tensor.is_floating_point()}
+    return with_tensors(arguments, {path: strided_copy(leaf.requires_grad_()) for path, leaf in leaves.items()})  # type: ignore[return-value]
+
+
+@contextmanager
+def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
+    """Turn what the model raises into one sentence with its place."""
+    try:
+        yield
+    except HookscopeError:
+        raise
+    except (Exception, SystemExit) as raised:
+        if traceback.extract_tb(raised.__traceback__)[-1].filename.startswith(_OWN):
+            raise
+        error = reraise_internal(raised)
+        failure = locate(inspected.modules, error)
+        raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase), error) from None
+
+
+def run_model(
+    queue: BatchQueue,
+    state: Preserved,
+    run: Callable[[Batch], None],
+    records: Sequence[InputRecord],
+    finished: Callable[[int], None],
+) -> None:
+    """Run all batches; arguments are those of `run_batches`, but that `run` raises ModelRaisedError.
+
+    Raises:
+        ModelError: If the network raised, with an `on_error` on every input.
+    """
+    has_run = False
+
+    def attempt(batch: Batch) -> Break | None:
+        nonlocal has_run
+        if has_run:
+            state.mark()
+        has_run = True
+        try:
+            run(batch)
+        except ModelRaisedError as raised:
+            return Break(str(raised), error=raised.raised)
+        return None
+
+    ended = run_batches(queue, attempt, records, finished, keep=lambda _batch: None, undo=state.rewind)
+    if ended is not None:
+        raise ModelError(ended[0].message) from ended[0].error
+
+
+def run_and_choose(
+    passes: ForwardBackward, batch: Batch, *, before: str | None = None
+) -> tuple[list[BatchTarget], Choice | None]:
+    """Run a batch with a graph from its inputs on, and choose the layer that locates the target best.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+        UsageError: If there is no gradient at all.
+    """
+    tensor = main_input(batch)
+    if tensor is not None and not tensor.is_floating_point():
+        raise UsageError(
+            f"{passes.inspected.info.name} is given whole numbers, {shape_text(tensor.shape)}, which have no "
+            f"gradient: look at what its embedding returns, {arg('layer')} "
+            f"{embedding_name(passes.inspected.network)}."
+        )
+    output = run_output(passes, batch, track=True, keeps=True)
+    targets = passes.targets_of(output, batch)
+    with model_errors(passes.inspected, "backward"):
+        scores = [target.score(output) for target in targets]
+        check_graph(passes.inspected, scores)
+        choice = choose_layer(passes.outputs, passes.inspected.modules, targets, scores, before=before)
+    passes.outputs.forget()
+    return targets, choice
+
+
+def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
+    """Refuse scores that autograd does not track.
+
+    Raises:
+        UsageError: If one is not.
+    """
+    if not all(score.requires_grad for score in scores):
+        raise UsageError(
+            f"Nothing that requires a gradient leads to the score of {inspected.info.name}: its forward pass runs "
+            "under no_grad, detaches what it returns, or computes it from whole numbers. The score cannot be explained."
+        )
+
+
+def run_and_differentiate(
+    passes: ForwardBackward, captured: Capture[None], batch: Batch
+) -> tuple[list[BatchTarget], list[tuple[RowKey, Tensor, list[Tensor | None]]]]:
+    """Run a batch, and differentiate its targets down to the layers that `captured` watches.
+
+    Returns:
+        The targets, and of each output with a place for the picture, in the order in which layers finished, its values
+        and the gradient of each target, (N, C, h, w); None where none arrives.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+    """
+    while True:
+        captured.listen(on=False)
+        passes.values.clear()
+        output = run_output(passes, batch)
+        targets = passes.targets_of(output, batch)
+        with model_errors(passes.inspected, "forward"):
+            scores = [target.score(output) for target in targets]
+        tracked = [score for score in scores if score.requires_grad]
+        if not tracked or not captured.must_repeat(torch.cat(tracked).sum()):
+            break
+        del output, scores, tracked
+        captured.restart()
+        passes.state.rewind()
+    by_target: list[dict[RowKey, Tensor]] = []
+    captured.listen(on=True)
+    for score, target in zip(scores, targets, strict=True):
+        passes.gradients.clear()
+        if score.requires_grad:
+            with model_errors(passes.inspected, "backward"):
+                _backward(sum_of(score, target))
+        by_target.append(dict(passes.gradients))
+    captured.restart()
+    per_layer = []
+    for place, values in passes.values.items():
+        layout = passes.outputs.by_place[place].layout
+        if isinstance(layout, Layout):
+            arrived = [gradients.get(place) for gradients in by_target]
+            per_layer.append(
+                (place, layout.maps(values), [None if grad is None else layout.maps(grad) for grad in arrived])
+            )
+    return targets, per_layer
+
+
+def _backward(score: Tensor) -> None:
+    """Differentiate, and leave nothing at the tensors where the graph ends, which may be the caller's."""
+    leaves = [(leaf, leaf.grad) for leaf in graph_leaves(graph_nodes(score))]
+    for leaf, _ in leaves:
+        leaf.grad = None
+    try:
+        score.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    finally:
+        for leaf, gradient in leaves:
+            leaf.grad = gradient
+
+
+def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) -> Tensor:
+    """Tell for each input whether the gradients of all its targets, each (N, C, h, w), are not zero everywhere."""
+    count = len(targets[0].targets)
+    reached = torch.ones(count, dtype=torch.bool)
+    for gradient, target in zip(gradients, targets, strict=True):
+        if gradient is None:
+            reached &= torch.tensor([entry is None for entry in target.targets])
+        else:
+            reached &= reached_inputs(gradient, target)
+    return reached
+
+
+@contextmanager
+def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Make no parameter require a gradient, inside `preserved`, so that the graph begins only where it is asked to.
+
+    Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block. A
+    TransformerEncoder then takes no nested tensors, with which its layers run only where no graph begins among them.
+    """
+    made: dict[int, Tensor] = {}
+    held: list[tuple[dict[str, Any], str, Tensor]] = []
+    try:
+        for module in modules.values():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_inference():
+                    held.append((module._parameters, name, parameter))
+                    made.setdefault(id(parameter), nn.Parameter(parameter.clone(), requires_grad=False))
+                elif parameter is not None and parameter.requires_grad and parameter.is_leaf:
+                    parameter.requires_grad_(False)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_inference():
+                    held.append((module._buffers, name, buffer))
+                    made.setdefault(id(buffer), buffer.clone())
+        for register, name, tensor in held:
+            register[name] = made[id(tensor)]
+        with unfused():
+            yield
+    finally:
+        for register, name, tensor in held:
+            register[name] = tensor

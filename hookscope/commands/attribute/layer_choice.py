@@ -1,0 +1,308 @@
+"""Which layer is looked at: what every layer of a network returned, and the last that is a map of the picture."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from hookscope.commands.attribute.scores import BatchTarget
+from hookscope.hooks.observed import ModuleCall, RowKey
+from hookscope.parameters import arg
+from hookscope.results.network import row_label
+from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.layouts import Layout
+from hookscope.statistics.token_layout import TokenLayout
+
+# What runs inside an attention layer is per head, or queries and keys: no features of a place.
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+# Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
+_KEEP_PLACES = ("Conv1d", "Conv2d", "Conv3d", "LayerNorm", "LayerNorm2d")
+# Layers that may return their input: the layer before them is explained instead.
+_PASSING = (
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+    *(nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+)
+# What torchvision's detectors call the part that sees the whole picture.
+_BACKBONE = "backbone"
+_PICTURE_AXES = 2
+_SEQUENCE_AXES = 3  # (N, T, D)
+# How many layers at a time are differentiated, from the last: mostly the first one has a gradient.
+_AT_A_TIME = (1, 4, 16)
+
+
+class LayerOutput(NamedTuple):
+    """One output of one call.
+
+    Attributes:
+        kind: Class name of the module, or the operation.
+        layout: Where the picture lies in it, or in words why it has no place there.
+        edge: Where its gradient arrives in the graph, as it was when it was returned; None without a graph.
+        values: The output itself, which may be overwritten later: its `version` then is another.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    layout: Layout | str
+    edge: GradientEdge | None = None
+    values: Tensor | None = None
+    version: int = 0
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether something has been written to it since it was returned."""
+        return self.values is None or self.values._version != self.version
+
+
+@dataclass(slots=True)
+class LayerOutputs:
+    """What every layer returned in one forward pass, in the order in which they finished.
+
+    Attributes:
+        count: Inputs in the batch.
+        axes: Axes of place that the input has.
+        places: Where the network's tokens lie.
+        keeps: Whether to keep the outputs, and where their gradients arrive.
+        word_counts: Lengths of the inputs of whole numbers, (N, T), beside a picture.
+        score_map: Label of the output that was found to hold the scores themselves; "" without one.
+    """
+
+    token_layout: TokenLayout
+    count: int = 1
+    axes: int = 2
+    keeps: bool = False
+    word_counts: Collection[int] = ()
+    by_place: dict[RowKey, LayerOutput] = field(default_factory=dict)
+    score_map: str = ""
+    _axes: AxisReader = field(default_factory=AxisReader)
+    _grids: list[tuple[int, ...]] = field(default_factory=list)
+
+    def start(
+        self, count: int, axes: int, pictures: tuple[int, int, int] | None = None, *, keeps: bool = False
+    ) -> None:
+        """Begin a forward pass over so many inputs, with so many axes of place, pictures of a size or others."""
+        self.score_map, self.axes = "", axes
+        self.token_layout.restart(pictures)
+        self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
+
+    def forget(self) -> None:
+        """Let go of outputs and graphs."""
+        self.by_place = {place: output._replace(edge=None, values=None) for place, output in self.by_place.items()}
+
+    def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
+        """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
+        self.note(call, slot, tensor)
+
+    def note(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerOutput:
+        """Note an output, and return what was noted."""
+        shape = tuple(tensor.shape) if not tensor.is_nested else ()
+        layout: Layout | str = "holds whole numbers"
+        if tensor.is_floating_point():
+            axis = self._axes.channel_axis(call.maker, shape)
+            place = (call.layer, call.call, slot)
+            self.token_layout.note_patches(call.maker, tensor)
+            layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
+            is_guess = isinstance(layout, str) or self.token_layout.given is None
+            if self.axes > 1 and is_guess and _follows_words(call, shape, self.word_counts):
+                layout = Layout((shape[1],), 2, 0)
+        kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
+        if (
+            isinstance(layout, Layout)
+            and layout.prefix is None
+            and len(layout.grid) == self.axes
+            and kind.endswith(_KEEP_PLACES)
+            and not _ATTENTION.search(call.layer)
+        ):
+            self._grids.append(layout.grid)
+        output = LayerOutput(kind, shape, layout)
+        if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
+            # The tensor itself is held past its writing, for its version; the edge is that of now.
+            output = output._replace(
+                edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
+            )
+        self.by_place[call.layer, call.call, slot] = output
+        return output
+
+
+def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
+    """Tell whether a layer looks up the network's whole numbers, (N, T): its steps are words, not a grid's places."""
+    tensors = [tensor for _, tensor in call.inputs]
+    is_looked_up = bool(tensors) and not any(tensor.is_floating_point() for tensor in tensors)
+    return (
+        is_looked_up
+        and len(shape) == _SEQUENCE_AXES
+        and shape[1] in word_counts
+        and any(tuple(tensor.shape) == shape[:2] for tensor in tensors)
+    )
+
+
+class Choice(NamedTuple):
+    """The output of a layer, whose gradient makes the map.
+
+    Attributes:
+        gradients: Of each target with respect to it, (N, C, h, w).
+        reason: Why it was chosen, in a few words.
+    """
+
+    place: RowKey
+    output: LayerOutput
+    gradients: list[Tensor]
+    reason: str
+
+
+def choose_layer(
+    outputs: LayerOutputs,
+    modules: Mapping[str, nn.Module],
+    targets: Sequence[BatchTarget],
+    scores: Sequence[Tensor],
+    *,
+    before: str | None = None,
+) -> Choice | None:
+    """Return the last spatial output that the gradient of every target reaches; None without one.
+
+    An output that holds the scores themselves at each place is passed over: its map would be the score. A container
+    returns the output of its last layer; the shorter name counts. If no layer is reached for all inputs, the last one
+    that is reached for some of them counts.
+
+    Args:
+        outputs: A pass that kept what it saw.
+        modules: The network's, by name.
+        targets: Of the batch.
+        scores: Of each target, (N,), with their graph.
+        before: Look only at layers that finished before this one did.
+    """
+    for_some: Choice | None = None
+    remarks: dict[str, str] = {}
+    candidates = _candidates(outputs, modules, before)
+    kind = "last spatial output"
+    if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
+        kind = f"{kind} of the {_BACKBONE}"
+        candidates = [candidate for candidate in candidates if f"{candidate[0][0]}.".startswith(f"{_BACKBONE}.")]
+    for group in _in_groups(candidates):
+        edges = [edge for _, output in group if (edge := output.edge) is not None]
+        by_target = [
+            torch.autograd.grad(sum_of(score, target), edges, retain_graph=True, allow_unused=True)
+            for score, target in zip(scores, targets, strict=True)
+        ]
+        for (place, output), *gradients in zip(group, *by_target, strict=True):
+            if any(gradient is None for gradient in gradients) or not isinstance(output.layout, Layout):
+                continue
+            maps = [output.layout.maps(gradient) for gradient in gradients]
+            reached = torch.stack([reached_inputs(grads, target) for grads, target in zip(maps, targets, strict=True)])
+            if not bool(reached.any()):
+                if output.layout.others and any(bool(gradient.any()) for gradient in gradients):
+                    remarks["tokens"] = f"after it only {output.layout.others} does"
+                continue
+            if all(_holds_scores(grads, target) for grads, target in zip(maps, targets, strict=True)):
+                outputs.score_map = outputs.score_map or row_label(*place)
+                remarks["scores"] = f"{outputs.score_map} holds the scores themselves"
+                continue
+            unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, outputs, modules)
+            if unplaced:
+                remarks["unplaced"] = (
+                    f"{unplaced}, after it, returns tokens whose grid is not known: see {arg('tokens')}"
+                )
+            reason = "; ".join([f"{kind} that reaches the target", *remarks.values()])
+            choice = Choice(place, output, maps, reason)
+            if bool(reached.all()):
+                return choice
+            for_some = for_some or choice
+    return for_some
+
+
+def _unplaced_after(place: RowKey, outputs: LayerOutputs, modules: Mapping[str, nn.Module]) -> str:
+    """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
+    places = [*outputs.by_place]
+    for other in reversed(places[places.index(place) + 1 :]):
+        if arg("tokens") in str(outputs.by_place[other].layout) and other[0] and not _in_attention(other[0], modules):
+            return row_label(*other)
+    return ""
+
+
+def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
+    """Tell for each input whether its gradient, (N, C, h, w), is nonzero anywhere; True for inputs without a target."""
+    without = torch.tensor([label is None for label in target.targets])
+    return (gradient != 0).flatten(1).any(1).cpu() | without
+
+
+def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
+    """Return the sum of the scores of the inputs that have the target."""
+    if all(label is not None for label in target.targets):
+        return score.sum()
+    return torch.stack([term if label else term * 0 for term, label in zip(score, target.targets, strict=True)]).sum()
+
+
+def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
+    """Tell whether a map holds the scores of classes at each place: then only the target's channels have a gradient."""
+    if target.class_count is None:
+        return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
+    if gradient.shape[1] != target.class_count:
+        return False
+    channels = (gradient != 0).flatten(2).any(2).cpu().tolist()  # by input
+    active = [{index for index, reached in enumerate(channel) if reached} for channel in channels]
+    return target.is_dense or all(indices <= other for indices, other in zip(active, target.classes, strict=True))
+
+
+def _candidates(
+    outputs: LayerOutputs, modules: Mapping[str, nn.Module], before: str | None
+) -> list[tuple[RowKey, LayerOutput]]:
+    """Return spatial outputs, the last first; outputs that are one tensor come once, under the shortest name."""
+    places = [*outputs.by_place]
+    if before is not None:
+        ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
+        places = places[:ends]
+    alike: dict[tuple[int, int, int], list[RowKey]] = {}
+    for at in reversed(range(len(places))):
+        place, output = places[at], outputs.by_place[places[at]]
+        layout = output.layout
+        is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, _PICTURE_AXES)
+        if place[0] and output.edge is not None and is_of_input and not _in_attention(place[0], modules):
+            if isinstance(modules.get(place[0]), _PASSING):
+                output = _same_before(output, [outputs.by_place[other] for other in reversed(places[:at])])
+            alike.setdefault(_memory(output), []).append(place)
+    order = {place: at for at, place in enumerate(places)}
+
+    def rank(place: RowKey) -> tuple[bool, int, int]:
+        return isinstance(modules.get(place[0]), _PASSING), place[0].count("."), order[place]
+
+    best = [min(group, key=rank) for group in alike.values()]
+    return [(place, outputs.by_place[place]) for place in best]
+
+
+def _memory(output: LayerOutput) -> tuple[int, int, int]:
+    """Return a key that outputs share if they are one tensor, or views of it in another order."""
+    values = output.values
+    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), output.version)
+
+
+def _same_before(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOutput:
+    """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
+
+    An adaptive pooling to the size of its input, for example, copies it.
+    """
+    other = next((prior for prior in earlier if prior.shape == output.shape and not prior.is_overwritten), None)
+    if other is None or other.values is None or output.values is None or output.is_overwritten:
+        return output
+    return other if torch.equal(other.values, output.values) else output
+
+
+def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        module = modules.get(".".join(parts[:end]))
+        if _ATTENTION.search(parts[end - 1]) or (module is not None and _ATTENTION.search(type(module).__name__)):
+            return True
+    return False
+
+
+def _in_groups(candidates: Sequence[tuple[RowKey, LayerOutput]]) -> Iterator[Sequence[tuple[RowKey, LayerOutput]]]:
+    begin = 0
+    for size in _AT_A_TIME:
+        if begin < len(candidates):
+            yield candidates[begin : begin + size]
+        begin += size
+    for rest in range(begin, len(candidates), _AT_A_TIME[-1]):
+        yield candidates[rest : rest + _AT_A_TIME[-1]]

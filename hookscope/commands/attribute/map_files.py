@@ -1,0 +1,149 @@
+"""What run directories of maps have of each input: its photograph, an overview, the maps and overlays of them.
+
+One photograph is in memory at a time, and two overlays on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from hookscope.commands.attribute.draw_maps import draw_given, draw_given_map, given_remark
+from hookscope.reporting.document import Document
+from hookscope.reporting.overlays import overlay, shrunk
+from hookscope.reporting.overviews.document import draw_document
+from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention, AttentionMap
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph, Region
+from hookscope.results.runs.directory import OVERVIEW
+from hookscope.results.runs.record import StoredPicture
+from hookscope.text import counted
+
+WIDE = 1144
+"""Pixels, of drawings of signals and volumes: those of the overview."""
+
+_PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
+_AT_ONCE = 2  # overlays in memory: each is as large as the photograph
+_NO_PICTURE = 205  # of 255: the ground of maps without a picture
+
+Map = TypeVar("Map", AttributionMap, AttentionMap)
+
+
+def write_inputs(
+    folder: Path,
+    result: Attributions | Attention,
+    maps: Sequence[Map],
+    *,
+    title: Callable[[Map], str],
+    describe: Callable[[Any, int, Photograph], Document],
+) -> tuple[list[StoredPicture], list[str]]:
+    """Write the pictures of all inputs and their maps.
+
+    Args:
+        folder: The run directory.
+        result: Of the run.
+        maps: Of the result.
+        title: Returns what the files of a map are named after, besides its input.
+        describe: Describes the result for one input, by its index and its photograph.
+
+    Returns:
+        The pictures of each input, and that of each map.
+    """
+    for part in ("overlays", "inputs"):
+        (folder / part).mkdir()
+    digits = max(3, len(str(len(result.inputs) - 1)))
+    names = _distinct_names(
+        f"{attribution_map.input_index:0{digits}d}-{title(attribution_map)}" for attribution_map in maps
+    )
+    by_input: dict[int, list[int]] = {}
+    for place, heat_map in enumerate(maps):
+        by_input.setdefault(heat_map.input_index, []).append(place)
+    pictures: list[StoredPicture] = []
+    files: dict[int, str] = {}
+    for index in range(len(result.inputs)):
+        photograph = photograph_of(result, index)
+        path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
+        draw_document(describe(result, index, photograph)).save(folder / path, compress_level=6)
+        name = write_photograph(folder, f"{index:0{digits}d}", photograph)
+        pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
+        places = by_input.get(index, [])
+        # NumPy and zlib let go of the interpreter for most of the work.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            write = partial(_write_map, folder, result, photograph)
+            written = pool.map(write, (maps[place] for place in places), (names[place] for place in places))
+            files |= zip(places, written, strict=True)
+    return pictures, [files[place] for place in range(len(maps))]
+
+
+def _write_map(folder: Path, result: Attributions | Attention, photograph: Photograph, heat_map: Map, name: str) -> str:
+    """Write the picture of a map under a name; return its path inside the run."""
+    drawn = f"overlays/{name}.png"
+    if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
+        data = result.given.get(heat_map.input_index) if isinstance(result, Attributions) else None
+        draw_given_map(data, heat_map, WIDE).save(folder / drawn)
+    else:
+        # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
+        Image.fromarray(overlay(photograph, heat_map)).save(folder / drawn, compress_level=1)
+    return drawn
+
+
+def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> list[str]:
+    """Return what was drawn besides the first overview: "1 more overview", "3 overlays"."""
+    more = [counted(len(pictures) - 1, "more overview")] if len(pictures) > 1 else []
+    return more + ([counted(len(overlays), "overlay")] if overlays else [])
+
+
+def remarks_of(pictures: Sequence[StoredPicture]) -> tuple[str, ...]:
+    """Return notes about maps that are not drawn over their photograph."""
+    return tuple(dict.fromkeys(picture.remark for picture in pictures if picture.remark))
+
+
+def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
+    """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
+    data = result.given.get(index) if isinstance(result, Attributions) else None
+    if data is not None:
+        drawn = np.asarray(draw_given(data, WIDE))
+        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(data))
+    provenance = result.provenance
+    if provenance is not None and provenance.photographs is not None:
+        return provenance.photographs(result.inputs, index)
+    return _nothing(result.inputs[index])
+
+
+def _nothing(record: InputRecord) -> Photograph:
+    height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
+    grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
+    return Photograph(grey, Region(0, 0, height, width, height, width), "There is no picture of this input.")
+
+
+def _distinct_names(wanted: Iterable[str]) -> list[str]:
+    """Return names for files, a number appended where one is taken, in whatever case."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for stem in wanted:
+        names.append(next(name for name in _candidates(stem) if name.casefold() not in taken))
+        taken.add(names[-1].casefold())
+    return names
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1
+
+
+def write_photograph(folder: Path, number: str, photograph: Photograph) -> str:
+    """Write a photograph as large as a page shows it; return its path inside the run."""
+    height, width = photograph.pixels.shape[:2]
+    ratio = min(1.0, _PAGE_SIDE / max(height, width))
+    small = shrunk(photograph, max(1, round(height * ratio)), max(1, round(width * ratio)))
+    name = f"inputs/{number}.jpg"
+    Image.fromarray(small.pixels).save(folder / name, quality=90)
+    return name

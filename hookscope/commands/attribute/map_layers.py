@@ -1,0 +1,389 @@
+"""Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from hookscope.commands.attribute.forward_backward import (
+    ForwardBackward,
+    ModelRaisedError,
+    reaches,
+    run_and_choose,
+    run_and_differentiate,
+    run_output,
+)
+from hookscope.commands.attribute.input_places import input_size, main_input, places_of
+from hookscope.commands.attribute.layer_choice import Choice, LayerOutput
+from hookscope.commands.attribute.padding import padded_extents
+from hookscope.commands.attribute.scores import BatchTarget
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import RowKey
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.selection import select_from
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import part_of
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
+from hookscope.inspection.run import split_patterns
+from hookscope.parameters import arg, listing
+from hookscope.results.concentration import Extent
+from hookscope.results.network import row_label
+from hookscope.statistics.layouts import Layout
+from hookscope.text import safe_text, shape_text, some_of
+
+# A row's label: name, call, path in a nested output.
+_LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
+# Layers that a note names.
+_NAMED = 5
+
+
+class NotReachedError(Exception):
+    """The gradient of a target is zero at every layer that is looked at, for some inputs of the batch at least."""
+
+
+class MapLayer(NamedTuple):
+    """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
+
+    Attributes:
+        extents: The area that the map covers, of each input.
+    """
+
+    place: RowKey
+    output: LayerOutput
+    reason: str
+    values: Tensor
+    gradients: Sequence[Tensor]
+    extents: Sequence[Extent] = ()
+
+    @property
+    def label(self) -> str:
+        """As rows have it."""
+        return row_label(*self.place)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Cells of the map along each axis: (l,), (h, w) or (d, h, w)."""
+        return tuple(self.values.shape[2:])
+
+
+class _Group(NamedTuple):
+    """What one `--layer` means, or several patterns together."""
+
+    text: str
+    means: Callable[[RowKey], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenLayers:
+    """Layers that the user gave."""
+
+    modules: Mapping[str, nn.Module]
+    operations: OperationChoice | None
+    groups: Sequence[_Group]
+
+
+def given_layers(
+    inspected: InspectedNetwork, patterns: Sequence[str], order: Callable[[], Sequence[str]]
+) -> GivenLayers | None:
+    """Read `--layer`: a name means that layer alone, "layer4", "head#1"; anything else is a pattern.
+
+    Returns:
+        None without patterns.
+
+    Raises:
+        LayerNotFoundError: If a pattern selects nothing.
+        UsageError: If one is malformed.
+    """
+    if not patterns:
+        return None
+    names = {other: name for name, others in inspected.aliases.items() for other in others}
+    names |= {name: name for name in inspected.modules}
+    modules: dict[str, nn.Module] = {}
+    groups: list[_Group] = []
+    others: list[str] = []
+    for text in patterns:
+        match = _LABEL.fullmatch(text)
+        name = None if match is None else names.get(match["layer"])
+        if match is None or not name:
+            others.append(text)
+            continue
+        modules[name] = inspected.modules[name]
+        groups.append(_Group(text, _is_output(name, match["call"], match["slot"])))
+    operations = None
+    if others:
+        of_layers, operations = split_patterns(others, inspected.modules, ops=False)
+        selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
+        modules |= selected
+        groups.append(_Group(", ".join(others), _is_one_of(selected, operations)))
+    return GivenLayers(modules, operations, groups)
+
+
+def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[RowKey], bool]:
+    number = None if call is None else int(call)
+    return lambda place: place[0] == layer and number in (None, place[1]) and slot in (None, place[2])
+
+
+def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | None) -> Callable[[RowKey], bool]:
+    def means(place: RowKey) -> bool:
+        owner, _, name = place[0].rpartition(":")
+        is_operation = operations is not None and bool(owner) and operations.lists(owner, name, place[1])
+        return place[0] in selected or is_operation
+
+    return means
+
+
+@dataclass(slots=True, kw_only=True)
+class MapLayers:
+    """How layers are looked at in a run; its hooks are on until `close`.
+
+    Attributes:
+        given: Layers that the user gave; None to choose one.
+        chosen: Layers that were chosen so far, with the reason.
+        notes: Sentences about layers that were left out.
+    """
+
+    passes: ForwardBackward
+    given: GivenLayers | None
+    chosen: dict[RowKey, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    _worked: set[str] = field(default_factory=set)
+    _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
+    _captured: Capture[None] | None = None
+    _hooks: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        self._hooks.close()
+
+    def run(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
+        """Return the targets of a batch, and the layers with their gradients.
+
+        Raises:
+            ModelRaisedError: If the network raises.
+            NotReachedError: If the gradient is zero for some inputs.
+            UsageError: If no layer can be looked at, or a target is wrong.
+            LayerNotFoundError: If a pattern selects no operation.
+        """
+        targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
+        return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
+
+    # --- Where the cells of a map lie ---
+
+    def _extents(self, layer: MapLayer, batch: Batch) -> Sequence[Extent]:
+        shape = _input_shape(batch)
+        field = self._fields.get((layer.place, shape))
+        if field is not None and len(field.lines) == len(layer.grid):
+            size = input_size(self.passes.inspected.network, batch)
+            return [field.extent(layer.grid, size)] * len(batch.indices)
+        layout = layer.output.layout
+        if isinstance(layout, Layout) and layout.prefix is None:  # tokens lie at their patches
+            self.notes[
+                f"{layer.label}: where its cells lie cannot be computed from the layers before it. Its map is "
+                "stretched evenly over the input, and may be off by half a cell."
+            ] = None
+        return padded_extents(self.passes.inspected.network, batch, layer.grid)
+
+    def _field(self, output: LayerOutput, batch: Batch) -> ReceptiveField | None:
+        tensor = main_input(batch)
+        if output.edge is None or tensor is None or _input_shape(batch) is None:
+            return None
+        places = places_of(self.passes.inspected.network, tensor)
+        return receptive_field(output.edge.node, len(places.size), places.channel_axis)
+
+    def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
+        """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
+        passes, shape = self.passes, _input_shape(batch)
+        if shape is None or shape in {known for _, known in self._fields}:
+            return
+        captured.listen(on=False)
+        single = part_of(batch, 0)
+        run_output(passes, single, track=True, keeps=True)
+        for place, output in passes.outputs.by_place.items():
+            if means(place):
+                self._fields[place, shape] = self._field(output, single)
+        passes.outputs.forget()
+        passes.values.clear()
+        captured.restart()
+        passes.state.rewind()
+
+    def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
+        self._hooks.close()
+        passes = self.passes
+        self._captured = self._hooks.enter_context(
+            capture(
+                passes.inspected.network,
+                layers,
+                passes.take,
+                gradients=passes.arrived,
+                track=True,
+                operations=operations,
+            )
+        )
+        passes.state.mark_hooks()
+        return self._captured
+
+    # --- The layer that is chosen ---
+
+    def _chosen(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
+        passes = self.passes
+        for is_last in (False, True):
+            if self._captured is not None:
+                self._find_fields(self.chosen.__contains__, self._captured, batch)
+                targets, outputs = run_and_differentiate(passes, self._captured, batch)
+                by_place = {place: (values, gradients) for place, values, gradients in outputs}
+                for place, reason in self.chosen.items():
+                    values, gradients = by_place.get(place, (None, []))
+                    if values is not None and bool(reaches(gradients, targets).all()):
+                        known = arrived(values, gradients)
+                        return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, known)]
+                if is_last:
+                    break
+                passes.state.rewind()
+            targets, choice = run_and_choose(passes, batch)
+            if choice is None:
+                if self.chosen:
+                    break
+                raise UsageError(self._nowhere(targets))
+            self.chosen.setdefault(choice.place, choice.reason)
+            self._fields[choice.place, _input_shape(batch)] = self._field(choice.output, batch)
+            modules = passes.inspected.modules
+            self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
+            layout, values = choice.output.layout, choice.output.values
+            whole = bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten
+            if whole and values is not None and isinstance(layout, Layout):
+                return targets, [
+                    MapLayer(choice.place, choice.output, choice.reason, layout.maps(values), choice.gradients)
+                ]
+            passes.state.rewind()
+        raise NotReachedError(self._unreached(targets, [row_label(*place) for place in self.chosen]))
+
+    def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
+        name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
+        layouts = [output.layout for (layer, _, _), output in seen.items() if layer]
+        tokens = [layout for layout in layouts if arg("tokens") in str(layout)]
+        if tokens and not any(isinstance(layout, Layout) and layout.prefix is not None for layout in layouts):
+            return (
+                f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take {arg('method')} gradient."
+            )
+        if score_map := self.passes.outputs.score_map:
+            return (
+                f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give "
+                f"{arg('layer')} {score_map} to look at them, or take {arg('method')} gradient, which looks at "
+                "the picture itself."
+            )
+        if any(isinstance(layout, Layout) for layout in layouts):
+            return (
+                f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
+                "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
+            )
+        return (
+            f"No module of {name} returns a map larger than 1x1: choose an operation with {arg('layer')} op:NAME "
+            f"({listing(ops=True)} lists them), or take {arg('method')} gradient, which needs no layer."
+        )
+
+    # --- Layers that are given ---
+
+    def _given(self, selection: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
+        passes = self.passes
+        captured = self._captured or self._watch(selection.modules, selection.operations)
+        self._find_fields(lambda place: any(group.means(place) for group in selection.groups), captured, batch)
+        targets, outputs = run_and_differentiate(passes, captured, batch)
+        if selection.operations is not None and (missing := selection.operations.missing()):
+            raise LayerNotFoundError(missing)
+        layers: list[MapLayer] = []
+        zero: list[RowKey] = []
+        for place, values, gradients in outputs:
+            if not any(group.means(place) for group in selection.groups):
+                continue
+            reached = reaches(gradients, targets)
+            if not bool(reached.any()):
+                zero.append(place)
+                continue
+            layers.append(MapLayer(place, passes.outputs.by_place[place], "given", values, arrived(values, gradients)))
+        for group in selection.groups:
+            if group.text not in self._worked:
+                self._check(group, batch, layers, zero, targets)
+        if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
+            labels = [layer.label for layer in layers] or [row_label(*place) for place in zero]
+            raise NotReachedError(self._unreached(targets, labels))
+        partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
+        if partly and len(batch.indices) > 1:
+            raise NotReachedError(self._unreached(targets, partly))
+        return targets, [layer for layer in layers if layer.label not in partly]
+
+    def _check(
+        self,
+        group: _Group,
+        batch: Batch,
+        layers: Sequence[MapLayer],
+        zero: Sequence[RowKey],
+        targets: Sequence[BatchTarget],
+    ) -> None:
+        """Refuse what cannot be looked at; where others of the same pattern can, leave it out with a note."""
+        seen = {place: output for place, output in self.passes.outputs.by_place.items() if group.means(place)}
+        flat = [place for place, output in seen.items() if isinstance(output.layout, str)]
+        zero = [place for place in zero if place in seen]
+        if any(layer.place in seen for layer in layers):
+            for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
+                if places:
+                    labels = [row_label(*place) for place in places]
+                    shown = some_of(labels, _NAMED)
+                    self.notes[f"{arg('layer')} {group.text}: layers with {why} are left out: {shown}."] = None
+            self._worked.add(group.text)
+            return
+        text = safe_text(group.text)
+        if not seen:
+            raise UsageError(f"{arg('layer')} {text} did not run for {self._inputs(batch)}: give a layer that runs.")
+        place = (zero or flat)[-1]
+        label, output = row_label(*place), seen[place]
+        if zero:
+            others = output.layout.others if isinstance(output.layout, Layout) else ""
+            why = f"after it only {others} reaches the target" if others else "nothing leads from there to the target"
+            problem = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
+        else:
+            problem = f"{label} returns {shape_text(output.shape)}, which {output.layout}."
+        raise UsageError(f"{problem}{self._nearest(batch, place[0])}")
+
+    def _nearest(self, batch: Batch, layer: str) -> str:
+        choice: Choice | None = None
+        self._hooks.close()
+        try:
+            for before in (layer, None):
+                self.passes.state.rewind()
+                if choice is None:
+                    choice = run_and_choose(self.passes, batch, before=before)[1]
+        except ModelRaisedError:
+            return ""
+        if choice is None:
+            return f" No layer works: take {arg('method')} gradient, which looks at the picture itself."
+        return f" Nearest layer that works: {row_label(*choice.place)}."
+
+    def _unreached(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> str:
+        return f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}"
+
+    def _inputs(self, batch: Batch) -> str:
+        return some_of([safe_text(record.name) for record in batch.records], 1)
+
+
+def _input_shape(batch: Batch) -> tuple[int, ...] | None:
+    """Return the shape of one of the inputs, if one argument alone has so many axes."""
+    tensor = main_input(batch)
+    alike = [
+        item for item in batch.args if isinstance(item, Tensor) and tensor is not None and item.dim() == tensor.dim()
+    ]
+    return tuple(alike[0].shape[1:]) if len(alike) == 1 else None
+
+
+def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return gradients; where none arrived it is zero."""
+    return [values.new_zeros(values.shape) if gradient is None else gradient for gradient in gradients]
+
+
+def _names(targets: Sequence[BatchTarget]) -> str:
+    labels = dict.fromkeys(each.label for target in targets for each in target.targets if each is not None)
+    return " and ".join([repr(safe_text(label)) for label in labels][:2])

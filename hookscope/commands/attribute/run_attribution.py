@@ -1,0 +1,274 @@
+"""Ask of every input where a network looks: batches in, maps out, and nothing of the network changed."""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hookscope import options
+from hookscope.commands.attribute.batch_maps import Explained, explain
+from hookscope.commands.attribute.cams import CAMS
+from hookscope.commands.attribute.checking import Checking
+from hookscope.commands.attribute.forward_backward import ForwardBackward, frozen, run_model
+from hookscope.commands.attribute.input_places import input_size, main_input, places_of
+from hookscope.commands.attribute.layer_choice import LayerOutputs
+from hookscope.commands.attribute.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
+from hookscope.commands.attribute.scores import BatchTarget, batch_targets
+from hookscope.commands.attribute.targets import Wanted, read_targets
+from hookscope.errors import UnfitInputError, UsageError, nearest
+from hookscope.hooks.forward_hooks import capture
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import part_of
+from hookscope.inspection.execution import execution_order
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
+from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.concentration import Extent
+from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
+from hookscope.statistics.layouts import parse_tokens
+from hookscope.statistics.token_layout import TokenLayout
+from hookscope.text import safe_text
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The results of a run so far.
+
+    Attributes:
+        checking: Checks maps as they come.
+        given: As `Attributions.given`.
+    """
+
+    checking: Checking
+    records: list[InputRecord] = field(default_factory=list)
+    maps: list[AttributionMap] = field(default_factory=list)
+    layers: dict[str, LayerChoice] = field(default_factory=dict)
+    unchanged: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    given: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def run_attribution(
+    session: Session, option: options.Attribute, on_progress: OnProgress | None, on_error: OnError | None
+) -> Attributions:
+    """Explain the targets of all inputs.
+
+    Raises:
+        UsageError: If an option cannot be right, or the network cannot be explained in this way.
+        LayerNotFoundError: If a pattern selects nothing.
+        ModelError: If the network raised, with `on_error` on every input.
+    """
+    targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
+    _check_options(option.method, targets, option.top, layers)
+    chosen = option.method
+    inspected = inspected_network(session.loaded)
+    _refuse_quantised(inspected)
+    wanted = read_targets(targets, inspected.info.categories)
+    outputs = LayerOutputs(
+        TokenLayout(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    )
+    queue = session_batches(session, option.batch_size, on_error)
+    resolved = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
+    checking = Checking(sanity=option.sanity, method=chosen, output_key=option.output_key, seed=session.seed)
+    gathered = _Gathered(checking)
+    finished = batch_progress(session, on_progress)
+    began = time.perf_counter()
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
+        frozen(inspected.modules),
+        capture(inspected.network, inspected.modules if chosen in CAMS else {}, outputs.observe) as capturing,
+    ):
+        state.mark()  # with parameters frozen: a graph from the first layer on would triple the time of a map
+        targets_of = partial(
+            _targets_of, inspected=inspected, wanted=wanted, top=option.top, output_key=option.output_key
+        )
+        passes = ForwardBackward(
+            inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
+        )
+        with closing(MapLayers(passes=passes, given=resolved)) as map_layers:
+            explain_batch = partial(_explain, queue=queue, map_layers=map_layers, method=chosen, gathered=gathered)
+            run_model(queue, state, explain_batch, gathered.records, finished)
+    if not gathered.records and session.unusable:
+        raise session.unusable[0]
+    seconds = time.perf_counter() - began
+    device, dtype = inspected.placed
+    checks = checking.judged()
+    failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
+    return Attributions(
+        model=inspected.info,
+        inputs=tuple(gathered.records),
+        method=chosen,
+        layers=tuple(gathered.layers.values()),
+        maps=tuple(gathered.maps),
+        warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
+        sanity=checks,
+        given=gathered.given,
+        unchanged=gathered.unchanged,
+        notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes),
+        seed=session.seed,
+        device=device,
+        dtype=dtype,
+        timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
+        provenance=provenance_of(
+            session,
+            layers,
+            {
+                "method": option.method,
+                "targets": targets,
+                "top": option.top,
+                "tokens": option.tokens,
+                "sanity": option.sanity,
+            },
+        ),
+    )
+
+
+def _check_options(method: str, targets: Sequence[str], top: int | None, layers: Sequence[str]) -> None:
+    if method not in get_args(Method):
+        raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
+    if targets and top is not None:
+        raise UsageError(
+            f"{arg('target')} and {arg('top')} are both given: give either targets or how many of the best."
+        )
+    if layers and method not in CAMS:
+        raise UsageError(f"{arg('method')} {method} looks at the input itself: leave out {arg('layer')}.")
+
+
+def _targets_of(
+    output: object,
+    batch: Batch,
+    *,
+    inspected: InspectedNetwork,
+    wanted: Sequence[Wanted],
+    top: int | None,
+    output_key: str | None,
+) -> list[BatchTarget]:
+    """Return what to explain of what the network returned for a batch."""
+    sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
+    return batch_targets(
+        output,
+        len(batch.indices),
+        wanted,
+        top,
+        inspected.info.categories,
+        output_key,
+        sizes,
+        multi_label=inspected.multi_label,
+    )
+
+
+def _refuse_quantised(inspected: InspectedNetwork) -> None:
+    """Refuse networks that compute in whole numbers.
+
+    Raises:
+        UsageError: If a layer of the network is quantised.
+    """
+    for name, module in inspected.modules.items():
+        kind = type(module)
+        if kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__:
+            raise UsageError(
+                f"{inspected.info.name} is quantised: {name or '(model)'} ({kind.__name__}) computes in whole numbers, "
+                "which have no gradient. Explain the network as it was before quantisation."
+            )
+
+
+def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, method: Method, gathered: _Gathered) -> None:
+    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
+
+    Raises:
+        ModelRaisedError: If the network raises.
+    """
+    try:
+        explained = explain(map_layers, batch, method)
+    except NotReachedError as error:
+        count = len(batch.indices)
+        if count == 1:
+            names = [safe_text(record.name) for record in batch.records]
+            queue.leave_out(UnfitInputError(names, f"{error}.", batch.indices))
+            return
+        for place in range(count):
+            map_layers.passes.state.rewind()
+            _explain(part_of(batch, place), queue, map_layers, method, gathered)
+        return
+    _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
+    gathered.checking.add(map_layers, batch, explained)
+
+
+def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
+    """Add the maps of a batch, by input, then by target, then by layer."""
+    first = len(gathered.records)
+    gathered.records.extend(batch.records)
+    gathered.unchanged.update(explained.unchanged)
+    gathered.notes.update(
+        dict.fromkeys(
+            (*explained.notes, *(batch_target.remark for batch_target in explained.targets if batch_target.remark))
+        )
+    )
+    if method == "grad-cam" and any(batch_target.is_box for batch_target in explained.targets):
+        gathered.notes[
+            f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
+            "hires-cam and layer-cam keep to the box."
+        ] = None
+    for chosen in explained.layers:
+        gathered.layers.setdefault(chosen.label, _layer_choice(chosen))
+    labels = [entry.label for entry in explained.layers] or [""]
+    axes = explained.maps[0][0].dim() - 1
+    whole = (*((0.0,) * axes), *((1.0,) * axes))
+    extents: list[Sequence[Extent]] = [entry.extents for entry in explained.layers] or [[whole] * len(batch.records)]
+    size = input_size(network, batch)
+    if axes != PICTURE_AXES and len(size) == axes:
+        gathered.given |= _given(network, batch, first)
+    for place, record in enumerate(batch.records):
+        for at, target in enumerate(explained.targets):
+            wanted = target.targets[place]
+            if wanted is None:
+                gathered.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
+                continue
+            for layer, label in enumerate(labels):
+                values = explained.maps[at][layer][place].numpy().copy()  # not a part of the batch's
+                if warning := _suspicious(values, wanted.label, label, record):
+                    gathered.warnings[warning] = None
+                keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
+                pixels = explained.pixels[at][place].numpy().copy() if keeps_pixels else None
+                extent = extents[layer][place]
+                of_words = values.ndim == 1 < len(size)
+                positions = values.shape if of_words else size
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, positions))
+
+
+def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:
+    """Return what the network was given, (C, *size), by position in the run, of the first inputs alone."""
+    tensor = main_input(batch)
+    if tensor is None:
+        return {}
+    values = places_of(network, tensor).by_channel(tensor.detach())
+    count = min(len(values), SHOWN_INPUTS - first)
+    return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
+
+
+def _layer_choice(layer: MapLayer) -> LayerChoice:
+    return LayerChoice(layer.label, layer.output.kind, layer.output.shape, layer.grid, layer.reason)
+
+
+def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
+    """Return a sentence about a map that shows nothing; "" for others."""
+    where = f" at {layer}" if layer else ""
+    subject = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
+    if not np.isfinite(values).all():
+        return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
+    if values.max() == values.min():
+        where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
+        return f"{subject} is {where}."
+    return ""

@@ -1,0 +1,398 @@
+"""From what a network returned to the numbers that are explained, one per input and target."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.attribute.targets import Wanted
+from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses import Output, are_probabilities, class_probabilities, main_output, output_at, real
+from hookscope.parameters import arg
+from hookscope.results.attributions import Target
+from hookscope.results.comparison import Reading
+from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
+
+
+def _own() -> str:
+    return (
+        f"give {arg('target')} FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
+    )
+
+
+# Classes or outputs that a message names.
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTarget:
+    """One target of each input of a batch.
+
+    Attributes:
+        score: Takes what the network returned for the batch, and returns the numbers, (N,), with their graph.
+        targets: Of each input; None for one that has no such target, whose number means nothing.
+        classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
+        class_count: Of how many classes the network gives scores; None if that is not known.
+        reading: How the scores become probabilities.
+        is_box: Whether the numbers are scores of a detector's boxes.
+        is_dense: Whether each pixel has scores.
+        remark: Which of several outputs holds the scores, in a sentence; "" where there is one.
+    """
+
+    score: Callable[[object], Tensor]
+    targets: tuple[Target | None, ...]
+    classes: tuple[frozenset[int], ...] = ()
+    class_count: int | None = None
+    reading: Reading = "as returned"
+    is_dense: bool = False
+    is_box: bool = False
+    remark: str = ""
+
+
+def batch_targets(
+    output: object,
+    count: int,
+    wanted: Sequence[Wanted],
+    top: int | None,
+    categories: Sequence[str],
+    output_key: str | None,
+    sizes: Sequence[tuple[int, int]] = (),
+    *,
+    multi_label: bool = False,
+) -> list[BatchTarget]:
+    """Return the targets of a batch, in the order in which they were asked for.
+
+    Of scores (N, C) a target is the score of a class, or the difference of two. Of scores at each pixel (N, C, H, W) it
+    is the sum of the class's scores over the pixels where it is the best (Vinogradova et al., Towards Interpretable
+    Semantic Segmentation via Gradient-weighted Class Activation Mapping, AAAI 2020), over all where it is nowhere; the
+    label then shows which. For torchvision's detectors it is the score of a box: the one with a number, or the best
+    of a class.
+
+    Args:
+        output: What the network returned.
+        count: Inputs in the batch, N.
+        wanted: The targets; if there are none, the `top` best classes or boxes of each input.
+        top: How many; None is one.
+        categories: Class names by index, if they are known.
+        output_key: Which of several outputs holds the scores; None for the main one.
+        sizes: Height and width of each input, of which boxes are shares; () where they are not known.
+        multi_label: Whether each class is a label by itself.
+
+    Raises:
+        UsageError: If the network returns no scores, or has no such target.
+        ModelError: If the user's function raises.
+    """
+    boxes = _boxes(output, count)
+    needs_scores = not wanted or any(choice.function is None for choice in wanted)
+    targets: list[BatchTarget] = []
+    if needs_scores and boxes is not None:
+        return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
+    scores = _scores(output, count, output_key) if needs_scores else None
+    remark = "" if scores is None else _which_output(output, scores, output_key)
+    classes = 0 if scores is None else scores.tensor.shape[1]
+    names = categories if len(categories) == classes else ()
+    read = partial(_scores_of, count=count, output_key=output_key)
+    if scores is not None and not wanted:
+        best = _best(real(scores.tensor.detach()), top or 1)  # (N, top)
+        ranks = range(best.shape[1])
+        return [
+            replace(_of_classes(scores, best[:, rank], None, names, read, multi_label), remark=remark) for rank in ranks
+        ]
+    for query in wanted:
+        if query.function is not None:
+            targets.append(_of_function(output, query, count))
+        elif query.box is not None:
+            raise UsageError(f"{arg('target')} {query.text!r} asks for a box, but the network returns no boxes.")
+        elif scores is not None and query.index is not None:
+            for index in (query.index, query.against or 0):
+                _check_range(index, scores, query.text)
+            chosen = torch.full((count,), query.index, device=scores.tensor.device)
+            targets.append(replace(_of_classes(scores, chosen, query.against, names, read, multi_label), remark=remark))
+    return targets
+
+
+# --- Scores of classes, one row per input or one per pixel -----------------------------------------------------------
+
+
+def _scores(output: object, count: int, output_key: str | None) -> Output:
+    """Return the scores as (N, C), or (N, C, H, W) or (N, C, D, H, W) where each pixel or voxel has them."""
+    outputs = _outputs(output)
+    if not outputs:
+        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_own()}.")
+    chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
+    values = chosen.tensor
+    if values.dim() in (1, 2, 4, 5) and values.shape[0] == count and values.numel():
+        if values.dim() == 1:
+            return chosen._replace(tensor=values.unsqueeze(1))
+        if values.dim() == 2 or math.prod(values.shape[2:]) > 1:
+            return chosen
+        return chosen._replace(tensor=values.flatten(1))
+    paths = ", ".join(choice.label for choice in outputs)
+    others = f" Or give {arg('output_key')}: it has {paths}." if len(outputs) > 1 else ""
+    raise UsageError(
+        f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
+        f"{counted(count, 'input')}: {_own()}.{others}"
+    )
+
+
+def _outputs(output: object) -> list[Output]:
+    return [Output(*pair) for pair in tensors_in(output) if pair[1].is_floating_point() and not pair[1].is_nested]
+
+
+def _which_output(output: object, scores: Output, output_key: str | None) -> str:
+    """Return a sentence about the output that is explained; "" where it is the only one."""
+    others = [choice.label for choice in _outputs(output) if choice.path != scores.path]
+    if not others:
+        return ""
+    hint = f" ({arg('output_key')})" if output_key is None else ""
+    return (
+        f"{scores.label} of shape {shape_text(scores.tensor.shape)} is explained, not {some_of(others, _NAMED)}{hint}."
+    )
+
+
+def _scores_of(output: object, *, count: int, output_key: str | None) -> Tensor:
+    return real(_scores(output, count, output_key).tensor)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Return the best classes of each input, (N, count): at each pixel's scores those that win the most pixels."""
+    count = min(count, scores.shape[1])
+    if scores.dim() == 2:
+        return scores.topk(count, 1).indices
+    winners = scores.argmax(1).flatten(1)
+    won = torch.zeros(scores.shape[:2], device=scores.device).scatter_add_(
+        1, winners, torch.ones_like(scores[:, 0]).flatten(1)
+    )
+    return won.topk(count, 1).indices
+
+
+def _check_range(index: int, scores: Output, text: str) -> None:
+    if index >= scores.tensor.shape[1]:
+        raise UsageError(
+            f"{arg('target')} '{safe_text(text)}' is class {index}, but {scores.label} of shape "
+            f"{shape_text(scores.tensor.shape)} has classes 0 to {scores.tensor.shape[1] - 1}."
+        )
+
+
+def _of_classes(
+    scores: Output,
+    classes: Tensor,
+    against: int | None,
+    names: Sequence[str],
+    read: Callable[[object], Tensor],
+    multi_label: bool,
+) -> BatchTarget:
+    """Return the target that is one class of each input, (N,), maybe against another."""
+    rows = real(scores.tensor.detach())
+    dense = rows.dim() > 2
+    shares: Tensor | None = None
+    reading: Reading = "as returned"
+    pixels: Tensor | None = None
+    if dense:  # which pixels are meant does not change when a method changes the picture
+        of_input = (-1, *(1,) * (rows.dim() - 2))
+        pixels = rows.argmax(1) == classes.reshape(of_input)
+        nowhere = ~pixels.flatten(1).any(1)
+        pixels = (pixels | nowhere.reshape(of_input)).to(rows.dtype)
+    elif rows.shape[1] > 1 or multi_label:
+        shares = rows
+        if not are_probabilities(rows, scores):
+            shares, reading = class_probabilities(rows, scores, multi_label=multi_label)
+
+    def of_rows(values: Tensor) -> Tensor:
+        picked = values[torch.arange(len(classes), device=values.device), classes]
+        if against is not None:
+            picked = picked - values[:, against]
+        return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
+
+    indices: list[int] = classes.cpu().tolist()
+    values = of_rows(rows).cpu().tolist()
+    targets = []
+    for place, index in enumerate(indices):
+        label = _class_name(index, names, rows.shape[1])
+        if against is not None:
+            label = f"{label} - {_class_name(against, names, rows.shape[1])}"
+        if pixels is not None:
+            label = f"{label}, sum over {_places_of(pixels[place], wins=not nowhere[place])}"
+        probability = None if shares is None or against is not None else float(shares[place, index])
+        index_of_one = None if against is not None else index
+        targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
+    part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
+    return BatchTarget(
+        lambda output: of_rows(read(output)),
+        tuple(targets),
+        part,
+        rows.shape[1],
+        reading,
+        is_dense=dense,
+    )
+
+
+def _places_of(mask: Tensor, *, wins: bool) -> str:
+    """Return over which places a class's scores are summed: those where it wins, or all if it wins none."""
+    unit = "pixel" if mask.dim() == 2 else "place"
+    return counted(int(mask.sum()), unit) if wins else f"all {counted(mask.numel(), unit)}"
+
+
+def _class_name(index: int, names: Sequence[str], count: int) -> str:
+    if index < len(names):
+        return names[index]
+    return "the output" if count == 1 else f"class {index}"
+
+
+def runner_up(output: object, target: BatchTarget, output_key: str | None) -> BatchTarget | None:
+    """Return the best class of each input but the target's; None where the target is no single class of several."""
+    if target.class_count is None or target.class_count < 2 or any(len(label) > 1 for label in target.classes):
+        return None
+    count = len(target.targets)
+    scores = _scores(output, count, output_key)
+    best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
+    indices = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
+    other = best[:, 0].where(best[:, 0] != indices, best[:, 1])
+    multi_label = target.reading == "sigmoid"
+    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key), multi_label)
+
+
+def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
+    """Return the probability of each input's class, (N,)."""
+    scores = _scores(output, len(target.targets), output_key)
+    rows = real(scores.tensor.detach())
+    shares = {"as returned": rows, "softmax": rows.softmax(1), "sigmoid": rows.sigmoid()}[target.reading]
+    indices = torch.tensor([next(iter(label)) for label in target.classes], device=rows.device)
+    return shares[torch.arange(len(indices), device=rows.device), indices]
+
+
+# --- Boxes -----------------------------------------------------------------------------------------------------------
+
+
+def _boxes(output: object, count: int) -> Sequence[Mapping[str, Tensor]] | None:
+    """Return what torchvision's detectors return, for each input its boxes, labels and scores; None for others."""
+    if not isinstance(output, list | tuple) or len(output) != count:
+        return None
+    alike = all(isinstance(entry, Mapping) and {"boxes", "labels", "scores"} <= entry.keys() for entry in output)
+    return output if alike else None
+
+
+def _of_boxes(
+    boxes: Sequence[Mapping[str, Tensor]],
+    wanted: Sequence[Wanted],
+    top: int,
+    categories: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
+) -> list[BatchTarget]:
+    if not wanted:
+        if not any(len(box["scores"]) for box in boxes):
+            raise UsageError("The network found no box, so there is none to explain: give another picture.")
+        return [_of_numbers(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
+    targets = []
+    for query in wanted:
+        if query.function is not None:
+            targets.append(_of_function(boxes, query, len(boxes)))
+            continue
+        if query.against is not None:
+            raise UsageError(
+                f"{arg('target')} '{safe_text(query.text)}': each box has the score of one class. Give one class."
+            )
+        if query.box is not None:
+            numbers: list[int | None] = [query.box] * len(boxes)
+        else:  # boxes come by their scores, the best first
+            numbers = [_first_of(per_input["labels"], query.index) for per_input in boxes]
+        target = _of_numbers(boxes, numbers, categories, sizes)
+        if not any(target.targets):
+            raise UsageError(_no_box(query, boxes, categories))
+        targets.append(target)
+    return targets
+
+
+def _first_of(labels: Tensor, index: int | None) -> int | None:
+    places = labels.eq(-1 if index is None else index).cpu().nonzero().flatten().tolist()
+    return places[0] if places else None
+
+
+def _of_numbers(
+    boxes: Sequence[Mapping[str, Tensor]],
+    numbers: Sequence[int | None],
+    categories: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
+) -> BatchTarget:
+    """Return the target that is one box of each input, by its place in the list."""
+
+    def score(output: Any) -> Tensor:
+        pairs = zip(output, numbers, strict=True)
+        return torch.stack([_score_of_box(detected["scores"], number) for detected, number in pairs])
+
+    targets: list[Target | None] = []
+    for place, (detected, number) in enumerate(zip(boxes, numbers, strict=True)):
+        if number is None or number >= len(detected["scores"]):
+            targets.append(None)
+            continue
+        index = int(detected["labels"][number].cpu())
+        name = categories[index] if index < len(categories) else f"class {index}"
+        value = float(detected["scores"][number].detach().cpu())
+        box = _shares(detected["boxes"][number], sizes[place]) if sizes else None
+        targets.append(Target(f"{name} in box {number}", value, index, box=box))
+    return BatchTarget(score, tuple(targets), is_box=True)
+
+
+def _shares(box: Tensor, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return a box of pixels (left, top, right, bottom) as shares of the input's width and height."""
+    left, top, right, bottom = box.detach().cpu().tolist()
+    height, width = size
+    return left / width, top / height, right / width, bottom / height
+
+
+def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
+    """Return one of the scores; 0 if there is no such box, as another network may not find it."""
+    return real(scores[number] if number is not None and number < len(scores) else scores.sum() * 0)
+
+
+def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: Sequence[str]) -> str:
+    names = [
+        categories[index] if index < len(categories) else f"class {index}"
+        for detected in boxes
+        for index in detected["labels"].cpu().tolist()
+    ]
+    distinct = [*dict.fromkeys(names)]
+    if wanted.box is not None:
+        most = max(len(detected["scores"]) for detected in boxes)
+        message = f"There is no box {wanted.box}: the network found {most}"
+        return f"{message}, 0 to {most - 1}." if most else f"{message}. Give another picture."
+    hint = nearest(wanted.text, distinct) or (
+        f" It found {some_of(distinct, _NAMED)}." if distinct else " It found no box at all."
+    )
+    return f"The network found no '{safe_text(wanted.text)}'.{safe_text(hint)}"
+
+
+# --- A user's own function -------------------------------------------------------------------------------------------
+
+
+def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
+    def score(outputs: object) -> Tensor:
+        return _called(wanted, outputs, count)
+
+    values = score(output)
+    targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach().cpu())
+    return BatchTarget(score, targets)
+
+
+def _called(wanted: Wanted, output: object, count: int) -> Tensor:
+    """Call the user's function, and see to it that it returns one number per input."""
+    name, function = safe_text(wanted.text), wanted.function
+    if function is None:
+        raise ValueError(f"{name} is no function")
+    try:
+        value = function(output)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{name} raised {exception_line(error)}") from error
+    rule = f"a target has to return one floating-point number per input, here {count}, computed from the output"
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = f"{value.dtype} values" if isinstance(value, Tensor) else safe_text(type(value).__name__)
+        raise UsageError(f"{name} returned {kind}, but {rule}.")
+    if value.numel() != count or value.dim() > 2 or (value.dim() and value.shape[0] != count):
+        alone = f" Or give {arg('batch_size')} 1." if value.numel() == 1 else ""
+        raise UsageError(f"{name} returned {shape_text(value.shape)}, but {rule}.{alone}")
+    return real(value.reshape(count))

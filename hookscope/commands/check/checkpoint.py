@@ -1,0 +1,276 @@
+"""One checkpoint, from its file to the verdict, and evidence of a failure: what a rule fails, in rows and pictures."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from hookscope.commands.check.measuring import (
+    STATE_DICT,
+    Prepared,
+    measure,
+    measure_file,
+    measure_layers,
+    measure_state,
+    prepare,
+)
+from hookscope.errors import (
+    EXIT_CHECK_FAILED,
+    CheckpointError,
+    HookscopeError,
+    InputError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    NetworkNeededError,
+    OutputError,
+    UnmergedError,
+    UsageError,
+    is_out_of_memory,
+)
+from hookscope.inputs.loading import load_input
+from hookscope.inputs.preprocessing import thumbnails
+from hookscope.inspection.device import full_float32
+from hookscope.models import LoadedModel
+from hookscope.parameters import arg
+from hookscope.results.accuracy import Accuracy
+from hookscope.results.activations import Activations, LayerRow, MapSummary
+from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
+from hookscope.results.grids import Grid
+from hookscope.results.json_form import json_form
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.record import RunRecord
+from hookscope.rules.baseline import Baseline
+from hookscope.rules.judging import judge, refused
+from hookscope.rules.settings import NO_NETWORK, CheckSettings
+
+# At most this many failing layers are drawn, the first in execution order; all have their rows. The cause
+# is mostly in the first.
+_MOST_DRAWN = 12
+
+
+def check_checkpoint(
+    model: str | nn.Module | LoadedModel | Mapping[str, Any],
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    *,
+    trust: bool | None = False,
+    device: torch.device | None = None,
+    baseline: Baseline | None = None,
+    evidence: Path | None = None,
+    on_measured: Callable[[CheckMeasurements], None] | None = None,
+) -> CheckReport:
+    """Load a checkpoint, run it, judge it; keep evidence if it fails.
+
+    For a weights file alone (`settings.arch` "none"), a state dict, adapters without their network, and a file that no
+    network fits, only the rules that need no network are judged; in the last case the report also has the error. What a
+    user can put right is an `error` in the report; exceptions are bugs.
+
+    Args:
+        model: A weights file or any other form of MODEL, a network, or a state dict.
+        settings: Its inputs, and the rules' levels and limits.
+        wanted: Identifiers of rules, as `wanted_rules` returns them.
+        trust: Whether a weights file may run code while it is read; None where nobody can ask for that.
+        device: Where to run; None for the CPU, or where a given network is.
+        baseline: What to compare its statistics with.
+        evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
+        on_measured: Called with the measurements, if they could be made.
+    """
+    began = time.perf_counter()
+    name = _name_of(model)
+    prepared, measured = None, None
+    try:
+        if isinstance(model, Mapping):
+            reason = "there is no network: a state dict is judged without one"
+            report = judge(name, measure_state(model, settings, reason), settings, wanted)
+        elif settings.arch == NO_NETWORK:
+            report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
+        else:
+            prepared = prepare(model, settings, trust=trust, device=device)
+            # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
+            keeps_rows = on_measured is not None or evidence is not None
+            kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
+            compared = on_measured is not None or (baseline is not None and "drift" in wanted)
+            measures = wanted | kept if keeps_rows else wanted
+            with full_float32():  # the limits are those of float32
+                measured = measure(prepared, settings, measures, with_signatures=compared)
+            _refuse_lack_of_memory(name, measured)
+            report = judge(name, measured, settings, wanted, baseline)
+    except HookscopeError as error:
+        measured = None
+        lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # raised while it was built
+        refusal, alone = _lack_of_memory(name) if lacks_memory else error, None
+        unfit = (ModelNotFoundError, MisfitError, NetworkNeededError, UnmergedError)
+        if prepared is None and isinstance(error, unfit) and not isinstance(model, Mapping):
+            is_adapter = isinstance(error, NetworkNeededError | UnmergedError)
+            reason = str(error).removesuffix(".") if is_adapter else "none fits the weights"
+            try:
+                alone = _judged_alone(model, name, settings, wanted, reason, trust=trust)
+            except CheckpointError as cause:  # nothing can be read, which is why no network fits
+                refusal = cause
+            except HookscopeError:  # the first error is reported, whatever else is wrong
+                pass
+        is_whole = alone is not None and isinstance(refusal, NetworkNeededError)  # all that a file of adapters needs
+        report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
+    if measured is not None:
+        forward = measured.forward
+        rows = () if forward is None else forward.rows
+        best = () if forward is None else forward.predictions
+        parts = OverviewParts(rows, failing_rows(report, forward), predictions=best)
+        report = replace(report, overview_parts=parts)
+        if on_measured is not None:
+            on_measured(measured)
+    report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
+    if evidence is not None and not report.passed:
+        report = _with_evidence(report, evidence, prepared, settings, measured)
+    return report
+
+
+def _name_of(model: str | nn.Module | LoadedModel | Mapping[str, Any]) -> str:
+    if isinstance(model, Mapping):
+        return STATE_DICT
+    name = model.info.name if isinstance(model, LoadedModel) else model
+    return name if isinstance(name, str) else type(name).__name__
+
+
+def _judged_alone(
+    model: str | nn.Module | LoadedModel,
+    name: str,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    reason: str,
+    *,
+    trust: bool | None,
+) -> CheckReport:
+    """Judge a weights file by what it stores; `reason` is why it has no network."""
+    if not isinstance(model, str):
+        raise UsageError(f"{arg('arch')} none needs a weights file; {name} is already a network.")
+    return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
+
+
+def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
+    """Raise InputError if a pass raised for want of memory: that is no fault of the network."""
+    for inspection in (measured.forward, measured.gradients):
+        failure = inspection.failure if inspection is not None else None
+        if failure is not None and is_out_of_memory(failure.error):
+            raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
+
+
+def _lack_of_memory(name: str, where: str = "") -> InputError:
+    return InputError(
+        f"{name} could not be checked: it needs more memory than allowed{where}. Give it more, or smaller inputs."
+    )
+
+
+def _with_evidence(
+    report: CheckReport,
+    folder: Path,
+    prepared: Prepared | None,
+    settings: CheckSettings,
+    measured: CheckMeasurements | None,
+) -> CheckReport:
+    """Write an overview, `report.json`, and of the failing layers `rows.csv` and `grids/`; all or nothing.
+
+    The report that is returned has what the overview shows.
+
+    Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
+
+    Where that fails, the checkpoint could not be checked to the end. `folder` does not exist, is empty, or holds
+    earlier evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without
+    `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
+    """
+    from hookscope.commands.check.describe import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.reporting.overviews.document import draw_document  # noqa: PLC0415 (likewise)
+    from hookscope.reporting.tables import rows_to_csv  # noqa: PLC0415 (likewise)
+
+    updated = replace(report, evidence=str(folder))
+    forward = measured.forward if measured is not None else None
+    parts = updated.overview_parts or OverviewParts()
+    rows = parts.failing
+    grids: Sequence[Grid] = ()
+    try:
+        with new_run(folder, arg("evidence")) as run:
+            seen = None
+            if rows and prepared is not None and forward is not None:
+                seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
+            if prepared is not None and updated.accuracy is not None:
+                parts = replace(parts, pictures=_wrong_pictures(prepared, updated.accuracy))
+            updated = replace(updated, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
+            overview = draw_document(describe_check(updated), wrong_pictures(updated))
+            overview.save(run.path / OVERVIEW, compress_level=6)
+            (run.path / "report.json").write_text(checks_to_json([updated]), encoding="utf-8")
+            if seen is not None and forward is not None:
+                failing = replace(forward, rows=rows, uncalled=())
+                (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
+                grids = _draw(run.path, seen, rows)
+            if parts.pictures:
+                _write_pictures(run.path / "pictures", parts.pictures)
+            run.finish(json_form(RunRecord("check", overview=OVERVIEW, grids=tuple(grids))))
+    except OutputError as error:
+        worse = report.error_code in (0, EXIT_CHECK_FAILED)
+        return replace(report, error=str(error), error_code=error.exit_code) if worse else report
+    return updated
+
+
+def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.uint8] | None, ...]:
+    """Return the wrong pictures as the network got them; None for a tensor file, and for what cannot be read again."""
+    pictures: list[NDArray[np.uint8] | None] = []
+    for wrong in accuracy.worst:
+        shown: list[NDArray[np.uint8]] = []
+        with suppress(HookscopeError):  # it has been read before, but files may go
+            tensor, _ = load_input(Path(wrong.name), prepared.preprocessing)
+            shown = thumbnails(tensor[None].numpy(), prepared.preprocessing)
+        pictures.append(shown[0] if shown else None)
+    return tuple(pictures)
+
+
+def _write_pictures(folder: Path, pictures: Sequence[NDArray[np.uint8] | None]) -> None:
+    """Write each picture that there is, by its position: `0.png` and on."""
+    from hookscope.reporting.grids import encode_png  # noqa: PLC0415 (likewise)
+
+    folder.mkdir()
+    for index, pixels in enumerate(pictures):
+        if pixels is not None:
+            (folder / f"{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
+
+
+def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
+    """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
+    rows = forward.rows if forward is not None else ()
+    names = {row.label for row in rows} | {row.layer for row in rows}
+    failures = (finding for finding in report.findings if finding.level == "fail")
+    places = {place for finding in failures for place in finding.places if place}
+    # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
+    about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
+    return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
+
+
+def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
+    labels = {row.label for row in rows}
+    maps = () if seen is None else seen.map_summaries
+    return tuple(summary for summary in maps if summary.label in labels and summary.input_index == 0)
+
+
+def _draw(folder: Path, seen: Activations, rows: Sequence[LayerRow]) -> list[Grid]:
+    from hookscope.reporting.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
+
+    labels = {row.label for row in rows[:_MOST_DRAWN]}
+    maps = [feature_map for feature_map in seen.feature_maps if feature_map.label in labels]
+    if maps:
+        (folder / "grids").mkdir()
+    grids = []
+    for layer_maps in maps:
+        path = f"grids/{grid_name(layer_maps, len(seen.rows))}"
+        picture, grid = draw_for_run(layer_maps, path, input_name=seen.inputs[layer_maps.input_index].name)
+        (folder / path).write_bytes(encode_png(picture))
+        grids.append(grid)
+    return grids

@@ -1,0 +1,404 @@
+"""The tables of a configuration file as pydantic models, and each mistake in one as a message with its line."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from hookscope.commands.check.configuration.document import Entry, key_of
+from hookscope.errors import UsageError, nearest
+from hookscope.hooks.patterns import parse_pattern
+from hookscope.parameters import arg
+from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
+from hookscope.rules import RULES, Rule
+from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
+from hookscope.text import printable
+
+_TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
+
+# What rules measure that no pattern over layers can select a part of.
+_ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Replaces pydantic's message about a value by what the value must be."""
+
+    text: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            handler(source), custom_error_type="wanted", custom_error_message=self.text
+        )
+
+
+def _literal(value: object) -> object:
+    if isinstance(value, list):
+        return [*map(_literal, value)]
+    fits = abs(value) < 2**63 if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+    if not fits and not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("cannot be the name of an argument.")
+    return name
+
+
+def _from_folder(text: str, info: ValidationInfo) -> Path:
+    """Return a path, relative to the configuration."""
+    folder: Any = info.context
+    return Path(folder, text)
+
+
+def _dotted(text: str, info: ValidationInfo) -> str:
+    """Return a name, or FILE.py:NAME with the file relative to the configuration."""
+    source, colon, name = text.rpartition(":")
+    return f"{_from_folder(source, info)}:{name}" if colon and source.endswith(".py") else text
+
+
+def _target(value: str | int, info: ValidationInfo) -> str:
+    """Return what `--target` takes; a file of targets is relative to the configuration."""
+    is_file = isinstance(value, str) and value.lower().endswith(_TENSOR_SUFFIXES)
+    return str(_from_folder(str(value), info) if is_file else value)
+
+
+def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return inputs by name; a string is a file, relative to the configuration."""
+    return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _noise(value: Any) -> tuple[NoiseShape, ...]:
+    """Return what `--input-shape` means: sizes, a text, a list of these, or a table of them by names of arguments."""
+    try:
+        return parse_noise_shapes(value)
+    except UsageError as error:
+        raise ValueError(f"is wrong: {str(error).removeprefix(arg('input_shape')).lstrip()}") from error
+
+
+def _positive(value: Any) -> Any:
+    if value != "none" and min(value if isinstance(value, tuple) else (value,)) <= 0:
+        raise ValueError("must be above 0: it is the standard deviation of each channel.")
+    return value
+
+
+def _pattern(written: str) -> str:
+    """Return a pattern that selects each layer by itself: one without a position."""
+    try:
+        parsed = parse_pattern(written)
+    except UsageError as error:
+        raise ValueError(f"is wrong: {printable(str(error).removeprefix(arg('layer')).lstrip())}") from error
+    if parsed.position is not None:
+        raise ValueError(f"is '{printable(parsed.text)}', which picks by position. Name the layers instead.")
+    return parsed.text
+
+
+Text = Annotated[str, Field(pattern=r"^[^\x00]+$"), _Wanted("a string that is not empty")]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]  # TOML has lists
+File = Annotated[Text, AfterValidator(_from_folder)]
+Files = Annotated[tuple[File, ...], Field(strict=False)]
+Dotted = Annotated[Text, AfterValidator(_dotted)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Shape = Annotated[Any, AfterValidator(_noise)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# An integer of any length compares with a float, but converts only up to its greatest.
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+PositiveNumber = Annotated[float, Field(ge=0, le=1e300)]
+ClassName = Annotated[Text | Natural, _Wanted("a class, by name or index")]
+Arguments = dict[
+    Annotated[str, AfterValidator(_identifier)],
+    Annotated[Any, AfterValidator(_literal), _Wanted("a string, finite number, true, false, or a list of these")],
+]
+Pixels = Annotated[
+    Count | Annotated[str, Field(pattern="^([1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none)$")],
+    _Wanted("pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none'"),
+]
+ChannelValues = Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"]
+BatchAxis = Annotated[
+    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"], _Wanted("an axis, 'auto' or 'none'")
+]
+OutputSize = Annotated[
+    Literal["N", "*"] | Natural, _Wanted("a size, 'N' for the number of inputs, or '*' for any size")
+]
+Floating = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+Whole = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+Dtype = Literal[Floating, Whole, "complex32", "complex64", "complex128"]
+
+
+class _Table(BaseModel):
+    """A table. Keys that it does not have are mistakes, and no value is converted to another type.
+
+    Fields are named as the settings; None stands for what a file leaves out, for TOML has no null.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, alias_generator=key_of)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    def given(self) -> dict[str, Any]:
+        """Return what the file gives, by the names of the settings."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+    def changed(self) -> dict[str, Any]:
+        """Return what the file gives, without what only repeats a default."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self.given().items() if value != fields[name].default}
+
+
+class _Model(_Table):
+    arch: Dotted | None = None
+    model_arguments: Arguments | None = Field(None, alias="arguments")
+    key: Text | None = None
+    allow_missing: Texts | None = None
+    allow_unexpected: Texts | None = None
+    allow_global: Texts | None = None
+    classes: File | None = None
+
+
+class _Input(_Table):
+    images: Files | None = None
+    data: File | None = None
+    survey: File | None = None
+    shape: Shape | None = None
+    resize: Pixels | None = None
+    crop: Pixels | None = None
+    mean: ChannelValues | None = None
+    std: Annotated[ChannelValues, AfterValidator(_positive)] | None = None
+    max_pixels: Count | None = None
+    batch_axis: BatchAxis | None = None
+    named: Annotated[Arguments, AfterValidator(_named_inputs)] | None = None
+    batch_size: Count | None = None
+    seed: Natural | None = None
+
+
+class _Output(_Table):
+    output_shape: Annotated[tuple[OutputSize, ...], Field(strict=False)] | None = Field(None, alias="shape")
+    output_dtype: Dtype | None = Field(None, alias="dtype")
+    output_key: Text | None = Field(None, alias="key")
+    multi_label: bool | None = None
+
+
+class _Gradients(_Table):
+    loss: Dotted | None = None
+    target: Annotated[ClassName, AfterValidator(_target)] | None = None
+    mode: Literal["eval", "train"] | None = None
+
+
+class _Baseline(_Table):
+    baseline: File | None = Field(None, alias="file")
+
+
+class _Expect(_Table):
+    image: File | None = None
+    top1: ClassName | None = None
+    k: Count = 5
+    contains: Annotated[tuple[ClassName, ...], Field(strict=False)] = ()
+    min_probability: Fraction | None = None
+
+    @field_validator("contains")
+    @classmethod
+    def _fit_into_k(cls, names: tuple[str | int, ...], info: ValidationInfo) -> tuple[str | int, ...]:
+        k = info.data.get("k", math.inf)
+        if len(names) > k:
+            raise ValueError(f"names {len(names)} classes, more than the first {k} can hold. Raise k.")
+        return names
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "_Expect":
+        if self.image is None:
+            raise ValueError("lacks an image. Name the picture, for example image = 'cat.jpg'.")
+        if self.model_fields_set <= {"image", "k"}:
+            raise ValueError("expects nothing. Add top1, contains or min-probability.")
+        if "k" in self.model_fields_set and not self.contains:
+            raise ValueError("has k, which is how many places 'contains' looks at, but no contains. Add it.")
+        return self
+
+
+class _Rule(_Table):
+    """A rule; fields for its level and its limits are added, with their defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _level_alone(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"level": value}
+        if not isinstance(value, dict):
+            raise PydanticCustomError("wanted", "a level ('fail', 'warn' or 'off') or a table of level and limits")
+        return value
+
+
+class _Layers(_Table):
+    """Fields for rules are added."""
+
+    pattern: Annotated[Text, AfterValidator(_pattern)] | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "_Layers":
+        if self.pattern is None:
+            raise ValueError("lacks a pattern. Name the layers, for example pattern = 'layer4.*'.")
+        if self.model_fields_set == {"pattern"}:
+            raise ValueError("changes no rule. Add one, for example dead-channels = 'off'.")
+        return self
+
+
+_SECTIONS: Mapping[str, type[_Table]] = {
+    "model": _Model,
+    "input": _Input,
+    "output": _Output,
+    "gradients": _Gradients,
+    "baseline": _Baseline,
+}
+
+SECTIONS: Mapping[str, Sequence[str]] = {name: table.keys() for name, table in _SECTIONS.items()}
+"""By table, its keys: the tables that hold settings one by one."""
+
+
+def settings_in(top: Entry) -> CheckSettings:
+    """Return the settings that the topmost table of a configuration holds.
+
+    Raises:
+        UsageError: If it holds an unknown key or a value that cannot be right.
+    """
+    rules = {name: _rule_table(rule) for name, rule in RULES.items()}
+    tables: dict[str, Any] = {
+        **_SECTIONS,
+        "rules": _with_rules(_Table, rules),
+        "layers": list[_with_rules(_Layers, rules)],  # type: ignore[misc] # it is made here
+        "expect": list[_Expect],
+    }
+    fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
+    model = create_model("configuration", __base__=_Table, **fields)
+    try:
+        sections = model.model_validate(top.value, context=top.document.folder).given()
+    except ValidationError as error:
+        raise _mistake(model, top, error.errors(include_url=False)) from None
+    flat: dict[str, Any] = {}
+    for name in SECTIONS:
+        flat |= sections[name].given() if name in sections else {}
+    settings = CheckSettings(
+        **flat,
+        rules=_by_rule(sections["rules"]) if "rules" in sections else {},
+        layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in sections.get("layers", ())),
+        expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
+        source=top.document.name,
+    )
+    is_input = any(not shape.name for shape in flat.get("shape", ()))
+    if is_input and (settings.images or settings.expectations):
+        raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
+    return settings
+
+
+def _with_rules(base: type[_Table], tables: Mapping[str, type[_Rule]]) -> type[_Table]:
+    """Return a table with a key for each rule, whose value becomes settings."""
+    read = _settings_for_layers if base is _Layers else _settings_of
+    fields: dict[str, Any] = {
+        name.replace("-", "_"): (Annotated[table, AfterValidator(partial(read, RULES[name]))], None)
+        for name, table in tables.items()
+    }
+    return create_model(base.__name__, __base__=base, **fields)
+
+
+def _rule_table(rule: Rule) -> type[_Rule]:
+    fields: dict[str, Any] = {"level": (Literal["fail", "warn", "off"], rule.level)}
+    for name, limit in rule.limits.items():
+        fields[name] = (Fraction if "fraction" in name.split("_") else PositiveNumber, limit.default)
+    return create_model(rule.identifier, __base__=_Rule, **fields)
+
+
+def _settings_of(_: Rule, table: _Rule) -> RuleSettings:
+    limits = table.changed()
+    return RuleSettings(limits.pop("level", None), limits)
+
+
+def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
+    limits = table.given()  # a default, too, overrides what the whole network has
+    settings = RuleSettings(limits.pop("level", None), limits)
+    if rule.needs in _ABOUT_ALL:
+        raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
+    if rule.needs == "gradients" and settings.limits:
+        raise ValueError("has limits, which are about the whole network. Set them in [rules].")
+    return settings
+
+
+def _by_rule(table: _Table) -> dict[str, RuleSettings]:
+    settings = table.given().items()
+    return {key_of(name): value for name, value in settings if name != "pattern" and value != RuleSettings()}
+
+
+# What pydantic calls by names of Python's types.
+_CALLED = {"model_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list"}
+
+
+def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
+    """Return the error for an unknown key, else for the innermost value that is wrong.
+
+    Of a union pydantic reports every branch, and appends the branch to the location.
+    """
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            *above, key = error["loc"]
+            return _entry(top, above).unknown(str(key), _hint(str(key), _keys_at(model, above)))
+    located = [(_entry(top, error["loc"]), error) for error in errors]
+    entry, error = max(located, key=lambda pair: len(pair[0].path))
+    if error["type"] == "value_error":
+        return entry.unfit(str(error["ctx"]["error"]))
+    *others, last = dict.fromkeys(_wanted(detail) for other, detail in located if other.path == entry.path)
+    return entry.mistyped(f"{', '.join(others)} or {last}" if others else last)
+
+
+def _entry(top: Entry, location: Iterable[str | int]) -> Entry:
+    """Return what is at a location of pydantic's; steps that lead nowhere are names of branches."""
+    entry = top
+    for step in location:
+        is_there = step in entry.value if isinstance(entry.value, dict) else isinstance(entry.value, list)
+        if is_there and (isinstance(entry.value, dict) or isinstance(step, int)):
+            entry = entry.at(step)
+    return entry
+
+
+def _wanted(error: ErrorDetails) -> str:
+    if error["type"] == "too_short":
+        return "a list that is not empty"
+    return _CALLED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+
+
+def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str]:
+    """Return the keys of the table at a location."""
+    for step in (step for step in location if isinstance(step, str)):
+        annotation: Any = table.model_fields[step.replace("-", "_")].annotation
+        (table,) = get_args(annotation) or (annotation,)  # of a list, its tables
+    return table.keys()
+
+
+def _hint(key: str, names: Sequence[str]) -> str:
+    """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
+    tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
+    homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
+    if homes:
+        return f" It belongs in {' or '.join(homes)}."
+    if close := nearest(key, names, count=1):
+        return close
+    if "forward" in names:
+        return " `hookscope check --rules` lists the rules."
+    return f" Known: {', '.join(map(repr, names))}."

@@ -1,0 +1,311 @@
+"""A check as a document: the verdict on each checkpoint, findings, labelled pictures, evidence, and every rule."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import PurePath
+
+from PIL import Image
+
+from hookscope.reporting.check_report import (
+    accuracy_line,
+    by_severity,
+    level_counts,
+    readable,
+    skipped_rules,
+    summary,
+    total_seconds,
+    untold_error,
+    verdict,
+)
+from hookscope.reporting.columns import Column, integer_text, percent_text, probability_text
+from hookscope.reporting.depth_charts import depth_charts
+from hookscope.reporting.document import (
+    Document,
+    Facts,
+    FindingLine,
+    Findings,
+    Level,
+    Maps,
+    Part,
+    Picture,
+    Pictures,
+    Section,
+    Table,
+    Text,
+)
+from hookscope.reporting.run_facts import model_facts
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
+from hookscope.results.binomial import interval
+from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
+from hookscope.results.grids import Grid
+from hookscope.results.runs.directory import OVERVIEW
+from hookscope.text import counted, input_shape_text, shape_text
+
+_MOST_INPUTS = 32  # that are described; of thousands, the others are counted
+_ACROSS = 4  # wrong pictures side by side
+_STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
+
+RuleWords = Mapping[str, tuple[str, str]]
+"""By the name of a rule, what holds where it passes, and what it looks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a folder holds to be shown.
+
+    Attributes:
+        grids: Of the layers that fail, in execution order.
+        pictures: Data URIs by the path in the folder: of the grids, and of wrong pictures, "pictures/0.png".
+        byte_count: Of their files together.
+        remarks: On what is not shown, in sentences.
+    """
+
+    grids: Sequence[Grid] = ()
+    pictures: Mapping[str, str] = field(default_factory=dict)
+    byte_count: int = 0
+    remarks: Sequence[str] = ()
+
+
+def describe_checks(
+    reports: Sequence[CheckReport],
+    *,
+    rules: RuleWords | None = None,
+    evidence: Mapping[str, Evidence] | None = None,
+    seconds: float | None = None,
+) -> Document:
+    """Describe the verdicts on all checkpoints, the most severe first.
+
+    Args:
+        reports: Of every checkpoint.
+        rules: What a page says of each rule.
+        evidence: By its folder, what a page shows of it.
+        seconds: As in `summary`.
+    """
+    ordered = [*_told_once(by_severity(reports))]
+    documents = [describe_check(report, rules, (evidence or {}).get(report.evidence)) for report in ordered]
+    if len(documents) == 1:
+        return documents[0]
+    levels: list[Level] = ["good" if report.passed else "fail" for report in ordered]
+    columns = [
+        Column("", "verdict", shown=lambda row: verdict(row[0]), words=True),
+        Column("", "checkpoint", rank=0, shown=lambda row: row[1].title, words=True),
+        Column("", "network", shown=lambda row: _network(readable(row[0])), words=True, usual=""),
+        Column("", "findings", shown=lambda row: level_counts(row[0].findings) or "-", words=True),
+    ]
+    rows = [*zip(ordered, documents, strict=True)]
+    table = Table(title="Verdicts", columns=columns, rows=rows, levels=levels, is_extra=True)
+    total = sum(map(total_seconds, reports)) if seconds is None else seconds
+    return Document(
+        title="Checkpoints",
+        page_title=f"{counted(len(ordered), 'checkpoint')} · check",
+        answer=[summary(reports, seconds)],
+        level="good" if all(report.passed for report in reports) else "fail",
+        sections=[Section("verdicts", "Verdicts", "Verdicts", [table])] if rows else [],
+        making=[("Time", f"{total:.2f} s")],
+        main="verdicts" if rows else "answer",
+        documents=documents,
+    )
+
+
+def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
+    """Yield reports; an error that differs from that of an earlier one in the checkpoint's name alone refers to it."""
+    names: dict[str, str] = {}
+    for report in reports:
+        error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
+        first = names.setdefault(error, report.checkpoint)
+        is_told = error and first != report.checkpoint
+        yield replace(report, error=f"the same as for {first}") if is_told else report
+
+
+def describe_check(report: CheckReport, rules: RuleWords | None = None, evidence: Evidence | None = None) -> Document:
+    """Describe the verdict on one checkpoint; `rules` and `evidence` are as in `describe_checks`."""
+    folder, parts = report.evidence, report.overview_parts or OverviewParts()
+    report = readable(report)
+    name = _seen(report.checkpoint)
+    error, failing = untold_error(report), {row.label for row in parts.failing}
+    maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
+    pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
+    described: dict[str, list[Part]] = {
+        "Findings": _findings(report),
+        "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
+        "Evidence": [*_evidence(report, folder, evidence or Evidence())],
+        "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
+        "Rules": [_rules(report.outcomes, rules or {})] if report.outcomes else [],
+    }
+    sections = [
+        Section(title.lower().replace(" ", "-"), title, title, shown) for title, shown in described.items() if shown
+    ]
+    skipped = [f"skipped {names}: {reason}" for reason, names in skipped_rules(report).items()]
+    model = report.model
+    return Document(
+        title=name,
+        subtitle="" if model is None else f"{model.name}, weights: {model.weights}",
+        page_title=f"{name} · check",
+        about=[(f"error: {error}", "fail")] if error else [],
+        answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
+        level="fail" if not report.passed else "warn" if report.findings else "good",
+        notes=[*report.warnings, *skipped],
+        facts=_facts(report),
+        sections=sections,
+        making=_making(report),
+        main=sections[0].key if sections else "answer",
+    )
+
+
+def _seen(name: str) -> str:
+    """Return a name that can be seen and clicked on."""
+    return name if name.strip() else f"'{name}'"
+
+
+def _headline(report: CheckReport, name: str) -> str:
+    passed = counted(sum(outcome.status == "pass" for outcome in report.outcomes), "rule")
+    parts = (
+        f"{name}: {verdict(report)}",
+        level_counts(report.findings) or (passed if report.passed else ""),
+        _network(report),
+        "RANDOM WEIGHTS" if report.model and report.model.random else "",
+        _inputs(report),
+        f"{total_seconds(report):.1f} s",
+    )
+    return " · ".join(filter(None, parts))
+
+
+def _network(report: CheckReport) -> str:
+    """Return the network: of "model.pt (resnet18)" what stands in parentheses, as the line begins with the file."""
+    if report.model is None or report.model.name == report.checkpoint:
+        return ""
+    file, parenthesis, network = report.model.name.partition(" (")
+    return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
+
+
+def _inputs(report: CheckReport) -> str:
+    of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
+    return f"{counted(len(report.inputs), 'input')}{of_noise}" if report.inputs else ""
+
+
+def _findings(report: CheckReport) -> list[Part]:
+    findings = [
+        FindingLine(
+            level=finding.level,
+            rule=finding.rule,
+            message=finding.message,
+            where=f"'{finding.where}'" if finding.where else "",
+            places=[(place, "") for place in finding.places if place],
+        )
+        for finding in report.findings
+    ]
+    json = "--format json"
+    return [Findings(findings=findings, all_in=json, shown_by=f"{json} lists all")] if findings else []
+
+
+def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
+    """Yield the labels, the lowest first, and the wrong pictures."""
+    multi_label = accuracy.multi_label
+    columns = [
+        Column("label", "label", rank=0, words=True),
+        Column("right", "right", text=integer_text),
+        Column("count", "of", text=integer_text),
+        Column("share", "recall" if multi_label else "share", text=percent_text),
+        Column("", "95% interval", shown=lambda label: "{:.1%} to {:.1%}".format(*interval(label.right, label.count))),
+        *([Column("f1", "F1", text="{:.3f}".format)] if multi_label else []),
+        Column("", "instead, mostly" if multi_label else "mostly taken for", shown=_mistaken, words=True),
+    ]
+    yield Table(title="Labels, the lowest first", columns=columns, rows=accuracy.by_share, is_extra=True)
+    pictures = [
+        Picture(
+            name=_seen(wrong.name),
+            caption=f"{wrong.name}, as the network got it",
+            file=f"{folder}/pictures/{place}.png",
+            lines=_wrong_lines(wrong, multi_label=multi_label),
+        )
+        for place, wrong in enumerate(accuracy.worst)
+    ]
+    legend = "The most confident first, as the network got them."
+    yield from [Pictures("Wrong pictures", legend, pictures, _ACROSS)] if pictures else []
+
+
+def wrong_pictures(report: CheckReport) -> dict[str, Image.Image]:
+    """Return the wrong pictures as the network got them, by the files that the document has for them."""
+    pictures = report.overview_parts.pictures if report.overview_parts else ()
+    return {
+        f"{report.evidence}/pictures/{place}.png": Image.fromarray(pixels).convert("RGB")
+        for place, pixels in enumerate(pictures)
+        if pixels is not None
+    }
+
+
+def _mistaken(label: ClassAccuracy) -> str:
+    return f"{label.mistaken_for} ({label.mistaken_count:,})" if label.mistaken_count else ""
+
+
+def _wrong_lines(wrong: WrongPicture, *, multi_label: bool) -> list[str]:
+    has, taken = ("missed with", "given") if multi_label else ("probability", "taken for")
+    label = f"labelled {wrong.label}"
+    if wrong.label_probability is not None:
+        label += f", {has} {probability_text(wrong.label_probability)}"
+    if wrong.probability is None:
+        return [label, f"{taken} {wrong.taken_for}" if wrong.label_probability is not None else "scores with NaN"]
+    return [label, f"{taken} {wrong.taken_for}, probability {probability_text(wrong.probability)}"]
+
+
+def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[Part]:
+    if report.evidence:
+        yield Text([f"See {PurePath(report.evidence, OVERVIEW)}"])
+    if evidence.remarks:
+        yield Text(evidence.remarks, is_extra=True)
+    pictures = []
+    for grid in evidence.grids:
+        name = readable(grid.label) or "(model)"
+        caption = f"Feature maps of {name}: {', '.join(grid.caption)}"
+        pictures.append(Picture(name=name, remark="feature maps", caption=caption, file=f"{folder}/{grid.path}"))
+    yield from [Pictures("Feature maps", "", pictures)] if pictures else []
+
+
+def _said(words: RuleWords, outcome: RuleOutcome) -> str:
+    return words.get(outcome.rule, ("", ""))[outcome.status != "pass"]
+
+
+def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
+    """Return every rule, those that object first, those that did not judge last."""
+    ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
+    counts = Counter(outcome.status for outcome in ordered)
+    return Table(
+        title=", ".join(f"{count} {_STATUSES[status]}" for status, count in counts.items()),
+        columns=[
+            Column("status", "status", words=True),
+            Column("rule", "rule", rank=0, words=True),
+            Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
+            Column(
+                "", "what holds, or what it looks for", shown=partial(_said, words), words=True, max_width=60, usual=""
+            ),
+            Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
+        ],
+        rows=ordered,
+        levels=["fail" if outcome.status == "fail" else "" for outcome in ordered],
+        remark="`hookscope check --explain RULE` explains a rule, its limits and what to do.",
+        is_extra=True,
+    )
+
+
+def _facts(report: CheckReport) -> Facts:
+    facts = model_facts(report.model) if report.model else []
+    if report.inputs:
+        shapes = {shape_text(record.shape) for record in report.inputs}
+        facts.append(("Inputs", ", ".join([_inputs(report), *(shapes if len(shapes) == 1 else ())]), False))
+    return facts
+
+
+def _making(report: CheckReport) -> list[tuple[str, str]]:
+    """Return what was read, how it was prepared, and how long it took."""
+    made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
+    for each in report.inputs[:_MOST_INPUTS]:
+        size = f"{each.size[0]} × {each.size[1]} pixels" if each.size else ""
+        network = f"to the network as {input_shape_text(each.shape)}"
+        sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
+        made.append((each.name, ", ".join(filter(None, (size, *each.steps, network, sha256)))))
+    if len(report.inputs) > _MOST_INPUTS:
+        made.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
+    phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
+    return [*made, ("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}")]

@@ -1,0 +1,260 @@
+"""Run the first batch again, and its inputs alone, to see whether the outputs stay the same."""
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.check.measuring.outputs import (
+    Returned,
+    by_input,
+    difference,
+    double_numbers,
+    greatest,
+    is_listed,
+    returned_tensors,
+    same_input,
+    varying,
+    with_a_mirrored_copy,
+)
+from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.forward_hooks import capture
+from hookscope.inputs import Batch, copy_of
+from hookscope.inputs.batches import part_of
+from hookscope.inspection.failures import reraise_internal
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.check import OutputValues
+from hookscope.text import exception_line
+
+# Inputs of the first batch that are run alone. One might be the one that a fault leaves alone.
+_ALONE = 2
+
+# If two equal passes differ by this share of the difference between batch and alone, that explains it.
+_EXPLAINED = 0.1
+
+Differences = dict[str, float | None]
+"""By path, as `difference` returns them."""
+
+
+@dataclass(slots=True)
+class FirstPass:
+    """What the network returned in the first pass over all inputs, and how further passes differ from it.
+
+    Attributes:
+        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
+        parts: What of that belongs to each of its inputs, by path.
+        spread: The greatest difference between the outputs for the first input and for another one.
+        distinct: Whether any input differs from the first.
+        repeat, alone: As `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
+        unbatched: Paths whose axis 0 turned out not to count inputs.
+        unmeasured: By rule, why it could not be measured.
+    """
+
+    subject: InspectedNetwork
+    wanted: AbstractSet[str]
+    seed: int
+    batch: Batch | None = None
+    returned: Returned = field(default_factory=dict)
+    parts: Sequence[Mapping[str, Tensor]] = ()
+    spread: Differences = field(default_factory=dict)
+    distinct: bool = False
+    repeat: Differences = field(default_factory=dict)
+    alone: Differences = field(default_factory=dict)
+    unbatched: set[str] = field(default_factory=set)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, batch: Batch, returned: Returned) -> None:
+        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
+        parts = by_input(returned, batch)
+        if self.batch is None:
+            self.batch, self.returned, self.parts = copy_of(batch), returned, parts
+        if "constant-output" not in self.wanted:
+            return
+        if not self.distinct:
+            first = part_of(self.batch, 0)
+            self.distinct = any(not same_input(first, part_of(batch, index)) for index in range(len(batch.indices)))
+        reference = self.parts[0]
+        for part in parts:
+            if part is not reference:
+                for path in varying(reference, part):
+                    self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))
+
+    def compare(self) -> tuple[OutputValues, ...]:
+        """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
+
+        `repeatability` takes one over the first batch with other random numbers, which shows whether any are drawn in
+        eval mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes
+        one over each of two inputs of the first batch alone. With a single input it takes one over that input together
+        with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
+
+        Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
+        """
+        batch = self.batch
+        if batch is not None and self.returned:
+            single = len(batch.indices) == 1
+            needs_another = {"batch-consistency": single, "constant-output": not self.distinct}
+            if "repeatability" in self.wanted:
+                self._run_again(batch)
+            if "batch-consistency" in self.wanted and not single:
+                self._run_alone(batch)
+            if paired := [rule for rule, needed in needs_another.items() if needed and rule in self.wanted]:
+                self._run_with_another(batch, paired)
+        self._explain()
+        return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
+
+    def _row(self, path: str, tensor: Tensor) -> OutputValues:
+        listed = self.batch is not None and is_listed(self.returned, self.batch)
+        batched = not listed and path not in self.unbatched and any(path in part for part in self.parts)
+        return OutputValues(
+            f"(model){path}",
+            tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
+            str(tensor.dtype).removeprefix("torch."),
+            batched,
+            _max_abs(tensor),
+            self.repeat.get(path),
+            self.alone.get(path),
+            self.spread.get(path.partition("]")[2] if listed else path) if listed or batched else None,
+            0 if self.batch is None else len(self.batch.indices),
+        )
+
+    def _run(self, batch: Batch) -> Returned:
+        clone = copy_of(batch)
+        with torch.no_grad():
+            return returned_tensors(self.subject.network(*clone.args, **clone.kwargs))
+
+    def _pass(self, batch: Batch) -> Returned | str:
+        """Run the network over a batch by itself; return what it returned, or what it raised."""
+        network = self.subject.network
+        with preserved(network, self.seed), capture(network, self.subject.modules, lambda *_: None):
+            try:
+                return self._run(batch)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+                return exception_line(reraise_internal(error))
+
+    def _run_again(self, batch: Batch) -> None:
+        network, passes = self.subject.network, list[Returned]()
+        with preserved(network, self.seed + 1) as state, capture(network, self.subject.modules, lambda *_: None):
+            state.mark_hooks()
+            try:
+                passes.append(self._run(batch))
+                if state.changed():
+                    passes.append(self._run(batch))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+                passes.append({})
+                line = exception_line(reraise_internal(error))
+                self.warnings.append(f"The network raised in a second pass over the first batch: {line}")
+        for again in passes:
+            for path, tensor in self.returned.items():
+                delta = difference(tensor, again[path]) if path in again else math.inf
+                self.repeat[path] = greatest(self.repeat.get(path), delta)
+
+    def _run_alone(self, batch: Batch) -> None:
+        for index in range(min(_ALONE, len(batch.indices))):
+            alone = part_of(batch, index)
+            returned = self._pass(alone)
+            if isinstance(returned, str):
+                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
+                return
+            self._compare_parts(index, by_input(returned, alone)[0])
+
+    def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
+        """Run the first input together with a mirrored negative of it, for the rules given."""
+        pair = with_a_mirrored_copy(batch)
+        reason = "There is only one input, and no second one can be derived from it: give more pictures."
+        returned = self._pass(pair) if pair is not None else ""
+        if pair is None or isinstance(returned, str):
+            if returned:
+                reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
+            self.unmeasured.update(dict.fromkeys(rules, reason))
+            return
+        parts = by_input(returned, pair)
+        if "batch-consistency" in rules:
+            self._compare_parts(0, parts[0])
+        if "constant-output" in rules:
+            for path in varying(parts[0], parts[1]):
+                self.spread[path] = difference(parts[0][path], parts[1][path])
+
+    def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
+        """Compare the results for one input of the first batch with those of another pass."""
+        part = self.parts[index]
+        item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
+        chosen_otherwise = bool(item) and any(
+            _differs_in_kind(tensor, other[path]) for path, tensor in part.items() if path in other
+        )
+        if chosen_otherwise:
+            remark = (
+                "differs in number or order in a batch and alone, possibly from rounding: only its scores are first"
+            )
+            self.warnings.append(f"Result {item} {remark}.")
+        for path, tensor in part.items():
+            if path not in other:
+                self.unbatched.add(item + path)
+                continue
+            pair = _common_scores(tensor, other[path]) if chosen_otherwise else (tensor, other[path])
+            delta = None if pair is None else difference(*pair)
+            self.alone[item + path] = greatest(self.alone.get(item + path), delta)
+
+    def _explain(self) -> None:
+        measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
+        for rule, values in measured.items():
+            if rule in self.wanted and all(value is None for value in values.values()):
+                whose = "" if rule == "repeatability" else " that belong to one input"
+                self.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
+        again, alone = ([delta for delta in values.values() if delta] for values in (self.repeat, self.alone))
+        if (again or alone) and (observing := next(filter(self._is_observing, self.subject.modules), None)) is not None:
+            reason = (
+                f"'{observing or '(model)'}' rounds by the range of all inputs so far, which each pass changes."
+                " Switch observers off with torch.ao.quantization.disable_observer."
+            )
+            self.unmeasured |= dict.fromkeys(self.wanted & {"repeatability", "batch-consistency"}, reason)
+        elif again and alone and not max(again) < _EXPLAINED * max(alone):
+            self.unmeasured["batch-consistency"] = (
+                "The output differs between two identical passes, so a difference alone would prove nothing."
+            )
+        elif alone and (scaled := next(filter(self._is_scaled_by_batch, self.subject.modules), None)) is not None:
+            self.unmeasured["batch-consistency"] = (
+                f"'{scaled or '(model)'}' is quantised dynamically: it rounds by the range of its whole batch, so an"
+                " input alone may differ by design."
+            )
+
+    def _is_observing(self, name: str) -> bool:
+        """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
+        # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
+        switches = [attribute_of(self.subject.modules[name], f"{kind}_enabled") for kind in ("observer", "fake_quant")]
+        return all(isinstance(switch, Tensor) and switch.numel() == 1 and bool(switch) for switch in switches)
+
+    def _is_scaled_by_batch(self, name: str) -> bool:
+        """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""
+        module: Any = self.subject.modules[name]
+        weights = attribute_of(module, "_packed_params", module)  # float16 needs no scale
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        # TorchScript keeps the dotted name of the Python class, with its own prefix.
+        home = module._c._type().qualified_name() if is_script else type(module).__module__
+        return "torch.ao.nn.quantized.dynamic" in home and attribute_of(weights, "dtype") is not torch.float16
+
+
+def _max_abs(values: Tensor) -> float | None:
+    if values.layout != torch.strided or values.is_nested or values.is_meta:
+        return None
+    numbers = double_numbers(values)
+    finite = numbers[numbers.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else None
+
+
+def _differs_in_kind(tensor: Tensor, other: Tensor) -> bool:
+    """Tell whether there are more or fewer values, or other whole numbers: detections lost, gained or reordered."""
+    return tensor.shape != other.shape or (not tensor.is_floating_point() and not torch.equal(tensor, other))
+
+
+def _common_scores(tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the highest scores of both, as many as both have; None for other tensors."""
+    if tensor.dim() != 1 or other.dim() != 1 or not tensor.is_floating_point():
+        return None
+    count = min(len(tensor), len(other))
+    return tensor.sort(descending=True).values[:count], other.sort(descending=True).values[:count]

@@ -1,0 +1,225 @@
+"""Measure what a weights file, or a state dict, stores, without a network."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from hookscope.commands.check.measuring.stored import stored_tensors
+from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
+from hookscope.errors import CheckpointError, UsageError
+from hookscope.models import FileOptions, parse_model
+from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
+from hookscope.models.checkpoint import Checkpoint, exists, read_checkpoint
+from hookscope.models.locate_state_dict import weights_in
+from hookscope.models.statedict import named_tensors
+from hookscope.models.training_entries import training_entries
+from hookscope.models.wrapped_names import twin_names
+from hookscope.parameters import arg
+from hookscope.results.check import CheckMeasurements, StoredValues
+from hookscope.results.network import ModelInfo
+from hookscope.rules.settings import CheckSettings
+from hookscope.rules.stored import is_zero
+from hookscope.text import counted, printable
+
+STATE_DICT = "state dict"
+"""What a state dict that is given itself is called in reports."""
+
+# So many parameters of shape (1,) and no others are no network.
+_FEWEST_STUBS = 4
+
+# What observers for quantisation keep, empty until they have seen something: "min_val", "max_val".
+_RANGES = re.compile(r"(min|max)[^.]*\Z")
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class BatchNorm(_BatchNorm):
+    """What holds a running mean and variance."""
+
+
+class Convolution(_ConvNd):
+    """What holds a kernel: a weight with axes beyond output and input channels. One group, as none are stored."""
+
+    groups = 1
+
+
+class Linear(nn.Linear):
+    """What holds a matrix with a bias for each of its rows."""
+
+
+def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool | None = False) -> CheckMeasurements:
+    """Measure the tensors of a weights file, without a network: no rule that needs one can be judged, for the `reason`.
+
+    Raises:
+        UsageError: If `path` is no weights file but another form of MODEL.
+        CheckpointError: If the file holds names without values.
+        HookscopeError: As `read_checkpoint` raises it.
+    """
+    began = time.perf_counter()
+    return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
+
+
+def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -> Checkpoint:
+    """Read the weights file that `measure_file` measures, under the same conditions."""
+    if parse_model(path).form != "weights":
+        raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
+    if not exists(path):
+        raise CheckpointError(f"{printable(path)} does not exist.")
+    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
+
+
+def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
+    """Measure a state dict, or one inside what a training checkpoint holds, as `measure_file` does a file of it.
+
+    Raises:
+        CheckpointError: If there are no tensors by name, or names without values.
+        UsageError: If it holds several sets of weights, and the settings name none.
+        NothingMatchedError: If there is nothing where they say.
+    """
+    began = time.perf_counter()
+    held = content if isinstance(content, dict) else dict(content)
+    weights = weights_in(held, STATE_DICT, settings.key)
+    training = training_entries(held, weights.state, settings.key)
+    return measure_read(
+        Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training), reason, began
+    )
+
+
+def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
+    """Measure what was read of a file at the time `began`; for the `reason` as `measure_file`.
+
+    Raises:
+        CheckpointError: If it holds names without values, or half of an adapter.
+    """
+    loaded = time.perf_counter()
+    stored, unread = stored_tensors(as_named(read.state))
+    if lack := _lack_of_values(stored):
+        raise CheckpointError(
+            f"{read.name} does not hold its weights: {lack}. Training with sharded parameters (DeepSpeed ZeRO-3, FSDP) "
+            "leaves such files: gather the weights before saving, or convert the checkpoint (zero_to_fp32.py)."
+        )
+    adapters = _adapters(read.state, stored)
+    alone = adapters_in(adapters) if is_adapter(read.state) else None
+    if alone is not None and alone.halves:
+        lone = printable(alone.halves[0], 80)
+        raise CheckpointError(
+            f"{read.name} lacks the other half of '{lone}', a LoRA adapter; save or download it again."
+        )
+    parameters = sum(values.element_count for values in stored if values.role == "parameter")
+    broken = any(values.nan_count or values.inf_count for values in stored)
+    return CheckMeasurements(
+        ModelInfo(f"{read.name} (no network)", "(no network)", read.name, False, read.sha256 or None, parameters),
+        stored,
+        None,
+        unmeasured={"non-finite-parameter": " ".join(unread)} if unread and not broken else {},
+        no_network=reason,
+        optimisers=optimiser_values(read.training),
+        scalers=scaler_values(read.training),
+        copies=copy_values(read.training),
+        idle_adapters=() if alone is None else alone.idle,
+        warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, adapters), *unread),
+        seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
+    )
+
+
+def _adapters(state: Mapping[str, Any], stored: Sequence[StoredValues]) -> list[NamedShape]:
+    zeros = {alias for values in stored if is_zero(values) for alias in (values.name, *values.aliases)}
+    return [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(state)]
+
+
+def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]) -> Iterator[str]:
+    """Yield sentences about what the names tell: adapters of another network, a network that is there twice."""
+    tensors = dict(named_tensors(state))
+    if remark := adapter_remark(name, adapters):
+        yield remark
+    if (twins := twin_names({key: tensor.shape for key, tensor in tensors.items()})) is None:
+        return
+    first, second = (printable(prefix, 80) for prefix in twins.prefixes)
+    places = f"under '{first}' and '{second}'" if first else f"without and with '{second}'"
+    shown = " and ".join(f"'{printable(twin, 80)}'" for twin in twins.pairs[0])
+    count = len(twins.pairs)
+    differ = sum(not _is_same(tensors[twin], tensors[other]) for twin, other in twins.pairs)
+    values = f"{differ:,} of {count:,} differ" if 0 < differ < count else "their values differ"
+    values = values if differ else "their values are equal"
+    is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
+    choice = f": {arg('key')} {second.rstrip('.')} chooses the second" if is_prefix else ""
+    yield f"{name} holds {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two tensors have the same type and bits."""
+    try:
+        bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second)]
+        return first.dtype == second.dtype and torch.equal(*bits)
+    except (RuntimeError, NotImplementedError):  # sparse or quantised
+        return False
+
+
+def _lack_of_values(stored: Sequence[StoredValues]) -> str:
+    """Return which tensors stand for values that are kept elsewhere, in words; "" for a file that may hold its weights.
+
+    ZeRO-3 leaves parameters of shape (0,), or of shape (1,) with anything in it. A few tensors without values may be by
+    design, as in `nn.Linear(0, 5)` and in observers that have seen nothing, but no weight has the shape (0,).
+    """
+    parameters = [values for values in stored if values.role == "parameter" and not _RANGES.search(values.name)]
+    empty = [values for values in stored if not values.element_count]
+    lacking = [values for values in empty if values.shape == (0,) and values.name.rpartition(".")[2] == "weight"]
+    if lacking or sum(not parameter.element_count for parameter in parameters) > len(parameters) / 2:
+        first = printable((lacking or empty)[0].name, 80)
+        return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"
+    if len(parameters) >= _FEWEST_STUBS and all(parameter.element_count == 1 for parameter in parameters):
+        return f"each of its {len(parameters):,} parameters holds a single value"
+    return ""
+
+
+def as_named(state: Mapping[str, Any]) -> nn.Module:
+    """Return modules that hold the tensors of a state dict as its names and shapes say, enough for `stored_tensors`.
+
+    A running mean and variance belong to a BatchNorm; a "weight" with three axes or more is a kernel, and one with two
+    axes and a bias for each row a matrix; all else is of no known kind, such as an embedding without a bias. What is
+    not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
+    """
+    owners: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _distinct(named_tensors(state)):
+        prefix, _, leaf = name.rpartition(".")
+        owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
+    root = nn.Module()
+    for prefix, held in owners.items():
+        module = _module(held)
+        for leaf, tensor in held.items():
+            is_buffer = leaf in _STATISTICS or "mask" in leaf.lower()
+            is_parameter = not is_buffer and (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
+            kept: dict[str, Any] = module._parameters if is_parameter else module._buffers
+            kept[leaf] = tensor
+        root._modules[prefix] = module
+    return root
+
+
+def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor; names of the same elements in memory get the same object: they are tied."""
+    seen: dict[object, Tensor] = {}
+    for name, tensor in tensors:
+        stored = tensor.layout is torch.strided and not tensor.is_quantized and tensor.numel() > 0
+        where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if stored else name
+        yield name, seen.setdefault(where, tensor)
+
+
+def _module(held: Mapping[str, Tensor]) -> nn.Module:
+    """Return an empty module of the class to which these tensors seem to belong, for `stored_tensors`."""
+    weight, bias = held.get("weight"), held.get("bias")
+    kind: type[nn.Module] = nn.Module
+    if {"running_mean", "running_var"} <= held.keys():
+        kind = BatchNorm
+    elif weight is not None and (bias is None or bias.shape == weight.shape[:1]):
+        # A transposed kernel, whose outputs are on axis 1, is only known by its bias.
+        kind = Convolution if weight.dim() > 2 else Linear if weight.dim() == 2 and bias is not None else nn.Module
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    return module

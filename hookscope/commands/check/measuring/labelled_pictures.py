@@ -1,0 +1,251 @@
+"""Run a network over labelled pictures without hooks, a batch at a time, and count which are classified right."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
+from hookscope.commands.check.measuring.preparing import Prepared
+from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.inputs import Batch
+from hookscope.inputs.labelled_files import LabelledFiles
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
+from hookscope.inspection.losses import Output, is_softmax
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture
+from hookscope.results.comparison import Reading
+from hookscope.results.inputs import InputRecord
+from hookscope.rules.settings import CheckSettings
+from hookscope.text import printable
+
+# Wrong pictures that are kept with their details. As many as a reader looks through.
+_WORST = 8
+
+# The part of a SHA-256 that is kept: enough that among a million pictures two are alike once in ten million times.
+_DIGEST_DIGITS = 16
+
+# What a probability must exceed for its label to be given: torchmetrics' default.
+_THRESHOLD = 0.5
+
+Classes = Mapping[str, tuple[int, ...]]
+"""The indices of the network's classes that each label stands for."""
+
+
+def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: InspectedNetwork) -> LabelledResult | None:
+    """Classify the labelled pictures; None if there are none.
+
+    What is kept of each is a digest and whether it is right. A picture is right if its greatest score is that of its
+    label, the first of equal ones; with several labels for each picture, if exactly these have a sigmoid above 0.5. One
+    with NaN among its scores is wrong.
+
+    Raises:
+        ImageError: If a picture cannot be read.
+        ModelError: If the network raises on one.
+        UsageError: If the network returns no class scores, or a label is not one of its classes.
+    """
+    data = prepared.data
+    if data is None:
+        return None
+    countings: list[_Counting] = []
+    with preserved(subject.network, settings.seed, modules=subject.modules.values()), torch.no_grad():
+        for batch in prepared.data_batches():
+            scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
+            if isinstance(scores, str):
+                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be judged. {scores}")
+            if scores.shape[1] < 2 and not data.multi_label:
+                raise UsageError(
+                    f"{arg('data')} {printable(data.source)} cannot be judged: the network has one score per "
+                    f"input ({arg('multi_label')} for a label that is there or not)."
+                )
+            scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
+            countings = countings or _countings(data, subject.info.categories, scores.shape[1])
+            if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
+                countings.pop()  # scores outside of 0 to 1 are no probabilities, so the earlier ones were none either
+            for counting in countings:
+                counting.add(batch.records, scores)
+    return countings[-1].result() if countings else None
+
+
+def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
+    try:
+        output = subject.network(*batch.args, **batch.kwargs)
+    except (Exception, SystemExit) as raised:
+        error = reraise_internal(raised)
+        name = f"{subject.info.name}, given '{printable(batch.records[0].name)}' and the inputs after it,"
+        raise ModelError(failure_message(name, locate(subject.modules, error), error)) from raised
+    return returned_tensors(output)
+
+
+def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
+    """Return a counting for each way in which scores may be read; the last is meant if all of them lie in 0-1."""
+    categories = categories if len(categories) == class_count else ()
+    labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
+    classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
+    readings: list[Reading] = ["sigmoid", "as returned"] if data.multi_label else ["softmax"]
+    labels_at: defaultdict[int, list[str]] = defaultdict(list)
+    for label, indices in classes.items():
+        for index in indices:
+            labels_at[index].append(label)
+    return [_Counting(data, categories, class_count, classes, mapping, reading, labels_at) for reading in readings]
+
+
+def classes_of(
+    labels: Sequence[str],
+    categories: Sequence[str],
+    class_count: int,
+    *,
+    in_folders: bool,
+    columns: Sequence[str] = (),
+) -> tuple[Classes, str]:
+    """Return the classes that labels stand for, and how that is known, in a sentence.
+
+    Labels are names of classes, whatever their case, with "_" for a space; else all of them are indices; else, as many
+    folders as there are classes are taken in sorted order, which is what torchvision's ImageFolder numbers them by, and
+    as many columns in their own order.
+    Raises UsageError for a label that is no class.
+    """
+    by_name: dict[str, tuple[int, ...]] = {}
+    for index, name in enumerate(categories):
+        by_name[_folded(name)] = (*by_name.get(_folded(name), ()), index)
+    matched = {label: by_name[_folded(label)] for label in labels if _folded(label) in by_name}
+    if len(matched) == len(labels):
+        return matched, "labels are names of classes"
+    are_numbers = all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels)
+    in_order = sorted(labels)
+    if not matched and are_numbers and max(map(int, labels)) < class_count:
+        numbers = {label: (int(label),) for label in labels}
+        otherwise = in_folders and len(labels) == class_count and [*map(int, in_order)] != [*range(class_count)]
+        remark = f", not in sorted order, where '{in_order[2]}' is class 2" if otherwise else ""
+        return numbers, f"labels are indices of classes{remark}"
+    if not matched and in_folders and len(labels) == class_count:
+        first = _first(in_order[0]) + (f", '{categories[0]}'" if categories else "")
+        return {label: (index,) for index, label in enumerate(in_order)}, f"folders in sorted order: {first}"
+    if not matched and len(columns) == class_count:
+        return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {_first(columns[0])}"
+    wrong = next(label for label in labels if label not in matched)
+    names = f"its names of classes are not known ({arg('classes')} FILE)" if not categories else "none has that name"
+    hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
+    raise UsageError(
+        f"The label '{printable(wrong, 80)}' is no class of the network, which has"
+        f" {class_count:,} classes: {names}, indices are 0 to {class_count - 1}, and"
+        f" for sorted order there would have to be as many folders, not {len(labels)}.{hint}"
+    )
+
+
+def _first(label: str) -> str:
+    return f"'{printable(label, 80)}' is class 0"
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.replace("_", " ").casefold().split())
+
+
+class _Wrong(NamedTuple):
+    """A wrong picture and the network's confidence; of equal confidences the first picture is the greater."""
+
+    surety: float
+    order: int
+    picture: WrongPicture
+
+
+@dataclass(slots=True)
+class _Counting:
+    data: LabelledFiles
+    categories: Sequence[str]
+    class_count: int
+    classes: Classes
+    mapping: str
+    reading: Reading
+    labels_at: Mapping[int, Sequence[str]]
+    count: int = 0
+    exact: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    right: Counter[str] = field(default_factory=Counter)
+    false_positives: Counter[str] = field(default_factory=Counter)
+    taken_for: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    worst: list[_Wrong] = field(default_factory=list)
+    pictures: dict[tuple[int, ...], dict[str, bool]] = field(default_factory=dict)
+
+    def add(self, records: Sequence[InputRecord], scores: Tensor) -> None:
+        """Count a batch by its scores, (N, K)."""
+        shares = self._shares(scores)
+        broken = scores.isnan().any(1).tolist()
+        if self.data.multi_label:
+            predicted = [row.nonzero().flatten().tolist() for row in shares > _THRESHOLD]
+        else:
+            predicted = [[best] for best in scores.argmax(1).tolist()]
+        for place, record in enumerate(records):
+            self._add(record, [] if broken[place] else predicted[place], None if broken[place] else shares[place])
+
+    def _shares(self, scores: Tensor) -> Tensor:
+        if self.reading == "softmax":
+            return scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
+        return scores.sigmoid() if self.reading == "sigmoid" else scores
+
+    def _add(self, record: InputRecord, predicted: Sequence[int], shares: Tensor | None) -> None:
+        """Count a picture for which the network gives these classes; `shares`, (K,), is None for scores with NaN."""
+        labels = self.data.labels_of(record.name)
+        wanted = sorted({index for label in labels for index in self.classes[label]})
+        missed = [label for label in labels if not set(self.classes[label]).intersection(predicted)]
+        extra = [index for index in predicted if index not in wanted]
+        is_right = not missed and not extra and shares is not None
+        part = "" if record.name in self.data.labels else record.name[record.name.rindex("[") :]
+        self.pictures.setdefault((*wanted,), {})[(record.sha256 or "")[:_DIGEST_DIGITS] + part] = is_right
+        self.count += 1
+        self.exact += is_right
+        self.seen.update(labels)
+        self.right.update(label for label in labels if label not in missed)
+        self.false_positives.update({label for index in extra for label in self.labels_at.get(index, ())})
+        for label in missed:
+            self.taken_for[label].update(extra)
+        if shares is None:
+            self._keep(2.0, WrongPicture(record.name, record.sha256, _listed(labels), "NaN", None, None))
+        elif not is_right:
+            sure = max((float(shares[index]) for index in extra), default=None)
+            true = min((float(shares[[*self.classes[label]]].max()) for label in missed), default=None)
+            surety = (_THRESHOLD if sure is None else sure) - (_THRESHOLD if true is None else true)
+            named = _listed([*map(self._name, predicted)])
+            self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
+
+    def _keep(self, surety: float, picture: WrongPicture) -> None:
+        wrong = _Wrong(surety, -self.count, picture)
+        if len(self.worst) < _WORST:
+            heappush(self.worst, wrong)
+        else:
+            heappushpop(self.worst, wrong)
+
+    def _name(self, index: int) -> str:
+        if self.categories:
+            return self.categories[index]
+        return self.labels_at[index][0] if index in self.labels_at else f"class {index}"
+
+    def result(self) -> LabelledResult:
+        classes = tuple(self._class(label) for label in self.seen)
+        worst = tuple(wrong.picture for wrong in sorted(self.worst, reverse=True))
+        mapping = self.mapping
+        if self.data.multi_label:
+            mapping += (
+                f"; a label is given where its {'sigmoid' if self.reading == 'sigmoid' else 'score'} is above 0.5"
+            )
+        source, multi_label = self.data.source, self.data.multi_label
+        accuracy = Accuracy(
+            source, mapping, self.class_count, self.count, self.exact, classes, worst, multi_label=multi_label
+        )
+        return LabelledResult(accuracy, self.pictures)
+
+    def _class(self, label: str) -> ClassAccuracy:
+        mistaken = self.taken_for[label].most_common(1)
+        named = (self._name(mistaken[0][0]), mistaken[0][1]) if mistaken else ("", 0)
+        counts = self.seen[label], self.right[label]
+        return ClassAccuracy(label, self.classes[label], *counts, *named, self.false_positives[label])
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels) or "no label"

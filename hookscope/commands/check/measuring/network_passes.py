@@ -1,0 +1,349 @@
+"""One hooked pass over all inputs, and only those further passes that the wanted rules need."""
+
+import glob
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.check.measuring.batch_norm import BatchNormInputs, with_statistics
+from hookscope.commands.check.measuring.consistency import FirstPass
+from hookscope.commands.check.measuring.labelled_pictures import measure_labelled
+from hookscope.commands.check.measuring.nonfinite_origin import locate_origin
+from hookscope.commands.check.measuring.outputs import best_classes, returned_tensors
+from hookscope.commands.check.measuring.preparing import Prepared
+from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
+from hookscope.commands.check.measuring.stored import stored_tensors
+from hookscope.commands.check.measuring.surveyed import read_survey_of, survey_words
+from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
+from hookscope.errors import UsageError
+from hookscope.inputs import Batch
+from hookscope.inputs.find_files import TENSOR_SUFFIXES
+from hookscope.inputs.loading import read_tensor
+from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.detection import default_targets_text, with_default_targets
+from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.losses import choose_loss
+from hookscope.inspection.losses.choosing import Loss
+from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.rows import OnCall, OnTensor
+from hookscope.models.user_code import load_function
+from hookscope.results.accuracy import mapping_words
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues, StoredValues
+from hookscope.results.comparison import Prediction
+from hookscope.results.gradients import Gradients
+from hookscope.results.network import row_label
+from hookscope.rules import RULES
+from hookscope.rules.rule import Needs, of_modules
+from hookscope.rules.settings import CheckSettings
+from hookscope.rules.weights import statistics_are_new
+
+# What needs a forward pass; gradients have one in `inspect_gradients`.
+_NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
+
+_FEWEST_CLASSES = 5
+
+# Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
+_FIT_ALL = ("projection", "sum")
+
+# What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
+# log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
+# zero below -3 as a ReLU is; nor ELU, CELU and SELU, which go to a constant other than zero.
+SMOOTH = frozenset(
+    {
+        *("GELU", "GELUTanh", "QuickGELU", "PytorchGELUTanh"),
+        *("GELUActivation", "NewGELUActivation", "QuickGELUActivation", "FastGELUActivation"),
+        *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
+    }
+)
+
+# The same as functions.
+_SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
+
+
+def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
+    """Return the labels of the smooth activations of a network, and the names of smooth functions."""
+    modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
+    return frozenset(modules) | _SMOOTH_FUNCTIONS
+
+
+def _note_peaks(
+    peaks: dict[str, Tensor], smooth: AbstractSet[str], label: str, tensor: Tensor, channel_axis: int | None
+) -> None:
+    """Keep the greatest magnitude of each channel so far, (C,), of outputs of layers and operations that are smooth."""
+    layer = label.partition("#")[0]
+    if smooth.isdisjoint((layer, layer.rpartition(":")[2])) or channel_axis is None:
+        return
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+        return
+    others = [axis for axis in range(tensor.dim()) if axis != channel_axis]
+    peak = torch.maximum(tensor.amax(others), -tensor.amin(others))
+    earlier = peaks.get(label)
+    peaks[label] = torch.maximum(earlier, peak) if earlier is not None and earlier.shape == peak.shape else peak
+
+
+def measure(
+    prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], *, with_signatures: bool = False
+) -> CheckMeasurements:
+    """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
+
+    Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
+    first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
+    to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
+    Signatures of the outputs are for a baseline.
+
+    Raises:
+        ImageError: If an input cannot be read.
+        InputError: If the settings name a survey that cannot be read.
+        UsageError: If the settings name an output, a loss or a target that does not exist, or a survey of another
+            network.
+    """
+    measuring, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
+    subject = inspected_network(loaded)
+    survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
+    norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
+    with measuring.timed("stored"):
+        stored = measuring.read_stored(subject)
+        optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
+        scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
+        copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
+    smooth = _smooth_labels(subject) if "quiet-channels" in wanted else frozenset()
+    peaks: dict[str, Tensor] = {}
+    signatures = OutputSignatures() if with_signatures else None
+    forward = None
+    if measuring.needing(*_NEED_FORWARD):
+        with measuring.timed("forward"):
+            forward, outputs = measuring.run_forward(
+                subject,
+                partial(_note_peaks, peaks, smooth),
+                norms.add if norms.norms and not prepared.is_noise else None,
+                signatures,
+            )
+        is_new = statistics_are_new(stored)
+        if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise, is_new=is_new):
+            measuring.leave_out(wanted & {"batchnorm-statistics"}, reason)
+        with measuring.timed("again"):
+            measuring.run_again(subject, forward, outputs)
+    labelled = None
+    if measuring.needing("labels") and forward is not None and forward.failure is None:
+        with measuring.timed("data"):
+            labelled = measure_labelled(prepared, settings, subject)
+    if measuring.needing("gradients") and (forward is None or forward.failure is None):
+        with measuring.timed("gradients"):
+            measuring.take_gradients()
+    if survey is not None and settings.survey is not None and forward is not None:
+        measuring.warnings.append(survey_words(settings.survey, survey, forward.rows))
+    if labelled is not None:
+        measuring.warnings.append(mapping_words(labelled.accuracy))
+    return CheckMeasurements(
+        loaded.info,
+        stored,
+        forward,
+        measuring.origin,
+        {label: peak.float().cpu().numpy() for label, peak in peaks.items()},
+        norms.results(),
+        measuring.outputs,
+        labelled,
+        measuring.gradients,
+        unmeasured=measuring.unmeasured,
+        optimisers=optimisers,
+        scalers=scalers,
+        copies=copies,
+        warnings=measuring.every_warning(forward),
+        seconds={"load": prepared.load_seconds, **measuring.seconds},
+        signatures=signatures.results() if signatures else {},
+        weights_precision=weights_precision(subject.network) if signatures else "",
+        survey=survey,
+    )
+
+
+def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence[str]) -> Activations:
+    """Run the inputs again, as far as the forward pass comes, and keep feature maps of the first: for evidence.
+
+    Hooked are the layers of the labels, as `LayerRow.label` has them, or names; all calls and outputs are kept. Raises
+    LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
+    """
+    modules = inspected_network(prepared.loaded).modules
+    patterns = [_pattern_of(label, modules) for label in labels]
+    try:
+        options = ForwardOptions(layers=patterns, **_options(settings), grids_for=1, summaries=True)
+        return inspect(prepared.loaded, prepared.batches(), options)
+    except ForwardError as error:
+        return error.inspection
+
+
+def _options(settings: CheckSettings) -> dict[str, Any]:
+    return {"seed": settings.seed, "output_key": settings.output_key}
+
+
+def _pattern_of(label: str, layers: Mapping[str, object]) -> str:
+    """Return the pattern of the operation that a label is about, or of the layer."""
+    place = label.partition("#")[0]
+    owner, colon, operation = place.rpartition(":")
+    is_called = colon and operation.isidentifier() and place not in layers and glob.escape(owner) == owner
+    if is_called and (owner == "(model)" or owner in layers):
+        return label
+    return rf"name:/\A{re.escape(_layer_of(label, layers))}\Z/"
+
+
+def _layer_of(label: str, layers: Iterable[str]) -> str:
+    """Return the name of the layer that a label is about: the longest that it begins with."""
+    if label.startswith("(model)"):
+        return ""
+    fitting = [name for name in layers if name and re.match(rf"{re.escape(name)}(\Z|[#.\[])", label)]
+    return max(fitting, key=len, default=label)
+
+
+@dataclass(slots=True)
+class _Measuring:
+    """The rules to measure for, and the measurements so far, by the names of `CheckMeasurements`."""
+
+    prepared: Prepared
+    settings: CheckSettings
+    wanted: AbstractSet[str]
+    origin: NonFiniteOrigin | None = None
+    outputs: tuple[OutputValues, ...] = ()
+    gradients: Gradients | None = None
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - began
+
+    def needing(self, *needs: Needs) -> set[str]:
+        return {rule for rule in self.wanted if RULES[rule].needs in needs}
+
+    def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
+        """Record why rules could not be measured, unless a reason is known already."""
+        self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
+
+    def read_stored(self, subject: InspectedNetwork) -> tuple[StoredValues, ...]:
+        """Measure parameters and buffers; those that cannot be read are warnings."""
+        stored, unread = stored_tensors(subject.network)
+        self.warnings += unread
+        if unread and not any(tensor.nan_count or tensor.inf_count for tensor in stored):
+            self.leave_out(self.wanted & {"non-finite-parameter"}, " ".join(unread))
+        return stored
+
+    def every_warning(self, forward: Activations | None) -> tuple[str, ...]:
+        """Return notes and warnings of the network, of its passes and of the measurements, each once."""
+        passes = [taken for taken in (forward, self.gradients) if taken is not None]
+        of_passes = [text for taken in passes for text in (*taken.notes, *taken.warnings)]
+        loaded = self.prepared.loaded
+        return tuple(dict.fromkeys([*loaded.notes, *loaded.warnings, *of_passes, *self.warnings]))
+
+    def run_forward(
+        self,
+        subject: InspectedNetwork,
+        on_tensor: OnTensor,
+        on_call: OnCall | None,
+        signatures: OutputSignatures | None,
+    ) -> tuple[Activations, FirstPass]:
+        """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
+        loaded, settings = self.prepared.loaded, self.settings
+        expecting = "expectation" in self.wanted and bool(settings.expectations)
+        looked_at = expecting or bool(self.needing("outputs"))
+        outputs = FirstPass(subject, self.wanted, settings.seed)
+        predictions: list[Prediction] = []
+
+        def on_output(batch: Batch, output: object) -> None:
+            returned = returned_tensors(output)
+            outputs.add(batch, returned)
+            if not expecting and self.prepared.is_noise:
+                return
+            count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
+            names, key, multi_label = loaded.info.categories, settings.output_key, loaded.multi_label
+            best = best_classes(returned, batch.indices, count, names, key, multi_label=multi_label)
+            if not isinstance(best, str):
+                predictions.extend(best)
+            elif expecting:
+                self.unmeasured["expectation"] = best
+
+        batches = self.prepared.batches()
+        if signatures is not None:
+            batches = signatures.numbered(batches)
+            on_call, on_tensor = signatures.after(on_call, on_tensor)
+        try:
+            options = ForwardOptions(
+                layers=["*"],
+                for_rules=True,
+                keep_rule_outputs=True,
+                **_options(settings),
+                distributions=True,
+                tokens="massive-activation" in self.wanted,
+            )
+            seen = inspect(
+                loaded,
+                batches,
+                options,
+                on_tensor=on_tensor,
+                on_call=on_call,
+                on_output=on_output if looked_at else None,
+            )
+        except ForwardError as error:
+            return error.inspection, outputs
+        return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
+
+    def run_again(self, subject: InspectedNetwork, forward: Activations, outputs: FirstPass) -> None:
+        """Make the further passes that the first pass and the wanted rules call for."""
+        is_broken = any(row.activation.nan_count or row.activation.inf_count for row in of_modules(forward.rows))
+        if "non-finite-activation" in self.wanted and is_broken:
+            self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
+            if broken:
+                sentence = f"Input {broken} holds NaN or Inf itself"
+                sentence += ", so no module is to blame." if self.origin is None else "."
+                self.warnings.append(sentence)
+                if self.origin is None:
+                    self.leave_out({"non-finite-activation"}, sentence)
+        if forward.failure is not None:
+            rules = self.needing("outputs", "expectations", "labels", "gradients", "baseline")
+            self.leave_out(rules, "The forward pass raised.")
+        elif self.needing("outputs"):
+            self.outputs = outputs.compare()
+            self.unmeasured |= outputs.unmeasured
+            self.warnings += outputs.warnings
+
+    def take_gradients(self) -> None:
+        """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
+        module, batches, loss = self.prepared.loaded.module, self.prepared.batches(), self._loss()
+        if self.settings.mode == "train" and default_targets_text(module):
+            batches = (with_default_targets(module, batch) for batch in batches)
+        rules = self.needing("gradients")
+        try:
+            options = GradientOptions(for_rules=True, mode=self.settings.mode, **_options(self.settings))
+            self.gradients = inspect_gradients(self.prepared.loaded, batches, loss, options)
+        except PassError as error:
+            self.gradients = error.inspection
+            self.leave_out(rules - {"non-finite-loss"} if error.inspection.loss is not None else rules, str(error))
+        except UsageError as error:
+            if self.settings.loss not in _FIT_ALL or self.settings.output_key is not None:
+                raise
+            self.leave_out(rules, str(error))
+
+    def _loss(self) -> Loss:
+        """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
+        source, _, name = self.settings.loss.rpartition(":")
+        target, loaded = self.settings.target, self.prepared.loaded
+        file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None
+        return choose_loss(
+            load_function(Path(source), name) if source.endswith(".py") else self.settings.loss,
+            target=target if file is None else read_tensor(file),
+            target_name="" if file is None else file.name,
+            categories=loaded.info.categories,
+            **_options(self.settings),
+            input_count=self.prepared.input_count,
+        )

@@ -1,0 +1,334 @@
+"""Find where NaN and Inf begin in a forward pass: which layer makes them, and which pass them on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.observed import ModuleCall, Observation, RowKey
+from hookscope.hooks.operations import EVERYTHING, OperationChoice
+from hookscope.hooks.patterns import FILLING, parse_operation_pattern
+from hookscope.hooks.pytree import tensors_given
+from hookscope.inputs import Batch, copy_of
+from hookscope.inputs.batches import in_batches
+from hookscope.inspection.failures import reraise_internal
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.state.preservation import preserved
+from hookscope.results.check import NonFiniteOrigin
+from hookscope.results.network import row_label
+from hookscope.rules.rule import is_within
+from hookscope.statistics.storage import as_real_floats, stored_values
+from hookscope.text import input_text, position_text, printable
+
+# What takes -Inf up again: its exponential is 0. Operations, and modules by the names of their classes.
+_SOFTMAX = frozenset(
+    {"softmax", "log_softmax", "softmin", "gumbel_softmax", "logsumexp", "logcumsumexp", "scaled_dot_product_attention"}
+    | {"Softmax", "Softmax2d", "LogSoftmax", "Softmin", "MultiheadAttention"}
+)
+
+
+def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
+    """Find the first module in execution order that makes NaN or Inf out of finite inputs.
+
+    Returns that origin, or None, and which input is not finite itself, in words, or "".
+
+    Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
+    the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
+    though none before it made it, code between modules did: then the origin is the innermost module around it whose own
+    inputs are finite, with `between` set and the counts of that input. An input of the network that is not finite is
+    handed on by its modules; one that is given finite values all the same, as the network has replaced them, may be the
+    origin.
+
+    -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
+    as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
+    that makes that is the origin. Where the network returns -Inf, the first module to make some is.
+
+    Named as its parameters are those of the module itself that are not finite, and those of modules inside it that it
+    uses without calling them, as MultiheadAttention does with `out_proj`. The inputs that lead to it are found by
+    running each input of the batch alone.
+    """
+    broken_input = ""
+    for batch in batches:
+        broken_input = broken_input or _broken_inputs(batch)
+        kept = copy_of(batch)  # networks may overwrite their inputs
+        operations = OperationChoice([parse_operation_pattern(EVERYTHING)])
+        if (origin := _Search(subject, operations).run(batch, seed)) is not None:
+            return _with_inputs(origin, subject, kept, seed), broken_input
+    return None, broken_input
+
+
+def _with_inputs(origin: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
+    """Add which inputs of a batch lead to an origin."""
+    count, guilty, layer = len(batch.indices), [], _layer_of(origin)
+    around = {name: part for name, part in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
+    for alone in in_batches(batch, 1) if count > 1 else [batch]:
+        seen = origin if count == 1 else _Search(replace(subject, modules=around)).run(alone, seed)
+        if seen is not None and seen.layer == origin.layer:
+            guilty.append((alone.indices[0], _name_of(batch, alone), seen.position))
+    if not guilty:
+        return replace(origin, position=())
+    named = tuple((index, name) for index, name, _ in guilty)
+    return replace(origin, inputs=named, input_count=count, position=guilty[0][2])
+
+
+def _name_of(batch: Batch, alone: Batch) -> str:
+    """Return the name of the only input of `alone`; "" if others of its batch have it too, as in a tensor."""
+    names = [record.name for record in batch.records]
+    name = alone.records[0].name if alone.records else ""
+    return printable(name) if names.count(name) == 1 else ""
+
+
+def _broken_inputs(batch: Batch) -> str:
+    """Return which input of a batch is the first that is not finite, and where; "" for none."""
+    count = len(batch.indices)
+    for _, tensor in tensors_given(batch.args, batch.kwargs):
+        if _counts(tensor).any:
+            parts = tensor if tensor.dim() and tensor.shape[0] == count else [tensor]
+            at = next((index for index, part in enumerate(parts) if _counts(part).any), 0)
+            name = _name_of(batch, replace(batch, records=batch.records[at : at + 1]))
+            position = position_text(_position(parts[at]))
+            return f"{input_text(batch.indices[at], name)}{f', at {position},' if position else ''}"
+    return ""
+
+
+def _position(tensor: Tensor) -> tuple[int | None, ...]:
+    """Return the index of the first value that is not finite; None for an axis along which all are not.
+
+    () where all are not finite, and for what torch cannot look at so.
+    """
+    try:
+        broken = ~torch.isfinite(tensor.detach())
+        if broken.layout is not torch.strided or broken.is_nested or not broken.any():
+            return ()
+        first = broken.flatten().to(torch.uint8).argmax()
+        index: list[int | None] = [int(coord) for coord in torch.unravel_index(first, broken.shape)]
+    except (RuntimeError, NotImplementedError, TypeError):
+        return ()
+    for axis in reversed(range(len(index))):
+        if not broken[tuple(index[:axis])].all():
+            break
+        index[axis] = None
+    return tuple(index) if index and index[0] is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Values of a tensor that are not finite."""
+
+    nan: int = 0
+    above: int = 0
+    below: int = 0
+    elements: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.nan or self.above or self.below)
+
+    @property
+    def broken(self) -> bool:
+        """Whether there is NaN or +Inf: -Inf alone may be a mask."""
+        return bool(self.nan or self.above)
+
+    def __add__(self, other: "_Counts") -> "_Counts":
+        """Return the counts of two tensors together."""
+        return _Counts(
+            self.nan + other.nan, self.above + other.above, self.below + other.below, self.elements + other.elements
+        )
+
+
+_FINITE = _Counts()
+
+
+def _counts(tensor: Tensor) -> _Counts:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return _FINITE
+    try:
+        values, _, implicit_zeros = stored_values(tensor.detach(), () if tensor.is_nested else tuple(tensor.shape))
+        if values.is_complex() or values.itemsize < 2:
+            values = as_real_floats(values)
+        count = values.numel() + implicit_zeros
+        if torch.isfinite(values).all():
+            return _Counts(elements=count)
+        infinite = values[torch.isinf(values)]
+        below = int((infinite < 0).sum())
+        return _Counts(int(torch.isnan(values).sum()), infinite.numel() - below, below, count)
+    except (RuntimeError, NotImplementedError, TypeError):  # of a kind whose values torch cannot read
+        return _FINITE
+
+
+@dataclass(slots=True)
+class _Search:
+    """One pass, looking for the first module that makes what is not finite.
+
+    As long as there is no origin, a module that was given NaN or +Inf has them from the network's inputs: otherwise
+    what is around it would be the origin. On the stack are calls that have begun, each with what it was given that is
+    not finite.
+    """
+
+    subject: InspectedNetwork
+    operations: OperationChoice | None = None
+    captured: Capture[_Counts] | None = None
+    origin: NonFiniteOrigin | None = None
+    mask: NonFiniteOrigin | None = None
+    returned_masks: bool = False
+    _stack: list[tuple[str, _Counts]] = field(default_factory=list)
+    _ended: dict[str, int] = field(default_factory=dict)
+    _latest: tuple[tuple[str, int], _Counts] = (("", -1), _FINITE)
+
+    def run(self, batch: Batch, seed: int) -> NonFiniteOrigin | None:
+        """Run a batch; return where NaN or Inf begins in it, if it does."""
+        network, modules = self.subject.network, self.subject.modules
+        names = {id(module): name for name, module in modules.items()}
+
+        def look(module: nn.Module | str, tensor: Tensor) -> Tensor:
+            self._enter(names[id(module)], tensor)
+            return tensor
+
+        edits = {name: [Intervention("input", look)] for name in modules}
+        watched = capture(network, modules, self._leave, edits=edits, operations=self.operations)
+        with preserved(network, seed), watched as self.captured:
+            try:
+                with torch.no_grad():
+                    network(*batch.args, **batch.kwargs)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
+                reraise_internal(error)
+        origin = self.origin or (self.mask if self.returned_masks else None)
+        if origin is None:
+            return None
+        operation, source = self._first_operation(_layer_of(origin))
+        return replace(origin, parameters=self._broken_parameters(origin), operation=operation, source=source)
+
+    def _enter(self, layer: str, tensor: Tensor) -> None:
+        counts = _counts(tensor)
+        if not self._stack or self._stack[-1][0] != layer:
+            self._stack.append((layer, _FINITE))
+        if counts.broken and self.origin is None and layer:
+            around = self._around(layer)
+            if not self._given_to(around).broken:
+                self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
+        if counts.any:
+            self._stack[-1] = (layer, self._stack[-1][1] + counts)
+
+    def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> _Counts:
+        layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
+        if call.operation is not None:
+            return counts
+        if self._latest[0] != key:
+            self._latest = (key, self._end(layer))
+            self._ended[layer] = call.call + 1
+        incoming = self._latest[1]
+        if self.origin is not None or not counts.any or incoming.broken:
+            return counts
+        makes_masks = not counts.broken
+        if makes_masks:
+            self.returned_masks |= layer == ""
+            if incoming.any:
+                return counts
+        origin = self._found(layer, call.call, counts, tensor)
+        if makes_masks and next(call.module.parameters(recurse=False), None) is None:
+            self.mask = self.mask or origin
+        else:
+            self.origin = origin
+        return counts
+
+    def _given_to(self, layer: str) -> _Counts:
+        """Return what a module that is running was given that is not finite."""
+        return next((counts for name, counts in reversed(self._stack) if name == layer), _FINITE)
+
+    def _end(self, layer: str) -> _Counts:
+        """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
+        # A call that was given no floating-point tensor is not on the stack.
+        while any(name == layer for name, _ in self._stack):
+            ended, counts = self._stack.pop()
+            if ended == layer:
+                return counts
+        return _FINITE
+
+    def _around(self, layer: str) -> str:
+        """Return the innermost module that is running around one that has just begun.
+
+        Modules without a floating-point input, such as an embedding, are not on the stack: they are found by name.
+        """
+        outer = self._stack[-2][0] if len(self._stack) > 1 else ""
+        around = layer
+        while around and self.captured is not None:
+            around = around.rpartition(".")[0]
+            if not around or around == outer or not is_within(around, outer):
+                break
+            if around in self.captured.called and around not in self._ended:
+                return around
+        return outer
+
+    def _found(self, layer: str, call: int, counts: _Counts, tensor: Tensor) -> NonFiniteOrigin:
+        position = _position(tensor)
+        module = self.subject.modules[layer]
+        return NonFiniteOrigin(
+            row_label(layer, call, ""),
+            type(module).__name__,
+            counts.nan,
+            counts.above + counts.below,
+            counts.elements,
+            between=next(module.children(), None) is not None,
+            position=position[1:] if tensor.dim() > 1 and tensor.shape[0] == 1 else position,
+        )
+
+    def _first_operation(self, owner: str) -> tuple[str, str]:
+        """Return the first operation of a module's own code that makes what is not finite, and its line; "" for none.
+
+        -Inf counts where something else than a softmax makes NaN or +Inf of it, unless it was filled in on purpose.
+        """
+        seen = self.captured.observations if self.captured is not None else []
+        by_place: dict[RowKey | str, _Counts] = {event.place: event.value or _FINITE for event in seen}
+        for at, output in enumerate(seen):
+            operation, counts = output.operation, output.value or _FINITE
+            if operation is None or operation.owner != owner or not counts.any:
+                continue
+            is_maker = not any(by_place.get(source, _FINITE).any for source in output.sources)
+            makes_infinities = is_maker and operation.name not in FILLING and self._harms(seen[at:], by_place)
+            if counts.broken or makes_infinities:
+                return row_label(*output.place), operation.source
+        return "", ""
+
+    def _harms(self, following: Sequence[Observation[_Counts]], by_place: Mapping[RowKey | str, _Counts]) -> bool:
+        """Tell whether -Inf in the first observation becomes NaN or +Inf in other ways than by a softmax."""
+        carried = {following[0].place}
+        for output in following[1:]:
+            counts = output.value or _FINITE
+            if not (counts.any and carried.intersection(output.sources)):
+                continue
+            if not counts.broken:
+                carried.add(output.place)
+            elif not any(by_place[source].broken for source in output.sources if source in by_place):
+                name = output.operation.name if output.operation else type(self.subject.modules[output.layer]).__name__
+                if name not in _SOFTMAX:
+                    return True
+        return False
+
+    def _broken_parameters(self, origin: NonFiniteOrigin) -> tuple[str, ...]:
+        """Return the parameters and buffers that a module uses itself and that are not finite."""
+        layer = _layer_of(origin)
+        called = self.captured.called if self.captured is not None else set()
+        broken = []
+        for name, module in self.subject.modules.items():
+            if name != layer and (name in called or not is_within(name, layer) or not _is_used_by(name, layer, called)):
+                continue
+            tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+            broken += [f"{name}.{key}" if name else key for key, tensor in tensors if _counts(tensor).any]
+        return tuple(broken)
+
+
+def _layer_of(origin: NonFiniteOrigin) -> str:
+    return "" if origin.layer.startswith("(model)") else origin.layer.partition("#")[0]
+
+
+def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:
+    """Tell whether no module between the two was called: if one was, that one uses it."""
+    while (layer := layer.rpartition(".")[0]) and layer != ancestor:
+        if layer in called:
+            return False
+    return True

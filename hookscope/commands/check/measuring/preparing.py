@@ -1,0 +1,135 @@
+"""Load the network of a checkpoint, and find its inputs."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from PIL.Image import Image
+from torch import nn
+
+from hookscope.errors import UsageError
+from hookscope.hooks.selection import unwrap
+from hookscope.inputs import Batch, copy_of
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
+from hookscope.inputs.noise import noise_inputs
+from hookscope.inspection.device import move_to
+from hookscope.inspection.given_inputs import Images
+from hookscope.inspection.network import inspected_network
+from hookscope.inspection.session import open_session
+from hookscope.models import FileOptions, LoadedModel, load_model, with_classes
+from hookscope.models.input_spec import default_preprocessing
+from hookscope.options import InputOptions, PictureOptions
+from hookscope.results.inputs import Preprocessing
+from hookscope.results.noise_shapes import NoiseShapes, parse_noise_shapes
+from hookscope.rules.settings import CheckSettings
+
+# How many of the labelled pictures every layer is measured with where no others are given. A few batches,
+# enough for the rules about BatchNorm and dead channels.
+_MOST_OF_DATA = 32
+
+# Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
+# cannot be seen with one.
+_NOISE_INPUTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A network on its device, and its inputs.
+
+    `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
+    those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
+    `data_batches` reads the labelled pictures of `data`, and `preprocessing` is how pictures become inputs.
+    """
+
+    loaded: LoadedModel
+    batches: Callable[[], Iterator[Batch]]
+    input_count: int
+    is_noise: bool = False
+    load_seconds: float = 0.0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    data: LabelledFiles | None = None
+    data_batches: Callable[[], Iterator[Batch]] = lambda: iter(())
+
+
+def prepare(
+    model: str | nn.Module | LoadedModel,
+    settings: CheckSettings,
+    *,
+    trust: bool | None = False,
+    device: torch.device | None = None,
+) -> Prepared:
+    """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
+
+    A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
+
+    Raises:
+        HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of
+            pictures is empty, or it is not known what input the network takes.
+    """
+    began = time.perf_counter()
+    loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
+    if device is not None:
+        move_to(loaded, device)
+    batch_size = settings.batch_size
+    if batch_size < 1:
+        raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
+    if loaded.example_shape is not None:  # an exported program may take no other number of inputs
+        batch_size = min(batch_size, loaded.example_shape[0])
+    data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
+    shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
+    images: Images = settings.images
+    if isinstance(images, tuple):
+        images = [*images, *(expectation.image for expectation in settings.expectations)]
+    notes: tuple[str, ...] = ()
+    if data is not None:
+        notes = data.notes
+        if isinstance(images, list) and not images and all(shape.name for shape in shapes):
+            images = paths = data.spread(_MOST_OF_DATA)
+            share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
+            notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
+    if not isinstance(images, list) or images:
+        shapes = tuple(shape for shape in shapes if shape.name)
+    prepared = {setting.name: getattr(settings, setting.name) for setting in fields(PictureOptions)}
+    option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
+    session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
+    loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
+    files = [*session.inputs.files]
+    once = [file for at, file in enumerate(files) if isinstance(file, Image) or file not in files[:at]]
+    inputs = replace(session.inputs, files=once)
+    named = (*inputs.named, *noise_inputs([shape for shape in inputs.noise if shape.name], settings.seed))
+    labelled = replace(inputs, files=[*map(Path, data.labels)] if data else [], batch=None, noise=(), named=named)
+
+    def batches() -> Iterator[Batch]:
+        batch = inputs.batch and copy_of(inputs.batch)  # the network may overwrite it
+        return replace(inputs, batch=batch).batches(batch_size)
+
+    return Prepared(
+        loaded,
+        batches,
+        inputs.input_count(),
+        bool(inputs.noise),
+        session.load_seconds,
+        inputs.preprocessing,
+        data,
+        partial(labelled.batches, batch_size),
+    )
+
+
+def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool | None) -> LoadedModel:
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, nn.Module):
+        return LoadedModel(model, inspected_network(model).info, default_preprocessing(unwrap(model)))
+    return load_model(
+        model,
+        arch=settings.arch,
+        model_arguments=settings.model_arguments,
+        seed=settings.seed,
+        options=FileOptions(
+            trust, settings.key, settings.allow_missing, settings.allow_unexpected, settings.allow_global
+        ),
+    )

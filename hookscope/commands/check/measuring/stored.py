@@ -1,0 +1,288 @@
+"""Look through the parameters and buffers of a network: what is not finite, zero, constant, or there twice."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from hookscope.commands.check.measuring.float8 import float8_values
+from hookscope.commands.check.measuring.weight_structure import (
+    SUBNORMAL_BELOW,
+    longest_run,
+    outlier_ratio,
+    repeated_filters,
+    spread_beyond_chance,
+)
+from hookscope.hooks.attributes import attribute_of
+from hookscope.inspection.device import cpu_threads
+from hookscope.results.check import StoredValues
+from hookscope.rules.stored import is_weight
+from hookscope.statistics.storage import stored_values
+
+# Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
+_FP16_VANISHES = 2.0**-25
+
+# Half of float8_e4m3fn's smallest magnitude; and halfway from its greatest, 448, to what would be next, which is
+# rounded to 448, being even (OCP 8-bit Floating Point Specification, 2023).
+_FLOAT8_VANISHES = 2.0**-10
+_FLOAT8_OVERFLOWS = 464.0
+
+# What stays in a processor's own cache while it is read several times.
+_PIECE_ELEMENTS = 2**16
+
+# Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
+_GREATEST_INTEGER = 2**15
+
+# The eps of torch's BatchNorm unless another is given: programs and state dicts do not hold it beside the statistics.
+_EPS = 1e-5
+
+Role = Literal["parameter", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One tensor of a network, its owner, and its other names."""
+
+    name: str
+    module: nn.Module
+    role: Role
+    tensor: Tensor
+    aliases: list[str] = field(default_factory=list)
+
+
+def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
+    """Measure every parameter and every buffer that belongs to the state dict, each tied one once, in its order.
+
+    Buffers that are not saved are left out: they are computed when the network is built, and often hold -Inf on
+    purpose, as attention masks do. The weights that int8 modules keep packed are measured by the values they stand for.
+    Sparse tensors are measured by what they store, and the rest counts as zero. Output channels are counted along
+    axis 0 of weights of Conv*d, Linear, RNNs and MultiheadAttention, and along axis 1 and the groups of
+    ConvTranspose*d; of other modules, such as Embedding, whose rows are no filters, they are not counted.
+
+    Returned beside the measurements is a sentence for each tensor whose values cannot be read.
+    """
+    measured: list[StoredValues] = []
+    remarks: list[str] = []
+    seen: dict[object, list[_Found]] = {}
+    with cpu_threads(1):  # for pieces this small threads mostly wait for each other, above all on busy machines
+        for entry in _tensors(network):
+            try:
+                values = _measure(entry)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                remarks.append(f"The values of '{entry.name}' cannot be read: {reason}")
+                continue
+            measured.append(replace(values, twin_of=_twin_of(entry, values, seen)))
+    return tuple(measured), tuple(remarks)
+
+
+def _tensors(network: nn.Module) -> Iterator[_Found]:
+    by_id: dict[int, _Found] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
+        for role, name, tensor in _own(module):
+            path = f"{prefix}.{name}" if prefix else name
+            if id(tensor) in by_id:
+                by_id[id(tensor)].aliases.append(path)
+            else:
+                by_id[id(tensor)] = _Found(path, module, role, tensor)
+    # `known` has kept unpacked weights alive until here, so that no two tensors had the same id.
+    yield from by_id.values()
+
+
+def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        yield "parameter", name, parameter
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        if name not in module._non_persistent_buffers_set:
+            yield "buffer", name, buffer
+    if (
+        attribute_of(module, "_packed_params") is not None
+    ):  # eager int8 modules: weight and bias are methods that unpack
+        for name in ("weight", "bias"):
+            unpack = attribute_of(module, name)
+            unpacked = unpack() if callable(unpack) else None
+            if isinstance(unpacked, Tensor):
+                yield "parameter", name, unpacked
+
+
+def _measure(entry: _Found) -> StoredValues:
+    tensor = entry.tensor.detach()
+    if tensor.is_meta:
+        raise ValueError("it is on the meta device, which holds no data.")
+    values, shape, implicit_zeros = stored_values(tensor, tuple(tensor.shape))
+    count = values.numel() + implicit_zeros
+    totals = _Totals(zero_count=implicit_zeros)
+    if implicit_zeros:
+        totals.min = totals.max = totals.max_abs = 0.0
+    for piece in _pieces(values):
+        totals.add(piece)
+    filter_count = _filter_count(entry, values, shape)
+    filters = None if filter_count is None else _filters(entry, values, shape, filter_count)
+    is_real = values.is_floating_point() and not totals.inf_count and not totals.nan_count
+    if values.is_complex() or values.dtype == torch.bool:  # which have no order
+        totals.min = totals.max = None
+    measured = StoredValues(
+        *(entry.name, type(entry.module).__name__, entry.role, shape, str(tensor.dtype).removeprefix("torch."), count),
+        **asdict(totals),
+        zero_filters=_zero_filters(filters, totals.zero_count),
+        filter_count=filter_count,
+        aliases=tuple(entry.aliases),
+        outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
+        means_without_variance=_means_without_variance(entry, totals),
+    )
+    if is_weight(measured) and totals.min != totals.max:
+        measured = replace(measured, float8=float8_values(values))
+    is_plain = filters is None or not is_real or totals.min == totals.max
+    return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
+
+
+def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
+    """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
+
+    A mean whose square is below a hundredth of eps makes no difference to the output.
+    """
+    if totals.min is None or totals.min >= SUBNORMAL_BELOW:
+        return ()
+    mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)
+    if not entry.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != entry.tensor.shape:
+        return ()
+    stuck = (entry.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
+    return tuple(stuck.nonzero().flatten().tolist())
+
+
+def _pieces(values: Tensor) -> Iterator[Tensor]:
+    """Yield the elements a piece at a time, in the order in which they lie in memory if they are dense."""
+    if not values.is_contiguous():
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
+    flat = values.reshape(-1)
+    for begin in range(0, flat.numel(), _PIECE_ELEMENTS) if flat.is_cpu else [0] if flat.numel() else []:
+        yield flat[begin : begin + _PIECE_ELEMENTS] if flat.is_cpu else flat
+
+
+@dataclass(slots=True)
+class _Totals:
+    nan_count: int = 0
+    inf_count: int = 0
+    zero_count: int = 0
+    fp16_zero_count: int = 0
+    float8_zero_count: int = 0
+    float8_overflow_count: int = 0
+    min: float | None = None
+    max: float | None = None
+    max_abs: float | None = None
+
+    def add(self, piece: Tensor) -> None:
+        """Count a piece, which is not empty."""
+        if piece.is_complex():
+            self.nan_count += int(piece.isnan().sum())
+            self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
+            piece = piece[piece.isfinite()].to(torch.complex128).abs()  # whose modulus may be larger than its parts
+        elif piece.dtype == torch.bool:
+            piece = piece.to(torch.uint8)
+        elif piece.is_floating_point() and piece.itemsize < 2:  # float8 has no arithmetic
+            piece = piece.float()
+        if not piece.numel():
+            return
+        low, high = _bounds(piece)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan_count = int(piece.isnan().sum())
+            finite = piece[piece.isfinite()]
+            self.nan_count += nan_count
+            self.inf_count += piece.numel() - finite.numel() - nan_count
+            if not finite.numel():
+                return
+            piece = finite
+            low, high = _bounds(piece)
+        nonzero = int(torch.count_nonzero(piece))
+        self.zero_count += piece.numel() - nonzero
+        if piece.is_floating_point():
+            magnitudes = piece.abs()
+            self.fp16_zero_count += nonzero - int(torch.count_nonzero(magnitudes > _FP16_VANISHES))
+            self.float8_zero_count += nonzero - int(torch.count_nonzero(magnitudes > _FLOAT8_VANISHES))
+            if max(abs(low), abs(high)) > _FLOAT8_OVERFLOWS:
+                self.float8_overflow_count += int(torch.count_nonzero(magnitudes > _FLOAT8_OVERFLOWS))
+        self.min = low if self.min is None else min(low, self.min)
+        self.max = high if self.max is None else max(high, self.max)
+        self.max_abs = max(abs(low), abs(high), self.max_abs or 0.0)
+
+
+def _bounds(piece: Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value; NaN if there is one."""
+    low, high = torch.aminmax(piece)
+    return float(low), float(high)
+
+
+def _filter_count(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
+    """Return how many output channels a tensor has; None if it is not known to have any."""
+    module, name = entry.module, entry.name.rpartition(".")[2]
+    packed = attribute_of(module, "_packed_params") is not None
+    is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
+    is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
+    is_recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
+    if not (is_kernel or is_attention or is_recurrent) or len(shape) < 2 or values.dim() != len(shape):
+        return None
+    return shape[1] * _groups(module) if _is_transposed(module) else shape[0]
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    packed = attribute_of(module, "_packed_params") is not None
+    return isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
+
+
+def _groups(module: nn.Module) -> int:
+    return int(attribute_of(module, "groups", 1))
+
+
+def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
+    """Return a weight as (output channels, input channels of each, places of the kernel)."""
+    places = math.prod(shape[2:])
+    if _is_transposed(entry.module):  # (groups * inputs, outputs, ...)
+        values = values.reshape(_groups(entry.module), -1, shape[1], places).transpose(1, 2)
+    return values.reshape(count, -1, places) if values.numel() else values.reshape(count, 0, 0)
+
+
+def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
+    if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
+        return ()
+    return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())
+
+
+def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
+    """Add which of a weight's filters and values stand out."""
+    rounded = tensor.is_quantized or filters.itemsize < 2
+    plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
+    return replace(
+        measured,
+        repeated_filters=repeated_filters(plain, rounded=rounded),
+        constant_run=longest_run(values),
+        spread_beyond_chance=spread_beyond_chance(plain),
+        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized and _is_whole(values),
+    )
+
+
+def _is_whole(values: Tensor) -> bool:
+    """Tell whether every value is a whole number; all else is known from the first piece."""
+    return all(torch.equal(piece, piece.round()) for piece in _pieces(values))
+
+
+def _twin_of(entry: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
+    """Return the first weight in `seen`, by shape and statistics, that equals this one in other memory; "" for none."""
+    if not is_weight(values) or values.min == values.max:
+        return ""
+    key = (values.dtype, values.shape, values.min, values.max, values.zero_count, entry.tensor.device)
+    alike = seen.setdefault(key, [])
+    twin = next((other.name for other in alike if _equal(other.tensor, entry.tensor)), "")
+    alike.append(entry)
+    return twin
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    try:
+        shared = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        return not shared and torch.equal(first, second)
+    except (RuntimeError, NotImplementedError):  # sparse, or of a dtype that torch cannot compare
+        return False

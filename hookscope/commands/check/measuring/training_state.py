@@ -1,0 +1,326 @@
+"""Measure what a training checkpoint holds beside the weights: optimisers' and scalers' states, averaged copies."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.check.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
+from hookscope.models.training_entries import AveragedCopy, TrainingEntries
+from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
+from hookscope.statistics.storage import stored_values, without_float8
+from hookscope.text import figure, printable
+
+# Means of squares, under the names that torch's optimisers and others give them.
+_SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
+
+# The counter of the averaging itself, and BatchNorm's, which is not averaged.
+_COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initted", "step")
+
+_RUNNING = ("running_mean", "running_var")
+
+# torch's optimisers refuse infinite values of the first settings, and negative ones of the second. Some settings of
+# other optimisers are infinite by default, such as Prodigy's growth_rate.
+_FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
+_NOT_NEGATIVE = _FINITE - {"min_lr"}
+
+# Relative difference up to which two learning rates count as the same: a schedule may round differently.
+_RATE_TOLERANCE = 1e-6
+
+# Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.
+_FEWEST_FOR_COSINE = 2048
+
+# Below the first spread a tensor looks random, from the second on trained; the same numbers as for untrained-weight.
+_RANDOM_SPREAD = 3.0
+_TRAINED_SPREAD = 10.0
+
+_PIECE_ELEMENTS = 2**18  # few enough to need little memory
+
+
+def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, ...]:
+    """Measure the states of the optimisers beside the weights."""
+    if entries is None:
+        return ()
+    rates = _rates(entries.schedules[0][1]) if len(entries.schedules) == len(entries.optimisers) == 1 else []
+    return tuple(_optimiser(key, state, rates) for key, state in entries.optimisers)
+
+
+def scaler_values(entries: TrainingEntries | None) -> tuple[ScalerValues, ...]:
+    """Read the states of the GradScalers beside the weights."""
+    names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+    return tuple(
+        ScalerValues(key, *((_plain(dict.get(state, name)) or [math.nan])[0] for name in names))
+        for key, state in (entries.scalers if entries else ())
+    )
+
+
+def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> OptimiserValues:
+    count, live, broken, negative, steps = 0, 0, list[str](), list[str](), Counter[float]()
+    groups, excess = groups_of(content), dict[str, float]()
+    decays = {parameter: decay for group in groups for parameter, decay in _second_decays(group)}
+    for parameter, entries in dict.items(dict.__getitem__(content, "state")):
+        if not isinstance(entries, dict):
+            continue
+        faults = len(broken) + len(negative)
+        for name, value in dict.items(entries):
+            where = f"state.{_shown(parameter)}.{_shown(name)}"
+            if name == "step" and (step := _number(value)) is not None:
+                steps[step] += 1
+            if not isinstance(value, Tensor):
+                continue
+            count += 1
+            live += name != "step" and not _is_zero(value)
+            bounds = _bounds(value)
+            if bounds is None:
+                broken.append(where)
+            elif name in _SECOND_MOMENTS and bounds[0] < 0:
+                negative.append(where)
+        decay = decays.get(parameter) if isinstance(parameter, int | str) else None
+        if decay is not None and len(broken) + len(negative) == faults:
+            ratio = _excess(dict.get(entries, "exp_avg"), dict.get(entries, "exp_avg_sq"), decay)
+            if ratio > 1:
+                excess[f"state.{_shown(parameter)}.exp_avg"] = ratio
+    return OptimiserValues(
+        *(key, count, tuple(broken), tuple(negative), dict(steps)),
+        wrong_settings=tuple(setting for at, group in enumerate(groups) for setting in _wrong_settings(at, group)),
+        excess_moments=excess,
+        other_rates=tuple(_other_rates(groups, rates)),
+        rates=tuple(rate[0] for group in groups if len(rate := _plain(dict.get(group, "lr"))) == 1),
+        live_count=live,
+    )
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    """Tell whether all values are 0; False for what torch cannot tell of."""
+    try:
+        values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
+        return not values.is_meta and not bool(without_float8(values).any())
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return False
+
+
+def groups_of(content: dict[Any, Any]) -> list[dict[Any, Any]]:
+    """Return the parameter groups in the state of an optimiser."""
+    groups = dict.get(content, "param_groups")
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list | tuple) else []
+
+
+def moves_by(group: dict[Any, Any]) -> list[str]:
+    """Return by what the optimiser of a parameter group moves a parameter whose gradient is 0."""
+    settings = {"momentum": ("momentum", "betas"), "weight decay": ("weight_decay",)}
+    return [word for word, keys in settings.items() if any(any(_plain(dict.get(group, key))[:1]) for key in keys)]
+
+
+def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
+    """Yield the parameters of a group of torch's Adam or AdamW, each with its beta2; nothing for other optimisers.
+
+    Others may define their moments differently. Adam and AdamW are recognised by `amsgrad`, which only they have.
+    """
+    betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
+    if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
+        return
+    first, second = betas
+    if 0 <= first < 1 and 0 < second < 1 and first <= 2 * second / (1 + second):  # see `_excess`
+        yield from ((parameter, second) for parameter in parameters if isinstance(parameter, int | str))
+
+
+def _excess(first: object, second: object, decay: float) -> float:
+    """Return the greatest ratio of a first moment m of Adam to sqrt(v / (1 - b)); 0 for tensors that cannot be judged.
+
+    No gradients g_k make it exceed 1. With the decays a and b of the two moments, m = (1 - a) sum a^k g_k and
+    v = (1 - b) sum b^k g_k^2, so the Cauchy-Schwarz inequality gives m^2 <= c v / (1 - b), where c = (1 - a)^2 / (1 -
+    a^2 / b). If a <= 2b / (1 + b), c is at most 1.
+    """
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
+        return 0.0
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
+    if first.dtype not in dtypes or second.dtype not in dtypes or first.is_meta or second.is_meta or first.is_sparse:
+        return 0.0
+    moment, other, greatest = first.detach().reshape(-1), second.detach().reshape(-1), 0.0
+    for begin in range(0, moment.numel(), _PIECE_ELEMENTS):
+        piece = slice(begin, begin + _PIECE_ELEMENTS)
+        bound = (other[piece].double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
+        greatest = max(greatest, float((moment[piece].double().abs() / bound).nan_to_num(0.0, 0.0).max()))
+    return greatest
+
+
+def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
+    for name, value in dict.items(group):
+        for number in _plain(value) if isinstance(name, str) and name != "params" else ():
+            is_wrong = math.isnan(number) or (name in _FINITE and math.isinf(number))
+            is_wrong = is_wrong or (name in _NOT_NEGATIVE and number < 0) or (name == "betas" and number >= 1)
+            if is_wrong:
+                yield f"param_groups.{at}.{_shown(name)} is {figure(number, 6)}"
+
+
+def _rates(schedule: dict[Any, Any]) -> list[float]:
+    return _plain(dict.get(schedule, "_last_lr"))
+
+
+def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
+    """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
+    stored = [_plain(dict.get(group, "lr")) for group in groups]
+    if len(stored) != len(rates) or any(len(numbers) != 1 for numbers in stored):
+        return
+    for at, ((rate,), scheduled) in enumerate(zip(stored, rates, strict=True)):
+        if abs(rate - scheduled) > _RATE_TOLERANCE * max(abs(rate), abs(scheduled)):
+            yield f"param_groups.{at}.lr is {rate:g}, and {scheduled:g} by the schedule"
+
+
+def _plain(value: object) -> list[float]:
+    """Return the number, or those of a list or tuple of numbers, with NaN and Inf; for anything else an empty list."""
+    several = value if isinstance(value, list | tuple) else (value,)
+    numbers = []
+    for item in several:
+        if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
+            numbers.append(float(item.detach()))
+        elif (
+            isinstance(item, int | float)
+            and not isinstance(item, bool)
+            and (isinstance(item, float) or abs(item) < 2**64)
+        ):
+            numbers.append(float(item))
+        else:
+            return []
+    return numbers
+
+
+def copy_values(entries: TrainingEntries | None) -> tuple[CopyValues, ...]:
+    """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
+    return tuple(_copies(entries)) if entries else ()
+
+
+def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
+    loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
+    for copy in entries.copies:
+        paired = set(copy.names.values())
+        reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != loaded[mine].shape)
+        alike = {name: (copy.tensors[name], loaded[mine]) for name, mine in copy.names.items() if name not in reshaped}
+        matrices = {name: pair[0] for name, pair in alike.items() if pair[1].dim() > 1 and _varies(pair[1])}
+        yield CopyValues(
+            copy.key,
+            len(copy.tensors),
+            tuple(name for name, value in copy.tensors.items() if _bounds(value) is None),
+            reshaped,
+            tuple(name for name, value in loaded.items() if name not in paired and _is_learnt(name, value)),
+            tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
+            cosines={name: near for name, pair in alike.items() if (near := _cosine(*pair)) is not None},
+            untrained=tuple(name for name, (average, mine) in alike.items() if _is_stale(average, mine)),
+            reset=tuple(_reset(copy, loaded)),
+            single_valued=tuple(name for name, average in matrices.items() if not _varies(average)),
+            matrix_count=len(matrices),
+            newer={name: counts for name, pair in alike.items() if (counts := _newer(name, *pair)) is not None},
+        )
+
+
+def _cosine(average: Tensor, weight: Tensor) -> float | None:
+    """Return the cosine of two tensors of one shape; None for small ones, vectors, zeros, and what is not finite."""
+    if not (_is_matrix(average) and _is_matrix(weight)):
+        return None
+    products = torch.zeros(3, dtype=torch.float64)
+    first, other = average.detach().reshape(-1), weight.detach().reshape(-1)
+    for begin in range(0, first.numel(), _PIECE_ELEMENTS):
+        a, b = (tensor[begin : begin + _PIECE_ELEMENTS].to("cpu", torch.float64) for tensor in (first, other))
+        products += torch.stack([a @ b, a @ a, b @ b])
+    product, *squares = products.tolist()
+    size = math.sqrt(math.prod(squares))
+    return product / size if 0 < size < math.inf and math.isfinite(product) else None
+
+
+def _is_stale(average: Tensor, weight: Tensor) -> bool:
+    """Tell whether an average looks as initialised, though the weights look trained."""
+    if not (_is_matrix(average) and _is_matrix(weight)):
+        return False
+    random = _spread(average)
+    return random is not None and random < _RANDOM_SPREAD and (_spread(weight) or 0.0) >= _TRAINED_SPREAD
+
+
+def _spread(weight: Tensor) -> float | None:
+    filters = weight.detach().reshape(*weight.shape[:2], -1)
+    return spread_beyond_chance(filters) if torch.isfinite(filters).all() else None
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    is_plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
+
+
+def _reset(copy: AveragedCopy, loaded: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the BatchNorms of a copy whose statistics are as they start, though those of the weights have moved."""
+    for name, mine in copy.names.items():
+        layer, _, leaf = name.rpartition(".")
+        mean = f"{layer}.running_mean" if layer else "running_mean"
+        if leaf == "running_var" and _is(copy.tensors[name], 1) and mean in copy.tensors and _is(copy.tensors[mean], 0):
+            own_mean = loaded.get(copy.names.get(mean, ""))
+            if own_mean is not None and not (_is(loaded[mine], 1) and _is(own_mean, 0)):
+                yield layer
+
+
+def _is(tensor: Tensor, value: float) -> bool:
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return False
+    return bool((tensor == value).all())
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds different values, as far as they can be read; NaN differs from everything."""
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
+        return True
+    flat = tensor.detach().reshape(-1)
+    flat = flat.view(torch.uint8) if flat.itemsize < 2 else flat  # float8 cannot be compared
+    pieces = (flat[begin : begin + _PIECE_ELEMENTS] for begin in range(0, flat.numel(), _PIECE_ELEMENTS))
+    return any(bool((piece != flat[0]).any()) for piece in pieces)
+
+
+def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
+    """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
+    if _leaf(name) != "num_batches_tracked":
+        return None
+    counts = [_number(average), _number(weight)]
+    theirs, mine = (-1 if count is None or not math.isfinite(count) else int(count) for count in counts)
+    return (theirs, mine) if theirs > mine >= 0 else None
+
+
+def _is_learnt(name: str, value: Tensor) -> bool:
+    return value.is_floating_point() and _leaf(name) not in (*_COUNTERS, *_RUNNING)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _bounds(tensor: Tensor) -> tuple[float, float] | None:
+    """Return the smallest and greatest value, 0 for what cannot be read; None if there is NaN or Inf."""
+    low = high = 0.0
+    try:
+        values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
+        if values.is_meta or not (values.is_floating_point() or values.is_complex()):
+            return 0.0, 0.0
+        flat = torch.view_as_real(values).reshape(-1) if values.is_complex() else values.reshape(-1)
+        for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
+            piece = flat[begin : begin + _PIECE_ELEMENTS]
+            least, most = map(float, torch.aminmax(piece.float() if piece.itemsize < 2 else piece))
+            if not abs(least) + abs(most) < float("inf"):
+                return None
+            low, high = min(low, least), max(high, most)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return 0.0, 0.0
+    return low, high
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, Tensor):
+        if value.is_meta or value.numel() != 1 or value.is_complex():
+            return None
+        return float(value.detach())
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53:
+        return float(value)
+    return None
+
+
+def _shown(key: object) -> str:
+    return printable(str(key), 80) if isinstance(key, str | int) and (isinstance(key, str) or abs(key) < 2**53) else "?"

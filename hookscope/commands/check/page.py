@@ -1,0 +1,86 @@
+"""The page of a check, with the pictures that `--evidence` left of what failed.
+
+The folder may be gone or changed: what cannot be shown is counted, and is no error. No file outside the folder is read,
+and no link is followed.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from hookscope.commands.check.describe import Evidence, RuleWords, describe_checks
+from hookscope.errors import InputError
+from hookscope.reporting.check_report import by_severity
+from hookscope.reporting.html.document import document_html
+from hookscope.reporting.html.pictures import BUDGET
+from hookscope.results.check import CheckReport
+from hookscope.results.runs.reading import read_inside
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.runs.store import checked, parse_json
+from hookscope.text import counted
+
+_MAX_RECORD_BYTES = 64 * 2**20
+
+
+def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: float | None = None) -> str:
+    """Return the page of the verdicts on all checkpoints; a picture that cannot be read leaves a remark."""
+    evidence: dict[str, Evidence] = {}
+    room = BUDGET
+    for report in by_severity(reports):
+        if report.evidence and report.evidence not in evidence:
+            evidence[report.evidence] = kept = read_evidence(Path(report.evidence), room)
+            room -= kept.byte_count
+    document = describe_checks(reports, rules=rules, evidence=evidence, seconds=seconds)
+    pictures = {f"{folder}/{path}": uri for folder, kept in evidence.items() for path, uri in kept.pictures.items()}
+    return document_html(document, pictures=pictures)
+
+
+def read_evidence(folder: Path, room: int) -> Evidence:
+    """Read the pictures in `CheckReport.evidence`, up to `room` bytes."""
+    try:
+        record = _contents(folder)
+    except InputError as error:
+        return Evidence(remarks=(f"Its pictures are not shown. {error}",))
+    wrong = (path for path in record.files if path.startswith("pictures/"))
+    pictures: dict[str, str] = {}
+    taken = left_out = unreadable = 0
+    for path in dict.fromkeys((*(grid.path for grid in record.grids), *wrong)):
+        try:
+            png = read_inside(folder, path, room)
+            _check_picture(png)
+        except (InputError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            unreadable += 1
+            continue
+        if taken + len(png) > room:
+            left_out += 1
+        else:
+            taken += len(png)
+            pictures[path] = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+    remarks = (
+        f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
+        f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
+    )
+    grids = [grid for grid in record.grids if grid.path in pictures]
+    return Evidence(grids, pictures, taken, [*filter(None, remarks)])
+
+
+def _check_picture(png: bytes) -> None:
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
+        file.verify()
+
+
+def _contents(folder: Path) -> RunRecord:
+    """Return the contents of `run.json`; an InputError if it is missing, or not as hookscope writes it."""
+    try:
+        if folder.is_symlink():
+            raise InputError("The folder of the evidence has become a link.")
+        document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
+        record: RunRecord = checked(RunRecord, document or {})
+        return record  # noqa: TRY300 - in one place with what reads it
+    except OSError as error:
+        raise InputError("The folder of the evidence cannot be read.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("The run.json in the folder of the evidence is damaged.") from error

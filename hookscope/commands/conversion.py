@@ -1,0 +1,151 @@
+"""Results as the text that the commands print, as dicts and as data frames."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from io import StringIO
+from operator import itemgetter
+from shutil import get_terminal_size
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+
+from hookscope.commands.activations.describe import describe_activations
+from hookscope.commands.attention.describe import HEADS, describe_attention
+from hookscope.commands.attribute.describe import describe_attributions, map_columns
+from hookscope.commands.check.describe import describe_check
+from hookscope.commands.diff.columns import difference_columns
+from hookscope.commands.diff.describe import describe_differences
+from hookscope.commands.grads.describe import describe_gradients
+from hookscope.commands.history.columns import tensor_columns
+from hookscope.commands.history.describe import describe_history
+from hookscope.commands.survey.columns import CHANNELS, channel_rows
+from hookscope.commands.survey.describe import describe_survey
+from hookscope.errors import UsageError
+from hookscope.reporting import layer_columns, terminal
+from hookscope.reporting.columns import Column, machine_columns
+from hookscope.reporting.comparison import CHANGES, describe_comparison
+from hookscope.reporting.contents import TENSORS, contents_report
+from hookscope.reporting.document import Document
+from hookscope.reporting.document_text import document_text, unbroken
+from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention
+from hookscope.results.attributions import Attributions
+from hookscope.results.check import CheckReport, checks_to_dict
+from hookscope.results.comparison import Comparison
+from hookscope.results.contents import CheckpointContents
+from hookscope.results.differences import Differences
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import Gradients
+from hookscope.results.history import History
+from hookscope.results.json_form import to_document
+from hookscope.results.network import ModuleTable
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.survey import Survey
+
+Result = (
+    Activations
+    | Gradients
+    | Attributions
+    | Attention
+    | Differences
+    | History
+    | Survey
+    | CheckReport
+    | CheckpointContents
+    | ModuleTable
+    | Comparison
+)
+
+
+def result_text(result: Result) -> str:
+    """Return what the command prints of a result, as plain text as wide as the terminal; warnings first."""
+    width = get_terminal_size().columns
+    text = StringIO()
+    console = Console(file=text, width=width, color_system=None, highlight=False, markup=False, emoji=False)
+    for part in (terminal.warnings_panel(warnings_of(result)), summary(result, width=width)):
+        if not isinstance(part, Group) or part.renderables:
+            console.print(part, overflow="ignore", crop=False)  # no name is broken
+    failure = getattr(result, "failure", None)
+    if failure is not None:
+        console.print(terminal.failure_panel(failure))
+    return text.getvalue().rstrip("\n")
+
+
+def warnings_of(result: Result) -> tuple[str, ...]:
+    """Return the warnings of a result; none of a check, whose summary has them as notes."""
+    return () if isinstance(result, CheckReport) else tuple(getattr(result, "warnings", ()))
+
+
+def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
+    """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
+    if describe := DESCRIPTIONS.get(type(result)):
+        text = document_text(describe(result, None), width=width, full=full)
+        return Group(*unbroken(text, width))
+    if isinstance(result, CheckpointContents):
+        return contents_report(result, width=width, full=full)
+    if isinstance(result, ModuleTable):
+        title = terminal.model_words(result.model)
+        table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost, full=full)
+        return Group(terminal.note_lines(result.notes), table)
+    return Group(*document_text(DESCRIPTIONS[type(result)](result, None), width=width, full=full))
+
+
+DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
+    Activations: describe_activations,
+    Attention: lambda attention, _: describe_attention(attention),
+    Attributions: lambda attributions, _: describe_attributions(attributions),
+    CheckReport: lambda report, _: describe_check(report),
+    Comparison: lambda comparison, _: describe_comparison(comparison),
+    Differences: describe_differences,
+    Gradients: describe_gradients,
+    History: lambda history, _: describe_history(history),
+    Survey: describe_survey,
+}
+"""What describes a result; from a run, with its record, which has the paths of its pictures."""
+
+
+def result_dict(result: Result) -> dict[str, Any]:
+    """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
+    return checks_to_dict([result]) if isinstance(result, CheckReport) else to_document(result)
+
+
+def result_frame(result: Result) -> Any:
+    """Return the rows of a result as a `pandas.DataFrame`; of gradients with a column `role`, of a check the findings.
+
+    A UsageError is raised if pandas is not installed.
+    """
+    try:
+        import pandas as pd  # noqa: PLC0415 - an optional package
+    except ModuleNotFoundError as error:
+        raise UsageError("A data frame needs one more package: pip install pandas") from error
+    records = _records(*_TABLES[type(result)](result))
+    if isinstance(result, Gradients):
+        parameters = _records(layer_columns.parameter_columns(result), result.parameters)
+        records += [{"label": parameter["name"], "role": "parameter", **parameter} for parameter in parameters]
+    return pd.DataFrame(records)
+
+
+def _records(columns: Sequence[Column], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    readers = {column.key: column.read for column in columns if column.key}
+    return [{key: read(row) for key, read in readers.items()} for row in rows]
+
+
+_TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
+    Activations: layer_columns.layer_table_of,
+    Attention: lambda attention: (HEADS, attention.rows),
+    Attributions: lambda report: (map_columns(report), report.maps),
+    CheckReport: lambda report: (machine_columns(*(field.name for field in fields(Finding))), report.findings),
+    CheckpointContents: lambda contents: (
+        [Column("part", value=lambda row: row[0].key), *(column.on(itemgetter(1)) for column in TENSORS)],
+        [(part, tensor) for part in contents.parts for tensor in part.tensors],
+    ),
+    Comparison: lambda comparison: (CHANGES, comparison.changes),
+    Differences: lambda report: (difference_columns(report), report.rows),
+    Gradients: lambda gradients: (layer_columns.gradient_columns(gradients), gradients.gradients),
+    History: lambda history: (tensor_columns(history), history.rows),
+    ModuleTable: lambda table: (
+        layer_columns.module_columns(table.rows, table.cost),
+        layer_columns.module_rows(table.rows, table.cost),
+    ),
+    Survey: lambda survey: (CHANNELS, channel_rows(survey)),
+}

@@ -1,0 +1,302 @@
+"""Compare gradients: each network forward and backward over a batch, one after the other."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from hookscope.commands.diff.alignment import Pairing, around
+from hookscope.commands.diff.compared import A, B, Compared
+from hookscope.commands.diff.first_differences import exceeds, rounding_limit
+from hookscope.commands.diff.measures import Sums, sums_of
+from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
+from hookscope.commands.diff.spool import Spool, Value, Versions
+from hookscope.inputs import Batch
+from hookscope.inspection.backward import inspect_gradients
+from hookscope.inspection.device import cpu_threads
+from hookscope.inspection.differentiation import GradientOptions, LossFunction
+from hookscope.models import LoadedModel
+from hookscope.results.activations import LayerRow
+from hookscope.results.differences import DifferenceRow, Match, Origin
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.text import figure
+
+_PARAMETER = " grad"
+
+# Rounding turns the sign of a value near 0, and with it what ReLU or max pooling passes back, with about the chance of
+# its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
+# of sqrt(1000 d).
+_TURNED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """A network, and how it is differentiated.
+
+    Attributes:
+        brought: Makes a copy of a batch where and in which dtype the network takes it.
+        threads: Of the CPU; None for as many as torch takes.
+    """
+
+    loaded: LoadedModel
+    brought: Callable[[Batch], Batch]
+    options: GradientOptions
+    threads: int | None = None
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Two gradients, over batches.
+
+    Attributes:
+        missing: What stands for a gradient that one side alone has; None if it means nothing.
+    """
+
+    rows: RowPair
+    compared: Compared = field(default_factory=Compared)
+    missing: float | None = None
+
+    def add(self, values: Sequence[Value | None], rows: RowPair, first_input: int = 0, count: int = -1) -> None:
+        """Add the gradients of A, B and the reference over a batch."""
+        present = [value for value in values if value is not None]
+        if None not in values[:2]:
+            self.compared.add(present, first_input, count)
+            return
+        self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
+        if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
+            self.missing = _missing(rows.a, rows.b)
+
+    @property
+    def sums(self) -> Sums:
+        """Those of A and B."""
+        return self.compared.sums.get((A, B), Sums())
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Infinite where one side alone has a gradient; None where they cannot be compared or one is not tracked."""
+        return self.missing if self.compared.note else self.sums.relative_l2
+
+    def row(self) -> DifferenceRow:
+        compared = self.compared
+        row = self.rows.measured(None if compared.note else compared.measures, compared.note)
+        if len(compared.shapes[0]):
+            row = replace(row, shape=compared.shapes[0].whole, shape_b=compared.shapes[1].whole)
+        error, error_b = compared.errors
+        return replace(row, error=error, error_b=error_b)
+
+
+def _missing(a: GradientRow | ParameterRow, b: GradientRow | ParameterRow) -> float | None:
+    """Return the relative L2 norm that stands for a gradient which one side alone has; None if it means nothing."""
+    has, has_not = (a, b) if a.status in ("gradient", "zero") else (b, a)
+    if has.status == "zero" and has_not.status == "not reached":
+        return 0.0
+    return math.inf if has_not.status == "not reached" else None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDifferences:
+    """What differs between the gradients of two networks.
+
+    Attributes:
+        rows: Outputs that are listed, then parameters; inputs only where they are the first to differ.
+        first: Label of the row that is the first in the backward pass to differ beyond rounding; "" without one, and
+            where activations differ.
+        notes: About the passes.
+    """
+
+    rows: tuple[DifferenceRow, ...] = ()
+    first: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def _largest(rows: Sequence[DifferenceRow]) -> float:
+    """Return the largest difference of an input or output; infinite if rounding does not explain it."""
+    values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
+    return max((math.inf if exceeds(*pair) else pair[0] for pair in values), default=0.0)
+
+
+def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
+    return row.input_relative_l2, None if row.measures is None else row.measures.relative_l2
+
+
+@dataclass(slots=True)
+class GradientComparison:
+    """The gradients of outputs, compared batch by batch, and the sums over batches of those of parameters.
+
+    The gradients of all inputs and outputs over one batch are kept in a spool, on both sides: which belong together is
+    known once both passes have ended. Those of all parameters are held.
+
+    Attributes:
+        sides: A, B and, for the errors of both, A in higher precision.
+        whole: B, compiled in one piece, where B is compiled block by block.
+        loss: What is differentiated, as for `inspect_gradients`.
+        pairing: Which call of A belongs to which of B.
+    """
+
+    sides: Sequence[Differentiated]
+    whole: Differentiated | None
+    loss: LossFunction
+    pairing: Pairing
+    _pairs: dict[tuple[str, str], _Pair] = field(default_factory=dict)
+    _parameters: dict[str, RowPair] = field(default_factory=dict)
+    _totals: tuple[dict[str, Tensor], ...] = field(default_factory=lambda: ({}, {}, {}, {}))
+    _notes: dict[str, None] = field(default_factory=dict)
+    _sites: tuple[GradientRow, ...] = ()
+
+    def add(self, batch: Batch, first_input: int) -> None:
+        """Differentiate the networks one after the other, and compare.
+
+        Raises:
+            PassError: If a network raises.
+        """
+        spool = Spool()
+        passes = [_differentiate(side, batch, self.loss, spool) for side in self.sides]
+        of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
+        (first, ours), (other, theirs) = passes[:2]
+        exact = [gradients for _, gradients in passes[2:]]
+        self._sites = self._sites or first.gradients
+        for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
+            pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
+            values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
+            pair.add(values, rows, first_input, len(batch.indices))
+        paired = pair_parameters(first.parameters, other.parameters, _layers(self.pairing))
+        self._parameters |= {rows.label: rows for rows in paired}
+        for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
+            _add_parameters(total, gradients)
+        for letter, seen in (("A", first), ("B", other)):
+            self._notes |= {f"{letter}: {text}": None for text in seen.warnings}
+
+    def result(
+        self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
+    ) -> GradientDifferences:
+        """Find the first difference, and return the rows that are listed.
+
+        Args:
+            forward: Rows of outputs, containers included.
+            eps: As for `rounding_limit`.
+            has_rows: Whether a layer of A has rows in the result.
+        """
+        parameters = [_Pair(rows) for rows in self._parameters.values()]
+        for pair in parameters:
+            labels = pair.rows.label, pair.rows.label_b, pair.rows.label
+            totals = [total.get(label) for total, label in zip(self._totals, labels, strict=False)]
+            pair.add([None if total is None else Value(total) for total in totals], pair.rows)
+        activations, pairs = _largest(forward), [*self._pairs.values()]
+        limit = rounding_limit(eps, 2 * len(self._sites))
+        limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
+        first = _first(self._sites, pairs, parameters, limit) if activations < math.inf else ""
+        listed = [pair for pair in pairs if pair.rows.label == first or _is_listed(pair.rows.a, has_rows)]
+        rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
+        rows += [pair.row() for pair in parameters]
+        rows = [replace(row, limit=limit, origin=_origin(row, limit)) for row in rows]
+        notes = tuple(self._notes)
+        if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
+            notes += _of_whole(parameters, self._totals[0], self._totals[3], rows)
+        return GradientDifferences(tuple(rows), first, notes)
+
+
+def _is_listed(row: GradientRow | ParameterRow | LayerRow, has_rows: Callable[[str], bool]) -> bool:
+    return isinstance(row, GradientRow) and row.role == "output" and has_rows(row.layer)
+
+
+def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) -> None:
+    for label, gradient in gradients.items():
+        if label.endswith(_PARAMETER):
+            total[label] = total[label] + gradient.read() if label in total else gradient.read()
+
+
+def _of_whole(
+    parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
+) -> tuple[str, ...]:
+    """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
+    by_label = {row.label: row for row in rows}
+    exceeding = []
+    for parameter in parameters:
+        gradient, other = ours.get(parameter.rows.label), theirs.get(parameter.rows.label_b)
+        by_blocks = by_label[parameter.rows.label]
+        sums = None if gradient is None or other is None else sums_of(gradient, other)
+        if sums is None or by_blocks.measures is None:
+            continue
+        limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
+        if exceeds(sums.relative_l2, limit):
+            exceeding.append((sums.relative_l2, parameter.rows.label))
+    if not exceeding:
+        return ()
+    worst, label = max(exceeding)
+    piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
+    return (f"{piece}, though no block does that is compiled by itself.",)
+
+
+def _origin(row: DifferenceRow, limit: float) -> Origin:
+    if row.measures is None or exceeds(row.measures.relative_l2, limit):
+        return "unclear"
+    return "rounding" if row.measures.relative_l2 else "equal"
+
+
+def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float) -> str:
+    """Return the label of the first gradient in the backward pass that differs by more than `limit`; "" without one.
+
+    Containers are passed over: the layers inside them take and return the same tensors.
+    """
+    layers = {site.layer for site in sites}
+    containers = around(layers)
+    candidates: list[tuple[float, str]] = []
+    arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
+    for pair in pairs:
+        site, other = pair.rows.a, pair.rows.b
+        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in containers:
+            continue
+        index = other.backward_index if site.backward_index is None else site.backward_index
+        if index is not None and site.role == "output":
+            arrived[site.layer] = max(arrived.get(site.layer, 0), index)
+        if index is not None and exceeds(pair.relative_l2, limit):
+            candidates.append((index, pair.rows.label))
+    for owner, owned in _by_owner(parameters, arrived).items():
+        if exceeds(_jointly(owned), limit):
+            most = max(owned, key=lambda pair: (pair.missing or 0.0, pair.sums.difference))
+            # After those of the layer's outputs; when that of a container's own parameter arrives is not known.
+            candidates.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
+    return min(candidates, default=(0.0, ""))[1]
+
+
+def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str, list[_Pair]]:
+    """Return parameters by the layer that they belong to, the nearest around them that ran."""
+    by_owner: dict[str, list[_Pair]] = {}
+    for pair in parameters:
+        row = pair.rows.a
+        owner = parameter_owner(row.name, row.kind) if isinstance(row, ParameterRow) else ""
+        while owner and owner not in layers:
+            owner = owner.rpartition(".")[0]
+        by_owner.setdefault(owner, []).append(pair)
+    return by_owner
+
+
+def _jointly(parameters: Sequence[_Pair]) -> float:
+    """Return the relative L2 norm over all parameters of a layer.
+
+    The gradient of one alone may be 0 but for rounding: that of a bias before a normalisation, or of attention's keys.
+    """
+    if any(pair.missing for pair in parameters):
+        return math.inf
+    return sum((pair.sums for pair in parameters), Sums()).relative_l2
+
+
+def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
+    by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in pairing.calls.items()}
+    return {**pairing.names, **by_order}
+
+
+def _differentiate(
+    side: Differentiated, batch: Batch, loss: LossFunction, spool: Spool
+) -> tuple[Gradients, dict[str, Value]]:
+    """Run a network forward and backward over a batch; return what was seen, and its gradients by label."""
+    gradients: dict[str, Value] = {}
+    versions = Versions(spool.keep)  # what arrives at an input is often what left the next layer
+
+    def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
+        gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
+
+    with cpu_threads(side.threads):
+        seen = inspect_gradients(side.loaded, [side.brought(batch)], loss, side.options, on_tensor=keep)
+    return seen, gradients

@@ -1,0 +1,179 @@
+"""Compare what networks return: every tensor, and class scores by their best classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hookscope.commands.diff.compared import Compared
+from hookscope.commands.diff.measures import plain
+from hookscope.commands.diff.spool import Value
+from hookscope.errors import UsageError
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses.choosing import output_at
+from hookscope.inspection.losses.targets import Output
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import top_classes
+from hookscope.parameters import arg
+from hookscope.results.comparison import Prediction
+from hookscope.results.differences import OutputDifference
+
+_BEST = 5
+
+
+@dataclass(slots=True)
+class _Output:
+    """What is known of one output tensor."""
+
+    compared: Compared = field(default_factory=Compared)
+    inputs: int = 0
+    same_best: int = 0
+    shared_best: float = 0.0
+    divergence: float = 0.0
+    has_scores: bool = True
+    predictions: tuple[list[Prediction], list[Prediction]] = field(default_factory=lambda: ([], []))
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The outputs of a run.
+
+    Attributes:
+        networks: A, B and, if there is one, the reference.
+        may_differ: Whether outputs of different form are allowed.
+        output_key: Which of several outputs is compared; None for all.
+        remark: A sentence about outputs of different form.
+    """
+
+    networks: Sequence[InspectedNetwork]
+    may_differ: bool
+    output_key: str | None = None
+    remark: str = ""
+    _seen: dict[str, _Output] = field(default_factory=dict)
+
+    def chosen(self, returned: Sequence[object]) -> list[list[tuple[str, Tensor]]]:
+        """Return the tensors to compare of what the networks returned for a batch; none if they cannot be compared.
+
+        Raises:
+            UsageError: If A and B return tensors that cannot be compared, or there is no such output.
+        """
+        sides = self._paired([tensors_in(output) for output in returned])
+        forms = [_form(side) for side in sides]
+        if forms[0] != forms[1]:
+            names = [network.info.name for network in self.networks[:2]]
+            self.remark = (
+                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
+            )
+            if not self.may_differ:
+                several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""
+                raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
+            return [[]]
+        return sides
+
+    def add(self, sides: Sequence[Sequence[tuple[str, Tensor]]], first_input: int, count: int) -> None:
+        """Compare the tensors that `chosen` returned for a batch."""
+        for at, (slot, a) in enumerate(sides[0]):
+            others = [side[at][1] for side in sides[1:] if at < len(side)]
+            self._add(slot, [a, *others], first_input, count)
+
+    def _paired(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
+        """Return the outputs to compare, paired by name.
+
+        With a key these are the ones that it names. A network that returns a single tensor, beside one that returns
+        several, is compared by that tensor.
+        """
+        if self.output_key is not None:
+            are_plain = [[path for path, _ in side] == [""] for side in sides]
+            return [
+                side if is_plain and not all(are_plain) else [_at(side, self.output_key)]
+                for side, is_plain in zip(sides, are_plain, strict=True)
+            ]
+        a = [path for path, _ in sides[0]]
+        return [
+            [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
+            for side in sides
+        ]
+
+    def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
+        a, b = tensors[:2]
+        output = self._seen.setdefault(slot, _Output())
+        output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
+        is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
+        if is_rows and a.is_floating_point() and b.is_floating_point():
+            cpu = torch.device("cpu")
+            self._add_scores(output, plain(a, cpu), plain(b, cpu), first_input)
+        else:
+            output.has_scores = False
+
+    def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
+        """Compare class scores, (N, K)."""
+        count, best = len(a), min(_BEST, a.shape[1])
+        places = range(first_input, first_input + count)
+        a_best, b_best = a.topk(best).indices, b.topk(best).indices
+        output.inputs += count
+        # Among NaN there is no best class: such rows agree where both sides have them.
+        alike = a.isnan().any(1) == b.isnan().any(1)
+        output.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
+        shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
+        output.shared_best += float(shared[alike].sum())
+        multi = self.networks[0].multi_label
+        output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
+        for side, scores in enumerate((a, b)):
+            categories = self.networks[side].info.categories
+            names = categories if len(categories) == scores.shape[1] else ()
+            output.predictions[side].extend(top_classes(scores, names, places, best, multi_label=multi))
+
+    def results(self) -> tuple[OutputDifference, ...]:
+        """Return the result for each output."""
+        return tuple(_result(slot, output) for slot, output in self._seen.items())
+
+
+def _at(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
+    chosen = output_at([Output(path, tensor) for path, tensor in tensors if tensor.is_floating_point()], key)
+    return chosen.path, chosen.tensor
+
+
+def _divergence(a: Tensor, b: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, by row and class."""
+    return _terms(a.softmax(1), a.log_softmax(1), b.log_softmax(1))
+
+
+def _divergence_of_labels(a: Tensor, b: Tensor) -> Tensor:
+    """Return the divergence of independent labels, each yes or no with the sigmoid of its logit, summed over both."""
+    yes, no = (_terms((sign * a).sigmoid(), logsigmoid(sign * a), logsigmoid(sign * b)) for sign in (1, -1))
+    return yes + no
+
+
+def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
+    """Return the terms of a divergence: probabilities of A times the difference of logarithms."""
+    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
+    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
+    return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
+
+
+def _result(slot: str, output: _Output) -> OutputDifference:
+    compared = output.compared
+    result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
+    if not output.has_scores or not output.inputs:
+        return result
+    return replace(
+        result,
+        input_count=output.inputs,
+        top1=output.same_best,
+        top5=output.shared_best / output.inputs if output.predictions[0][0].class_indices[4:] else None,
+        kl=output.divergence / output.inputs,
+        predictions=(tuple(output.predictions[0]), tuple(output.predictions[1])),
+    )
+
+
+def _form(tensors: Sequence[tuple[str, Tensor]]) -> str:
+    """Return the form of an output for people, batch axis included."""
+    shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in tensors]
+    if len(shapes) == 1:
+        return shapes[0]
+    return (
+        f"{len(shapes)} tensors: {', '.join(shapes[:4])}{', …' if len(shapes) > 4 else ''}" if shapes else "no tensor"
+    )

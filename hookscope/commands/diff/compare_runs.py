@@ -1,0 +1,329 @@
+"""Compare two stored runs: by their saved tensors where both have them, else by statistics and the values they keep."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hookscope.commands.diff.difference_maps import KeptMaps
+from hookscope.commands.diff.first_differences import with_origins
+from hookscope.commands.diff.hooked_network import PairedOutput
+from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
+from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows, partners
+from hookscope.commands.diff.spool import Value
+from hookscope.commands.diff.tolerances import exceeded, parse_condition
+from hookscope.errors import InputError, NothingMatchedError, UsageError
+from hookscope.inspection.rows import Recorder
+from hookscope.inspection.session import package_versions
+from hookscope.parameters import arg
+from hookscope.results.activations import LayerRow
+from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, OutputDifference, Side
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.runs.reading import InspectionRun, read_record, read_run, refusal
+from hookscope.results.statistics import TensorStatistics
+from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.storage import without_float8
+from hookscope.text import printable
+
+_TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
+
+
+def _measured_partly() -> str:
+    return (
+        "Differences are measured on up to 256 values per input, and are at least what the statistics of all values "
+        f"show; {arg('save_tensors')} on both runs compares every value."
+    )
+
+
+# Sums of the same values, taken by another number of threads, differ by less than this share.
+_ROUNDING_OF_SUMS = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A run and the tensors of its rows."""
+
+    run: InspectionRun
+    tensors: Any  # an open safetensors file; None without one
+    labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
+
+
+@dataclass(slots=True)
+class _RunMaps:
+    """Keeps maps of A-B of two runs, as `KeptMaps` does of networks that run.
+
+    Attributes:
+        inputs: How many the runs have.
+        axes: Knows on which grids tokens may lie, of the rows so far.
+    """
+
+    kept: KeptMaps
+    inputs: int
+    axes: AxisReader = field(default_factory=AxisReader)
+
+    def offer(self, pair: RowPair, a: Tensor, b: Tensor, relative_l2: float) -> None:
+        axis, shape = pair.a.statistics.channel_axis, tuple(a.shape)
+        if axis is not None and len(shape) > 3:
+            grid = shape[2:] if axis == 1 else shape[1:-1]
+            self.axes.add_grid(grid, makes_maps="2d" in pair.a.kind or "3d" in pair.a.kind)
+        key, grids = (pair.label, 0, 0), tuple(self.axes.grids)
+        tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
+        if tokens is not None:
+            grids = (tokens.grid,) if tokens.grid is not None else ()
+        recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
+        output = PairedOutput(key, pair.call[0], Value(a), axis, grids)
+        self.kept.offer(output, b, relative_l2, None, recorder)
+
+
+def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
+    """Compare two runs of `hookscope activations` or `hookscope grads` over the same inputs.
+
+    Args:
+        a: Run directory of A.
+        b: Run directory of B.
+        maps: As for `--map`.
+        fail_over: Conditions for `exceeded`.
+
+    Returns:
+        A row for each pair of outputs; where both runs have a backward pass, `gradients` too.
+
+    Raises:
+        InputError: If a folder is no such run, is damaged, or of an earlier version.
+        UsageError: If the runs are of different inputs, or an option is malformed.
+        NothingMatchedError: If no row of A has a partner in B.
+    """
+    began = time.perf_counter()
+    conditions = [parse_condition(text) for text in fail_over]
+    with ExitStack() as files:
+        base, other = (_read(path, files) for path in (a, b))
+        warnings = _check_inputs(base, other)
+        pairs, unmatched = pair_rows(base.run.result.rows, other.run.result.rows, maps)
+        if not pairs:
+            raise NothingMatchedError(
+                f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): pair them with "
+                f"{arg('map')} 'a.*=b.*'."
+            )
+        drawing = _RunMaps(KeptMaps(_eps(pairs)), len(base.run.result.inputs))
+        rows, first_differences = with_origins([_row(pair, base, other, drawing) for pair in pairs], _eps(pairs))
+        gradients = tuple(_gradients(base, other, pairs))
+    outputs = _outputs(base, other, rows)
+    measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
+    partly = any(measures.value_count is not None for measures in measured)
+    return Differences(
+        a=_shown(base),
+        b=_shown(other),
+        way="values" if partly else "tensors",
+        inputs=base.run.result.inputs,
+        rows=rows,
+        gradients=gradients,
+        unmatched=unmatched,
+        outputs=outputs,
+        first_differences=first_differences,
+        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
+        exceeded=exceeded(conditions, (*rows, *gradients), outputs),
+        warnings=(*warnings, *_of_both(base, other, lambda run: run.result.warnings)),
+        notes=((_measured_partly(),) if partly else ()) + _verbs(base, other),
+        seed=base.run.result.seed,
+        timings={"compare": time.perf_counter() - began},
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
+    )
+
+
+def _read(folder: Path, files: ExitStack) -> _Side:
+    verb = read_record(folder).get("verb")
+    if verb not in _TENSORS:
+        remedy = "Give runs of `hookscope activations` or `hookscope grads`."
+        raise refusal(folder, f"a run of {printable(str(verb))} has no rows to compare", remedy)
+    run = read_run(folder)
+    name = _TENSORS[run.record.verb]
+    tensors = _opened(folder, name, files)
+    return _Side(run, tensors, frozenset(tensors.keys() if tensors is not None else ()))
+
+
+def _opened(folder: Path, name: str, files: ExitStack) -> Any:
+    """Open a run's tensors, which are read one at a time; None if it has none."""
+    path = folder.resolve() / name
+    if not path.exists():
+        return None
+    if path.resolve() != path or not path.is_file():
+        raise refusal(folder, f"its file '{name}' is not a regular file")
+    try:
+        return files.enter_context(safe_open(path, framework="pt", device="cpu"))
+    except (SafetensorError, OSError) as error:
+        raise refusal(folder, f"its {name} is cut short or damaged") from error
+
+
+def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
+    """Return warnings about the inputs of both runs.
+
+    Raises:
+        UsageError: If they are not the same.
+    """
+    remedy = "Make both runs over the same inputs."
+    inputs_a, inputs_b = a.run.result.inputs, b.run.result.inputs
+    for number, (ref, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
+        if ref.sha256 != other.sha256:
+            mismatch = f"input {number} is {_named(ref)} in A, {_named(other)} in B"
+            raise UsageError(f"The runs used different inputs: {mismatch}. {remedy}")
+    if len(inputs_a) != len(inputs_b):
+        raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
+    if a.run.record.named_inputs != b.run.record.named_inputs:
+        raise UsageError(f"The runs used different inputs by name ({arg('input')}). {remedy}")
+    warnings = []
+    if any(
+        record.steps != other.steps or record.shape != other.shape
+        for record, other in zip(inputs_a, inputs_b, strict=True)
+    ):
+        warnings.append("The inputs were preprocessed differently, which makes a difference by itself.")
+    unknown = [record.name for record in inputs_a if record.sha256 is None]
+    if "noise" in unknown and a.run.result.seed != b.run.result.seed:
+        seeds = f"A has seed {a.run.result.seed}, B {b.run.result.seed}"
+        raise UsageError(f"The runs used different noise: {seeds}. {remedy}")
+    if any(name != "noise" for name in unknown):
+        warnings.append("Inputs that came from Python have no digest: whether both runs had the same is not known.")
+    return tuple(warnings)
+
+
+def _named(record: InputRecord) -> str:
+    digest = f" (sha256 {record.sha256[:12]}…)" if record.sha256 else ""
+    return f"'{printable(Path(record.name).name, 80)}'{digest}"
+
+
+def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
+    if a.run.record.verb == b.run.record.verb:
+        return ()
+    return ("One run has a backward pass and the other has none: their gradients are not compared.",)
+
+
+def _of_both(a: _Side, b: _Side, get: Callable[[InspectionRun], Sequence[str]]) -> tuple[str, ...]:
+    return (*(f"A: {text}" for text in get(a.run)), *(f"B: {text}" for text in get(b.run)))
+
+
+def _shown(side: _Side) -> Side:
+    result = side.run.result
+    autocast = side.run.record.settings.get("autocast")
+    ways = ["train mode"] if isinstance(result, Gradients) and result.mode == "train" else []
+    ways += [f"autocast {printable(autocast, 80)}"] if isinstance(autocast, str) else []
+    ways += [f"edit {text}" for text in side.run.record.edits]
+    return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
+
+
+def _row(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None = None) -> DifferenceRow:
+    measures, note = _exact(pair, a, b, drawing)
+    if measures is None and not note:
+        measures, note = _partly(pair.a.statistics, pair.b.statistics)
+    return pair.measured(measures, note)
+
+
+def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple[Measures | None, str]:
+    """Return the measures of saved tensors, or why there are none; both empty if they were not saved."""
+    if pair.label not in a.labels or pair.label_b not in b.labels:
+        return None, ""
+    try:
+        tensor, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
+    except (SafetensorError, RuntimeError) as error:
+        raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
+    sums = sums_of(without_float8(tensor), without_float8(other))
+    if sums is None:
+        return None, comparable(tensor, other)
+    measures = sums.measured(coarser(tensor.dtype, other.dtype))
+    if drawing is not None:
+        drawing.offer(pair, tensor, other, measures.relative_l2)
+    return measures, ""
+
+
+def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:
+    """Return the measures of the values that runs keep, and of statistics, or why there are none."""
+    if a.element_count != b.element_count or a.shape[1:] != b.shape[1:]:  # axis 0 is as long as a batch
+        return None, "shapes differ"
+    if not a.element_count:
+        return Measures(0.0), ""
+    values_a, values_b = a.kept_values, b.kept_values
+    if values_a is None or values_b is None:
+        return None, a.unmeasured or b.unmeasured or "no values are kept of it"
+    if values_a.shape != values_b.shape:
+        return None, "shapes differ"
+    sums = sums_of(torch.tensor(values_a), torch.tensor(values_b)) or Sums()
+    lost = [(max(count - other, 0), max(other - count, 0)) for count, other in zip(_broken(a), _broken(b), strict=True)]
+    (nan_a, nan_b), (inf_a, inf_b) = lost
+    if nan_a or inf_a or nan_b or inf_b:
+        nonfinite = NonFinite(nan_a, inf_a, nan_b, inf_b, a.element_count)
+        return Measures(math.nan, value_count=sums.count, nonfinite=nonfinite), ""
+    measures = sums.measured(torch.float64)
+    at_least = 0.0 if any(_broken(a)) else _difference_of_statistics(a, b)
+    is_unseen = at_least > measures.relative_l2 == 0
+    return Measures(
+        max(measures.relative_l2, at_least),  # the first of them if it is NaN
+        None if is_unseen else measures.cosine,
+        value_count=sums.count,
+        nonfinite=measures.nonfinite,
+    ), ""
+
+
+def _broken(statistics: TensorStatistics) -> tuple[int, int]:
+    return statistics.nan_count or 0, statistics.inf_count or 0
+
+
+def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float:
+    """Return what the relative L2 difference of two finite tensors is at least; 0 where rounding explains it.
+
+    Norm, minimum and maximum differ by |A-B| at most, means and standard deviations of n values by |A-B| / sqrt(n).
+    """
+
+    def differences(*names: str) -> list[float]:
+        return [abs((getattr(a, name) or 0.0) - (getattr(b, name) or 0.0)) for name in names]
+
+    root = math.sqrt(a.element_count)
+    most = max(*differences("l2", "min", "max"), *(root * gap for gap in differences("mean", "std", "mean_abs")))
+    at_least = most / a.l2 if a.l2 else math.inf if most else 0.0
+    if any(differences("min", "max", "zero_fraction")):
+        return max(at_least, np.finfo(np.float64).tiny)
+    return at_least if at_least > _ROUNDING_OF_SUMS else 0.0
+
+
+def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
+    if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
+        return []
+    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
+    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
+    parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
+    return [*rows, *(_row(parameter, a, b) for parameter in parameters)]
+
+
+def _eps(pairs: Sequence[RowPair]) -> float:
+    names = {row.statistics.dtype for pair in pairs for row in (pair.a, pair.b)}
+    dtypes = [getattr(torch, name, None) for name in names]
+    eps = [torch.finfo(dtype).eps for dtype in dtypes if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
+    return max(eps, default=torch.finfo(torch.float32).eps)
+
+
+def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
+    """Compare the best classes, where both runs have them."""
+    best_a, best_b = a.run.result.predictions, b.run.result.predictions
+    both = [
+        (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
+    ]
+    whole = next((row for row in rows if not row.layer), None)
+    if not both or len(best_a) != len(best_b):
+        return () if whole is None else (OutputDifference("", whole.shape, whole.measures),)
+    shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
+    return (
+        OutputDifference(
+            "",
+            () if whole is None else whole.shape,
+            None if whole is None else whole.measures,
+            input_count=len(both),
+            top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
+            top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,
+            predictions=(best_a, best_b),
+        ),
+    )

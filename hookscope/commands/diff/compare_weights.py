@@ -1,0 +1,162 @@
+"""Compare the weights of two networks, or of two files, tensor by tensor, without running anything."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.diff.alignment import Call, align, match_names
+from hookscope.commands.diff.measures import coarser, comparable, plain, sums_of
+from hookscope.commands.diff.tolerances import exceeded, parse_condition
+from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.inspection.session import package_versions
+from hookscope.models import FileOptions, LoadedModel
+from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.statedict import named_tensors
+from hookscope.parameters import arg
+from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
+from hookscope.results.inputs import Provenance
+from hookscope.results.network import ModelInfo
+from hookscope.statistics.storage import without_float8
+from hookscope.text import counted, printable
+
+# Buffers of batch normalisation, which are not parameters.
+_STATISTICS = ("running_mean", "running_var")
+
+# Elements whose signs are compared at a time: a few MB.
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Tensors by name, parameters and buffers, and where they come from."""
+
+    info: ModelInfo
+    tensors: Mapping[str, Tensor]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def weights_of(loaded: LoadedModel) -> Weights:
+    """Return the weights of a network."""
+    return Weights(loaded.info, dict(named_tensors(loaded.module.state_dict())), loaded.warnings, loaded.notes)
+
+
+def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  # noqa: B008 - frozen
+    """Return the weights in a file, for which no network is needed.
+
+    Raises:
+        HookscopeError: As `read_checkpoint`; CheckpointError if there is no such file.
+    """
+    if not exists(str(path)):
+        raise CheckpointError(f"{printable(str(path))} does not exist.")
+    read = read_checkpoint(path, options)
+    tensors = dict(named_tensors(read.state))
+    counted_names = [name for name in tensors if name.rpartition(".")[2] not in _STATISTICS]
+    count = sum(tensors[name].numel() for name in counted_names if tensors[name].is_floating_point())
+    info = ModelInfo(read.name, "(no network)", read.name, random=False, sha256=read.sha256, parameter_count=count)
+    return Weights(info, tensors, read.warnings, read.notes)
+
+
+def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
+    """Compare two sets of weights.
+
+    Tensors are paired by name, after `maps` and without prefixes of wrappers, and what is left in its order, by shapes.
+
+    Args:
+        a: Those of A.
+        b: Those of B.
+        maps: As for `--map`, over names of tensors.
+        fail_over: Conditions for `exceeded`, whose patterns are over names of tensors.
+
+    Returns:
+        A row for each pair in `weights`, whether they differ or not, and what has no partner in `unmatched`.
+
+    Raises:
+        NothingMatchedError: If no tensor of A has a partner in B.
+        UsageError: If a map or a condition is malformed, or the condition needs a run.
+        LayerNotFoundError: If a map or a condition matches nothing.
+    """
+    began = time.perf_counter()
+    conditions = [parse_condition(text) for text in fail_over]
+    shapes_a, shapes_b = ({name: (tuple(tensor.shape),) for name, tensor in side.tensors.items()} for side in (a, b))
+    named = match_names(shapes_a, shapes_b, maps)
+    aligned, _ = align(_calls(shapes_a), _calls(shapes_b), named)
+    ordered: dict[str, tuple[str, Match]] = {name: (other, "order") for (name, _), (other, _) in aligned.items()}
+    partners = {**ordered, **named}
+    if not partners:
+        raise NothingMatchedError(
+            f"No tensor of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with {arg('map')} 'a.*=b.*'."
+        )
+    rows = [
+        _compared(name, *partners[name], tensor, b.tensors[partners[name][0]])
+        for name, tensor in a.tensors.items()
+        if name in partners
+    ]
+    taken = {partner for partner, _ in partners.values()}
+    alone = [Unmatched("A", *_shown(a, name), "B has no such tensor") for name in a.tensors if name not in partners]
+    alone += [Unmatched("B", *_shown(b, name), "A has no such tensor") for name in b.tensors if name not in taken]
+    incomparable = sum(row.measures is None for row in rows)
+    return Differences(
+        a=Side(a.info, dtype=_dtype(a)),
+        b=Side(b.info, dtype=_dtype(b)),
+        way="weights",
+        weights=tuple(rows),
+        unmatched=tuple(alone),
+        exceeded=exceeded(conditions, [_as_row(at, row) for at, row in enumerate(rows)], ()),
+        warnings=(
+            *(f"A: {text}" for text in a.warnings),
+            *(f"B: {text}" for text in b.warnings),
+            *([f"{counted(incomparable, 'pair')} of tensors cannot be compared."] if incomparable else []),
+        ),
+        notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
+        timings={"compare": time.perf_counter() - began},
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
+    )
+
+
+def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
+    """Return a pair of weights as a row that conditions can judge."""
+    forms = (row.shape, row.shape_b, row.dtype, row.dtype_b)
+    return DifferenceRow(at, row.name, row.name, row.dtype, row.name_b, row.dtype_b, row.matched, *forms, row.measures)
+
+
+def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
+    """Return the tensors as calls to align: their kind is the last part of their name."""
+    return [Call((name, 0), name.rpartition(".")[2], shape, ()) for name, shape in shapes.items()]
+
+
+def _compared(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
+    forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
+    first, other = (a, b) if comparable(a, b) else (without_float8(plain(side, torch.device("cpu"))) for side in (a, b))
+    sums = sums_of(first, other)
+    if sums is None:
+        return WeightDifference(name, name_b, matched, *forms, None)
+    flips = _sign_flips(first, other) / sums.count if sums.unequal else 0.0
+    return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a.dtype, b.dtype)), flips)
+
+
+def _sign_flips(a: Tensor, b: Tensor) -> int:
+    """Count the elements that are above zero on one side and below on the other."""
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    parts = zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)  # type: ignore[no-untyped-call]
+    return sum(int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)
+
+
+def _shown(weights: Weights, name: str) -> tuple[str, str, tuple[int, ...]]:
+    tensor = weights.tensors[name]
+    return name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def _dtype(weights: Weights) -> str:
+    """Return the floating dtype that most elements are of; "none" if none is."""
+    counts: Counter[str] = Counter()
+    for tensor in weights.tensors.values():
+        if tensor.is_floating_point():
+            counts[str(tensor.dtype).removeprefix("torch.")] += math.prod(tensor.shape)
+    return max(counts, key=counts.__getitem__, default="none")

@@ -1,0 +1,591 @@
+"""How two networks differ as a document: where it begins, how it grows, what it does to the output; then the rows."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import PurePath
+
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
+from hookscope.commands.diff.draw_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
+from hookscope.reporting.columns import number_text, prediction_text
+from hookscope.reporting.document import (
+    DepthChart,
+    Document,
+    FindingLine,
+    Findings,
+    Level,
+    Listing,
+    Maps,
+    Part,
+    Picture,
+    Pictures,
+    Section,
+    Series,
+    Table,
+)
+from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.terminal import model_words
+from hookscope.results.activations import FeatureMaps
+from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.comparison import Prediction
+from hookscope.results.differences import (
+    PARTS_ALONE,
+    DifferenceRow,
+    Differences,
+    FirstDifference,
+    Measures,
+    OutputDifference,
+    Side,
+    ToleranceFinding,
+    WeightDifference,
+)
+from hookscope.results.findings import Finding
+from hookscope.results.inputs import InputRecord
+from hookscope.results.runs.record import RunRecord
+from hookscope.text import are, counted, printable, shape_text, some_of
+
+_MOST_FIRST = 5  # differences that the answer names
+_FEW_INPUTS = 3
+_FEW_CLASSES = 3
+_FEW_ALONE = 3
+_MOST_OF_A_WAY = 60
+_MOST_DIGESTS = 8
+_DIGITS = "123456789"
+
+
+def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
+    """Describe a comparison; `record` is that of its run, whose grids the page shows."""
+    maps = shown_maps(result, _first_rows(result))
+    letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
+    parts: dict[tuple[str, str, str], list[Part]] = {
+        ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
+        ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
+        ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
+        ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
+        ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
+    }
+    sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
+    random = [letter for letter, side, _ in sides if side.model.random]
+    untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    full = result.way != "weights"
+    facts = [(letter, _about(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
+    reference = [("Reference", result.reference, False)] if result.reference else []
+    return Document(
+        title=f"What differs: {sides_text(result)}",
+        page_title=f"{sides_text(result)} · what differs",
+        about=[(f"{letter}: {_about(side, inputs, full=False)}", "") for letter, side, inputs in sides],
+        answer=answer(result),
+        level="fail" if result.exceeded else "",
+        input=partial(input_picture, result, 0) if result.inputs else None,
+        warnings=[*(("", warning) for warning in result.warnings), *untrained],
+        notes=result.notes,
+        facts=[*facts, *reference],
+        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        making=_making(result),
+        main="rows",
+    )
+
+
+def _about(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
+    """Return what a side is, how it ran and on what; unless in full, without the usual device and dtype."""
+    placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
+    run = [f"the run {side.run}"] if side.run else []
+    names = some_of([*dict.fromkeys(PurePath(record.name).name for record in inputs)], _FEW_INPUTS)
+    count = f"{len(inputs)} inputs: " if len(inputs) > 1 else ""
+    name = model_words(side.model) if full else side.model.name
+    parts = (name, f"weights: {side.model.weights}", *placed, *side.ways, *run, f"{count}{names}")
+    return " · ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _making(result: Differences) -> list[tuple[str, str]]:
+    made = []
+    for letter, side in (("A", result.a), ("B", result.b)):
+        made.append((f"Weights of {letter}", side.model.weights))
+        made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
+    made += [(f"SHA-256 of {record.name}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256]
+    return [*made, ("Seed", str(result.seed))]
+
+
+def _exceeded(result: Differences) -> list[Part]:
+    findings = [
+        FindingLine(
+            level="fail",
+            rule=finding.rule,
+            message=finding.message,
+            places=[(finding.where, "")] if finding.where else (),
+        )
+        for finding in map(_finding, result.exceeded)
+    ]
+    return [Findings(findings=findings)] if findings else []
+
+
+def _best_classes_lines(result: Differences) -> list[Part]:
+    """Return the classes of the inputs whose best class is another, or of the first input if there are none."""
+    pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
+    changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
+    same = [(a, b) for a, b in pairs[:1] if not (_is_nan(a) and _is_nan(b))]
+    lines = [
+        f"{PurePath(result.inputs[a.input_index].name).name}: {_scores_text(a)} → {_scores_text(b)}"
+        for a, b in changed or same
+    ]
+    title = "Best classes, A → B"
+    return [Listing(title=title, lines=lines)] if lines else []
+
+
+def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
+    """Return the relative L2 norm of A-B over depth, with what layers add and the errors if they are known."""
+    rows, begins = result.rows, _first_rows(result)
+    norms = [_norm(row.measures) for row in result.weights or rows]
+    broken = [norm is not None and not math.isfinite(norm) for norm in norms]
+    return DepthChart(
+        title="Relative L2 norm of A-B, " + ("tensor by tensor" if result.weights else "layer by layer"),
+        labels=[row.name for row in result.weights] or [row.label or "(model)" for row in rows],
+        series=[
+            Series("added by the layer", [_norm(row.added) for row in rows], "red", "dots"),
+            Series("error of B", [row.error_b for row in rows], "orange", "dots"),
+            Series("error of A", [row.error for row in rows], "grey", "dots"),
+            Series("A-B", norms),
+        ],
+        marks=[
+            ("equal", "dim", [norm == 0 for norm in norms]),
+            ("NaN or Inf on one side", "fail", broken),
+            ("cannot be compared", "fail", [norm is None for norm in norms]),
+        ],
+        ground=(first_mark(result), [row.index in begins for row in rows]),
+        letters=[(letters[row.index], place) for place, row in enumerate(rows) if row.index in letters],
+    )
+
+
+def _norm(measures: Measures | None) -> float | None:
+    return None if measures is None else measures.relative_l2
+
+
+def _first_rows(result: Differences) -> set[int]:
+    labels = {first.row for first in result.first_differences}
+    return {row.index for row in result.rows if row.label in labels}
+
+
+def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Iterator[Part]:
+    if not shown:
+        return
+    begins, mark = _first_rows(result), first_mark(result)
+    more = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows) - len(shown)
+    legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
+    legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
+    yield Maps(
+        maps=lambda: [
+            summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown
+        ],
+        legend=" ".join(legend),
+        letters=letters,
+        names=("mean of |A-B|", "A-B in channel {}"),
+        sequences={drawn.row for drawn in shown if drawn.is_sequence},
+    )
+
+
+def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
+    grids = record.grids if record is not None else ()
+    labels, begins = {row.index: row.label for row in result.rows}, _first_rows(result)
+    pictures = [
+        Picture(
+            name=labels[grid.row] or "(model)",
+            remark=first_mark(result) if grid.row in begins else "",
+            caption=", ".join(grid.caption),
+            file=grid.path,
+            is_open=grid.row in begins or (grid is grids[0] and not begins),
+        )
+        for grid in grids
+    ]
+    legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
+    return [Pictures("Where it differs", legend, pictures)] if grids else []
+
+
+def _tables(result: Differences) -> Iterator[Table]:
+    begins, columns = _first_rows(result), difference_columns(result)
+    if result.rows:
+        levels: list[Level] = ["fail" if row.index in begins else "" for row in result.rows]
+        yield Table(title="Layers", columns=columns, rows=result.rows, levels=levels, all_in="diff.csv")
+    if result.gradients:
+        levels = ["fail" if row.label == result.first_gradient_difference else "" for row in result.gradients]
+        yield Table(
+            title="Gradients",
+            columns=columns,
+            rows=result.gradients,
+            levels=levels,
+            remark=gradients_answer(result),
+            all_in="gradients.csv",
+        )
+    if result.weights:
+        kept = [_differs(row) for row in result.weights]
+        yield Table(title="Tensors that differ", columns=WEIGHTS, rows=result.weights, kept=kept, all_in="diff.csv")
+
+
+def _unmatched(result: Differences) -> list[Part]:
+    lines = [
+        f"only in {row.side}: {row.label} ({row.kind}, {shape_text(row.shape)}): {row.reason}"
+        for row in result.unmatched
+    ]
+    title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
+    return [Listing(title=title, lines=lines)] if lines else []
+
+
+def answer(result: Differences) -> list[str]:
+    """Return in sentences where the difference begins, how it grows, and what it does to the output."""
+    if result.way == "weights":
+        return [*_weights_answer(result)]
+    begins = [difference for difference in result.first_differences if not difference.gone_at]
+    gone = [difference for difference in result.first_differences if difference.gone_at]
+    sentences = [*_different_networks(result)]
+    sentences += [_begins(difference, result, is_first=not at) for at, difference in enumerate(begins[:_MOST_FIRST])]
+    if len(begins) > _MOST_FIRST:
+        sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
+    if begins:
+        sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
+    sentences += [_begins(difference, result, is_first=False) for difference in gone[:_MOST_FIRST]]
+    if len(gone) > _MOST_FIRST:
+        sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
+    if gone and not begins:
+        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
+    elif not begins:
+        sentences += [*_gradients(result), _of_inputs(result) or _small(result)]
+    sentences += _first_unequal(result)
+    sentences += map(_output, result.outputs)
+    return [*sentences, *_worse(result)]
+
+
+def _gradients(result: Differences) -> Iterator[str]:
+    """Yield which gradient is the first to differ, or how far gradients differ where activations do."""
+    moved = [
+        (row.measures.relative_l2, row.label)
+        for row in result.gradients
+        if row.measures is not None and row.measures.relative_l2 > row.limit
+    ]
+    if result.first_gradient_difference:
+        row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
+        amount = row.note or f"relative L2 {number_text(row.measures.relative_l2 if row.measures else None, 3)}"
+        yield (
+            f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
+            "the activations agree."
+        )
+    elif result.first_differences and result.way == "networks" and moved:
+        yield f"The gradients follow: relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}."
+
+
+def sides_text(result: Differences) -> str:
+    """Return what was compared, in a few words: both names, or one name and how the sides differ."""
+    a, b = result.a, result.b
+    if a.model.name != b.model.name:
+        return f"{a.model.name} and {b.model.name}"
+    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+        if first != other:
+            return f"{a.model.name}, {first or 'as it is'} and {other or 'as it is'}"
+    return f"{a.model.name} and itself"
+
+
+def _way(side: Side, other: Side) -> str:
+    """Return how a side ran, where the other ran differently."""
+    placed = [setting for setting, two in ((side.dtype, other.dtype), (side.device, other.device)) if setting != two]
+    return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
+
+
+def _run_name(side: Side) -> str:
+    return PurePath(side.run).name
+
+
+def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
+    name = first.layer or "(model)"
+    row = next((other for other in result.rows if other.label == first.row), None)
+    kind = (
+        f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
+    )
+    amount = f"relative L2 {number_text(first.relative_l2, 3)}"
+    if first.relative_l2 is None and row is not None:
+        amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+    elif row is not None and row.measures is not None and row.measures.nonfinite is not None:
+        later = [other for other in result.rows if other.measures is not None and other.index > row.index]
+        from_here = later and all(other.measures and other.measures.nonfinite for other in later)
+        amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
+    if first.gone_at:
+        return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
+    if result.way != "networks":  # what a layer was given is not known
+        around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
+        return f"The difference first shows at {name}{kind}: {amount}.{around}"
+    begins = "First difference in" if is_first else "Another difference in"
+    if first.in_own_code:
+        is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
+        line = f" ({row.source})" if row is not None and row.source else ""
+        shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
+        alone = _called_alone(first.layer, result)
+        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
+    inputs = "" if row is None else _inputs(row) if is_first else f", {row.given}" if row.given else ""
+    channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
+    return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
+
+
+def _inputs(row: DifferenceRow) -> str:
+    """Return how far the inputs of a layer differ, if that is known, and what else it is given that differs."""
+    if row.given:
+        others = row.arriving_relative_l2
+        return f", {row.given}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
+    before = row.input_relative_l2
+    if before == 0:
+        return ", its inputs are equal"
+    return "" if before is None else f", its inputs differ by {number_text(before, 3)}"
+
+
+def _called_alone(layer: str, result: Differences) -> str:
+    """Return the layers that a module calls on one side alone: one of them may cause the difference."""
+    alone = [row for row in result.unmatched if row.is_called_alone and _owner(row.label) == layer]
+    labels = {side: [row.label for row in alone if row.side == side] for side in ("A", "B")}
+    parts = [
+        f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
+        for side, names in labels.items()
+        if names
+    ]
+    sentence = ", and ".join(parts)
+    return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
+
+
+def _of_parts_alone(result: Differences) -> str:
+    """Return which layers were not compared, though both runs have them."""
+    left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
+    return (
+        f" {some_of([row.label for row in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
+        if left_out
+        else ""
+    )
+
+
+def _owner(label: str) -> str:
+    """Return the layer around the one in a label."""
+    return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
+
+
+def first_mark(result: Differences) -> str:
+    """Return the mark of a row in pictures where a difference begins."""
+    return "begins here" if result.way == "networks" else "the first to show it"
+
+
+def _of_inputs(result: Differences) -> str:
+    """Return how far layers differ where the sides are given other inputs; "" if they are given the same, or agree."""
+    norms = [(row.measures.relative_l2, row.label) for row in result.rows if row.measures is not None]
+    agree = len(norms) == len(result.rows) and all(
+        row.measures and row.measures.relative_l2 <= row.limit for row in result.rows
+    )
+    if not result.inputs_b or agree:
+        return ""
+    text = "A and B get different inputs, so the difference begins there"
+    if not norms:
+        return f"{text}; no row has the same shape in both."
+    ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (norms[0], max(norms))]
+    other = (
+        "" if len(norms) == len(result.rows) else f" Of {len(result.rows):,} rows {len(norms):,} have the same shape."
+    )
+    return f"{text}: relative L2 {ends[0]}, at most {ends[1]}.{other}"
+
+
+def _small(result: Differences) -> str:
+    rows = [row for row in result.rows if row.measures is not None]
+    worst = max(rows, key=lambda row: row.measures.relative_l2 if row.measures else 0.0, default=None)
+    if worst is None or worst.measures is None:
+        return "No row could be compared."
+    if not worst.measures.relative_l2:
+        partly = any(row.measures and row.measures.value_count is not None for row in rows)
+        sure = "in their statistics and up to 256 values per input" if partly else "bit for bit"
+        return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
+    amount = number_text(worst.measures.relative_l2, 3)
+    return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
+
+
+def _first_unequal(result: Differences) -> Iterator[str]:
+    """Yield which row is the first that is not equal, where rounding may explain it and all before it is equal.
+
+    Not where the sides compute in other dtypes, or on other values from the start: then every row differs.
+    """
+    at = next((at for at, row in enumerate(result.rows) if row.measures is None or row.measures.relative_l2), None)
+    if at is None or result.inputs_b:
+        return
+    row = result.rows[at]
+    before, same_dtype = row.input_relative_l2, row.dtype == row.dtype_b
+    if row.measures is None or not row.measures.relative_l2 <= row.limit or not same_dtype or (before and not at):
+        return
+    partly = row.measures.value_count is not None
+    sure = "equal in its statistics and up to 256 values per input" if partly else "equal bit for bit"
+    amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
+    yield (
+        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
+        f"Rounding may explain up to {limit} there."
+    )
+
+
+def _growth(result: Differences) -> str:
+    """Return how the difference develops from where it begins."""
+    rows = [row for row in result.rows if row.measures is not None]
+    start = next((at for at, row in enumerate(rows) if row.label == result.first_differences[0].row), 0)
+    later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
+    if len(later) < 2:
+        return ""
+    first = result.first_differences[0]
+    if first.relative_l2 is not None and all(label != first.row for _, label in later):
+        later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
+    finite = [pair for pair in later if not math.isnan(pair[0])]
+    sentences = []
+    if finite and max(finite)[0]:
+        most, last = max(finite), finite[-1]
+        grown = f"It is largest at {most[1]} ({number_text(most[0], 3)})"
+        is_last = last == later[-1] and most != last
+        sentences.append(
+            f"{grown}, and {number_text(last[0], 3)} at the last row, {last[1]}." if is_last else f"{grown}."
+        )
+    broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
+    if len(finite) < len(later) and (not broken or broken[0].label != first.row):
+        where = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
+        sentences.append(f"{counted(len(later) - len(finite), 'row')} hold NaN or Inf on one side only{where}.")
+    return " ".join(sentences)
+
+
+def _nonfinite(row: DifferenceRow) -> str:
+    return nonfinite_text(row.measures.nonfinite) if row.measures and row.measures.nonfinite else ""
+
+
+def _output(output: OutputDifference) -> str:
+    name = f"Output {output.slot}" if output.slot else "Output"
+    if output.measures is None and output.top1 is None:
+        return f"{name}: it cannot be compared."
+    parts = []
+    both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    if both_nan and both_nan == output.input_count:
+        return f"{name}: A and B are NaN, so neither has a best class."
+    if output.measures is not None and output.measures.nonfinite is not None:
+        parts.append(nonfinite_text(output.measures.nonfinite))
+    elif output.measures is not None:
+        parts.append(f"relative L2 {number_text(output.measures.relative_l2, 3)}")
+    if output.measures is not None and output.measures.max_abs:
+        others = " elsewhere" if output.measures.nonfinite else ""
+        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")
+    if output.top1 is not None:
+        parts.insert(0, _best_classes(output.top1, output.input_count))
+    if output.top5 is not None:
+        parts.insert(1, f"{output.top5:.0%} of the five best in common")
+    if output.kl is not None and not math.isnan(output.kl):
+        parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
+    if both_nan:
+        parts.append(f"NaN in A and in B for {both_nan} of {output.input_count} inputs")
+    return f"{name}: {', '.join(parts)}."
+
+
+def _best_classes(same: int, count: int) -> str:
+    if count == 1:
+        return "the same best class" if same else "another best class"
+    return f"the same best class for {same} of {count} inputs"
+
+
+def _worse(result: Differences) -> Iterator[str]:
+    if not result.reference:
+        return
+    for output in result.outputs:
+        if output.error is not None and output.error_b is not None:
+            worse = "B is worse" if output.error_b > output.error else "B is different, not worse"
+            errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
+            yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
+
+
+def _is_nan(prediction: Prediction) -> bool:
+    return any(map(math.isnan, prediction.probabilities))
+
+
+def _scores_text(prediction: Prediction) -> str:
+    """Return the best classes of an input with their probabilities."""
+    if _is_nan(prediction):
+        return "scores that are NaN"
+    return prediction_text(prediction, _FEW_CLASSES)
+
+
+def _weights_answer(result: Differences) -> Iterator[str]:
+    """Yield in sentences how many tensors differ, which most, and other differences."""
+    rows = result.weights
+    changed = [row for row in rows if _differs(row)]
+    yield from _different_networks(result)
+    if not changed:
+        yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
+    else:
+        norms = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
+        finite = [pair for pair in norms if not math.isnan(pair[0])]
+        most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
+        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        if len(finite) < len(norms):
+            yield f"{counted(len(norms) - len(finite), 'tensor')} hold NaN or Inf on one side only."
+    flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
+    if flips:
+        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
+    dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
+    for form, count in dtypes.most_common(3):
+        yield f"{counted(count, 'tensor')} {are(count)} {form}."
+    alone = sorted(Counter(tensor.side for tensor in result.unmatched).items())
+    if alone:
+        yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
+
+
+def _different_networks(result: Differences) -> Iterator[str]:
+    """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
+    unit = "tensor" if result.way == "weights" else "row"
+    pairs = result.weights if result.way == "weights" else result.rows
+    of_a, of_b = (len(pairs) + sum(entry.side == side for entry in result.unmatched) for side in ("A", "B"))
+    if 2 * len(pairs) < min(of_a, of_b):
+        by_order = sum(row.matched == "order" for row in pairs)
+        alone = f", {by_order:,} of them by order and shapes alone" if by_order else ""
+        pairing = f"{counted(of_a, unit)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
+        yield f"A and B are different networks: {pairing}."
+
+
+def _differs(row: WeightDifference) -> bool:
+    """Tell whether the values differ, or cannot be compared."""
+    return row.measures is None or row.measures.relative_l2 != 0
+
+
+def gradients_answer(result: Differences) -> str:
+    """Return in a sentence how many gradients differ, and which most."""
+    measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
+    broken = [label for value, label in measured if math.isnan(value)]
+    changed = [pair for pair in measured if pair[0] != 0 and not math.isnan(pair[0])]
+    if not changed and not broken:
+        return f"No difference shows in {counted(len(measured), 'gradient')}."
+    sentences = []
+    if changed:
+        many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+        sentences.append(f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}.")
+    if broken:
+        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
+        sentences.append(f"{hold}, {broken[0]} among them.")
+    scored = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
+    if result.reference and scored:
+        error, of_a, label = max(scored)
+        errors = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
+        sentences.append(f"Beside {result.reference} {errors} {number_text(of_a, 3)}.")
+    return " ".join(sentences)
+
+
+def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> CheckReport:
+    """Return the conditions of `--fail-over` as a report of `check`, for its renderers: one rule for each condition."""
+    return CheckReport(
+        checkpoint=sides_text(result),
+        outcomes=tuple(_outcomes(result, conditions)),
+        model=result.a.model,
+        inputs=result.inputs,
+        warnings=result.warnings,
+        seconds={**result.timings, "total": sum(result.timings.values())},
+    )
+
+
+def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
+    for condition in dict.fromkeys(conditions):
+        findings = tuple(_finding(exceeded) for exceeded in result.exceeded if exceeded.condition == condition)
+        yield RuleOutcome(condition, "fail" if findings else "pass", findings)
+
+
+def _finding(exceeded: ToleranceFinding) -> Finding:
+    where = exceeded.label or "The output"
+    message = f"{where} is beyond '{exceeded.condition}': {number_text(exceeded.value)}."
+    return Finding(exceeded.condition, "fail", exceeded.label, message)

@@ -1,0 +1,139 @@
+"""Keep A-B of the first input for the rows that matter: those where it may begin, and the largest."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.diff.first_differences import exceeds, rounding_limit
+from hookscope.commands.diff.hooked_network import Key, PairedOutput
+from hookscope.inspection.rows import Recorder, SavedActivation, arranged
+from hookscope.results.activations import FeatureMaps
+from hookscope.results.differences import DifferenceRow, FirstDifference
+
+MOST_MAPS = 12
+"""Rows whose difference is drawn: as many as a reader looks at."""
+
+# What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
+# are kept. 4 MiB are 64 channels of 128 x 128.
+_MOST_BYTES = 16 * 2**20
+_MOST_BYTES_OF_ONE = 4 * 2**20
+
+# The first rows that rounding does not explain are kept however small their difference is: it begins in one of them.
+_MOST_FIRST = 2
+_MOST_ADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    key: Key
+    rank: float
+    may_begin: bool
+    saved: SavedActivation
+
+    @property
+    def bytes(self) -> int:
+        return self.saved.values.nbytes
+
+
+@dataclass(slots=True)
+class KeptMaps:
+    """Maps of A-B, of the first input of one batch.
+
+    Attributes:
+        eps: As for `rounding_limit`.
+    """
+
+    eps: float
+    _held: list[_Held] = field(default_factory=list)
+    _seen: int = 0
+    _first: int = 0
+    _adding: int = 0
+
+    def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, recorder: Recorder) -> None:
+        """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
+
+        Args:
+            a: The output of A; one that is nested has no map.
+            b: That of B, of the same shape.
+            relative_l2: Of A-B.
+            added: That of what B's layer adds by itself; None if it is not known.
+            recorder: Of A: which inputs these are.
+        """
+        if b.is_nested:
+            return
+        self._seen += 1
+        is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
+        adds = added is not None and self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
+        self._first += is_first
+        self._adding += adds
+        others = self._others()
+        is_large = bool(relative_l2) and (len(others) < MOST_MAPS or _rank(relative_l2) > others[0].rank)
+        if is_first or adds or is_large:
+            saved = _saved(a, b, recorder)
+            self._held += [_Held(a.key, _rank(relative_l2), is_first or adds, saved)] if saved is not None else []
+            self._drop()
+
+    def drawn(
+        self, rows: Mapping[tuple[str, int, int], DifferenceRow], first_differences: Sequence[FirstDifference]
+    ) -> tuple[FeatureMaps, ...]:
+        """Return the maps to draw, in the order of the given rows."""
+        begins = {first.row for first in first_differences}
+        pairs = [(rows[entry.key], entry) for entry in self._held if entry.key in rows]
+        pairs.sort(key=lambda pair: (pair[0].label in begins, pair[1].rank), reverse=True)
+        chosen = sorted(pairs[:MOST_MAPS], key=lambda pair: pair[0].index)
+        return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
+
+    def _others(self) -> list[_Held]:
+        """Return the maps kept only for their size, the smallest first."""
+        return sorted((item for item in self._held if not item.may_begin), key=lambda item: item.rank)
+
+    def _drop(self) -> None:
+        others = self._others()
+        while others and (len(others) > MOST_MAPS or sum(item.bytes for item in self._held) > _MOST_BYTES):
+            self._held.remove(others.pop(0))
+
+
+def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | None:
+    """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
+    count = len(recorder.indices)
+    difference = _difference(_of_first(a.value.read(), count), _of_first(b, count))
+    keeping = Recorder(1, None, None, indices=(0,))
+    keeping.axes.grids += a.grids
+    if a.channel_axis is not None and difference.numel():
+        channels = difference.shape[a.channel_axis]
+        keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
+    saved = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
+    if saved is None or saved.values.nbytes > _MOST_BYTES_OF_ONE:
+        return None
+    is_part = saved.values.numel() < difference.numel()  # whose rest is not held
+    return replace(saved, values=saved.values.clone()) if is_part else saved
+
+
+def _rank(relative_l2: float) -> float:
+    """Return a row's sort key: NaN on one side is the largest difference of all."""
+    return math.inf if math.isnan(relative_l2) else relative_l2
+
+
+def _of_first(tensor: Tensor, count: int) -> Tensor:
+    """Return the part of the first input, the batch axis kept; all of a tensor without one."""
+    if tensor.dim() and tensor.shape[0] == count:
+        return tensor[:1]
+    return tensor[:, :1] if tensor.dim() == 3 and tensor.shape[1] == count else tensor
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return A-B in float32, 0 where both are the same, NaN or infinite too."""
+    a, b = (tensor.detach().dequantize() if tensor.is_quantized else tensor.detach() for tensor in (a, b))
+    if a.device != b.device or a.device.type == "mps":
+        a, b = a.cpu(), b.cpu()
+    if a.dtype == b.dtype == torch.float32:
+        difference = a - b
+        if difference.sum().isfinite():
+            return difference.cpu()
+    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    difference = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros((), dtype=wide, device=a.device), a - b)
+    return (difference.abs() if difference.is_complex() else difference).float().cpu()

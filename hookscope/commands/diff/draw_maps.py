@@ -1,0 +1,54 @@
+"""Maps of A-B in a picture: those of the rows where a difference begins, and of those where it is largest."""
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from hookscope.reporting.grids import block_means
+from hookscope.reporting.overviews.maps import MOST_STAGES
+from hookscope.results.activations import FeatureMaps, MapSummary
+from hookscope.results.differences import Differences, Measures
+
+_LONGEST_SIDE = 160  # of a map, as in `MapSummary`
+
+LEGEND = (
+    "A-B for the first input. Above, the mean of |A-B| over channels; below, A-B in the channel where it is largest. "
+    "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+)
+LEGEND_OF_SEQUENCES = "Of a sequence, each row is a channel and each column a step or a token."
+
+
+def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
+    """Return maps of A-B, (C, H, W) or of a clip (C, T, H, W), as two: the mean of |A-B|, and its largest channel."""
+    values = maps.values[:, maps.values.shape[1] // 2] if maps.arrangement == "frames" else maps.values
+    with np.errstate(invalid="ignore", over="ignore"):
+        strength = np.square(values, dtype=np.float64).sum(axis=(1, 2))
+        mean = np.abs(values).mean(axis=0, dtype=np.float64)
+    channel = int(np.nan_to_num(strength, nan=math.inf).argmax())
+    step = -(-max(mean.shape) // _LONGEST_SIDE)
+    height, width = mean.shape
+    return MapSummary(
+        maps.row,
+        maps.label,
+        kind,
+        maps.input_index,
+        block_means(mean, step),
+        block_means(values[channel], step),
+        channel,
+        maps.channel_count,
+        (height, width),
+    )
+
+
+def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
+    """Return the maps where differences begin, at these rows, and the largest others, in the order of running."""
+    drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
+    sizes = {row.index: _size(row.measures) for row in result.rows}
+    drawable.sort(key=lambda maps: (maps.row in begins, sizes.get(maps.row, 0.0)), reverse=True)
+    return sorted(drawable[:MOST_STAGES], key=lambda maps: maps.row)
+
+
+def _size(measures: Measures | None) -> float:
+    value = 0.0 if measures is None else measures.relative_l2
+    return math.inf if math.isnan(value) else value

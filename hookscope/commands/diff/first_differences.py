@@ -1,0 +1,211 @@
+"""Find where differences come from: rounding, the layer, or its inputs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hookscope.commands.diff.alignment import is_inside
+from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
+
+# The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
+# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Sums of some 10,000
+# products, in any order, stay below a third of it.
+_STORED_ULPS = 4
+_SUMMED_ULPS = 64
+
+# A layer that only passes on what rounding makes of its inputs makes it less than so many times larger.
+_GROWTH = 10
+
+
+def rounding_limit(eps: float, layers_before: int) -> float:
+    """Return the relative L2 norm up to which rounding explains the difference of two outputs.
+
+    Errors of many layers add up as a random walk: with the square root of their number.
+
+    Args:
+        eps: Machine epsilon of the coarsest dtype that the networks compute in.
+        layers_before: How many layers have run by then, that layer included.
+    """
+    summed = min(eps, 2.0**-23)  # half precision is summed in float32
+    return (_STORED_ULPS * eps + _SUMMED_ULPS * summed) * math.sqrt(max(layers_before, 1))
+
+
+def exceeds(relative_l2: float | None, limit: float) -> bool:
+    """Return whether a difference is beyond rounding; NaN is."""
+    return relative_l2 is not None and not relative_l2 <= limit
+
+
+def with_origins(
+    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None, *, same_inputs: bool = True
+) -> tuple[tuple[DifferenceRow, ...], tuple[FirstDifference, ...]]:
+    """Return rows with their limit and origin, and where differences begin.
+
+    Args:
+        rows: In A's order of execution, containers included: they show differences that arise between the layers that
+            they call.
+        eps: As for `rounding_limit`.
+        sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
+        same_inputs: Whether both networks are given the same. If not, a difference begins where a layer is given the
+            same after all, and returns something else.
+    """
+    sizes = sizes or {}
+    judged: list[DifferenceRow] = []
+    first_seen = False
+    depth = 0
+    for row in rows:
+        depth += sizes.get(row.layer, 1)
+        limit, single = (rounding_limit(eps, layers) for layers in (depth, sizes.get(row.layer, 1)))
+        judged.append(replace(row, limit=limit, origin=_origin(row, limit, single, first_seen=first_seen)))
+        first_seen = first_seen or _differs(judged[-1])
+    begins = _begins(judged, eps, sizes)
+    if not same_inputs:
+        given_same = {row.label for row in judged if _has_equal_inputs(row)}
+        begins = [first for first in begins if first.row in given_same and not (first.in_own_code and not first.layer)]
+    if any(row.added is not None for row in rows):
+        begins = _of_single_layers(judged, begins, eps, sizes)
+    return tuple(judged), _sorted_by_stay(judged, begins)
+
+
+def _differs(row: DifferenceRow) -> bool:
+    if row.measures is None:
+        return row.shape != row.shape_b
+    return exceeds(row.measures.relative_l2, row.limit)
+
+
+def _origin(row: DifferenceRow, limit: float, single: float, *, first_seen: bool) -> Origin:
+    total = _relative_l2(row)
+    differs = row.shape != row.shape_b if row.measures is None else exceeds(total, limit)
+    origin: Origin = "unclear"
+    if total == 0:
+        origin = "equal"
+    elif row.added is not None and exceeds(row.added.relative_l2, single):
+        origin = "begins"
+    elif total is not None and not differs:
+        origin = "rounding"
+    elif total is not None and row.added is not None:
+        origin = "passed on"
+    elif differs and row.arriving_relative_l2 is not None:
+        arrives = exceeds(row.arriving_relative_l2, limit)
+        origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
+    return origin
+
+
+def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[FirstDifference]:
+    """Return where the first difference begins, and the other layers that are given the same and return something else.
+
+    A container is among the others only if its difference cannot be that of a layer inside it.
+    """
+    differing = [at for at, row in enumerate(rows) if _differs(row)]
+    if not differing:
+        return []
+    row = rows[differing[0]]
+    begins: list[FirstDifference] = []
+    single = rounding_limit(eps, sizes.get(row.layer, 1))
+    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.arriving_relative_l2, row.limit):
+        begins.append(_first(rows, differing[0]))
+    later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
+    inside = {start.layer for start in begins} | {entry.layer for entry in later}
+    inside |= {rows[at].layer for at in differing if rows[at].arriving_relative_l2 is None}
+    layers = {entry.layer for entry in rows}
+    for row in later:
+        if not any(is_inside(layer, row.layer) for layer in inside):
+            in_own_code = _has_parts(row.layer, layers)
+            begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
+    by_layer: dict[str, FirstDifference] = {}
+    for first in begins:
+        by_layer.setdefault(first.layer, first)
+    return [*by_layer.values()]
+
+
+def _has_equal_inputs(row: DifferenceRow) -> bool:
+    prior, total = row.arriving_relative_l2, _relative_l2(row)
+    return prior is not None and prior <= row.limit and not (total is not None and total <= row.limit + _GROWTH * prior)
+
+
+def _relative_l2(row: DifferenceRow) -> float | None:
+    return None if row.measures is None else row.measures.relative_l2
+
+
+def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
+    """Return where the difference begins that one of the rows is the first to show.
+
+    That is its layer if the layer's inputs agree, else the code of the nearest module around it whose inputs do: a
+    container that is called with a difference only passes it on.
+    """
+    row = rows[at]
+    if not exceeds(row.arriving_relative_l2, row.limit):
+        in_own_code = _has_parts(row.layer, {other.layer for other in rows})
+        return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
+    owner, colon, _ = row.layer.partition(":")
+    around = owner.removeprefix("(model)") if colon else _around(row.layer)
+    calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
+    while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
+        around = _around(around)
+    return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
+
+
+def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference]) -> tuple[FirstDifference, ...]:
+    """Return where differences begin, those last that are gone again before the next one begins."""
+    places = {row.label: at for at, row in enumerate(rows)}
+    passed_on = max((at for at, row in enumerate(rows) if _differs(row) and not _has_equal_inputs(row)), default=-1)
+    starts = sorted(places[difference.row] for difference in begins if _differs(rows[places[difference.row]]))
+    differences = []
+    for first in begins:
+        at = places[first.row]
+        end = next((start for start in starts if start > at), None)
+        gone_at = _gone_at(rows[at:end], is_last=end is None)
+        if not gone_at and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
+            gone_at = next(row.label for row in rows[at:] if not _differs(row))
+        differences.append(replace(first, gone_at=gone_at))
+    return tuple(sorted(differences, key=lambda difference: bool(difference.gone_at)))
+
+
+def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
+    """Return the row from which on all agree; "" if none takes the difference that the first row shows."""
+    if not _differs(rows[0]):
+        return rows[0].label
+    for at, row in enumerate(rows):
+        if not _differs(row) and (
+            exceeds(row.arriving_relative_l2, row.limit) or (is_last and row.arriving_relative_l2 is None)
+        ):
+            return "" if any(map(_differs, rows[at:])) else row.label
+    return ""
+
+
+def _around(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def _has_parts(layer: str, layers: set[str]) -> bool:
+    return any(is_inside(other, layer) for other in layers)
+
+
+def _of_single_layers(
+    rows: Sequence[DifferenceRow], first: Sequence[FirstDifference], eps: float, sizes: Mapping[str, int]
+) -> list[FirstDifference]:
+    """Return the layers that add a difference by themselves, at their first calls that do.
+
+    A container is among them only if the layers inside it add none.
+    """
+    layers = {row.layer for row in rows}
+    first_differences = {difference.layer: difference for difference in first}
+    for row in _adding(rows, eps, sizes):
+        first_differences.setdefault(
+            row.layer, FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), _added(row))
+        )
+    return [*first_differences.values()]
+
+
+def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
+    layers = [row.layer for row in rows]
+    adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
+    return [row for row in adding if not any(is_inside(other.layer, row.layer) for other in adding)]
+
+
+def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
+    inside = [name for name in layers if is_inside(name, layer)]
+    return sizes.get(layer, 1) + sum(sizes.get(name, 1) for name in inside)
+
+
+def _added(row: DifferenceRow) -> float:
+    return row.added.relative_l2 if row.added else 0.0

@@ -1,0 +1,428 @@
+"""One of the networks that are compared: its hooks, and one pass of it."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from hookscope.commands.diff.alignment import Call, CallKey, around
+from hookscope.commands.diff.spool import Value, Versions
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.calls import Hook
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.observed import ModuleCall, Operation, physical
+from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.selection import default_layers, owned_parameters
+from hookscope.inputs import Batch
+from hookscope.inspection.device import cpu_threads
+from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.edit_placement import PlacedEdits
+from hookscope.inspection.failures import failure_message, locate, reraise_internal
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import Recorder
+from hookscope.inspection.state.preservation import Preserved, preserved
+from hookscope.inspection.state.snapshot import Snapshot
+from hookscope.results.network import row_label
+
+Key = tuple[str, int, int]
+"""(layer, call, which of its tensors), in the names of A."""
+
+
+class PairedOutput(NamedTuple):
+    """An output that has a partner.
+
+    Attributes:
+        channel_axis: The axis of the tensor that counts channels; None if none does.
+        grids: In A, the spatial sizes of maps up to here, latest last.
+        inputs: Of the call; of a call that overwrote its first input, that one alone.
+        kept: What was kept before the call, of the first of its outputs; None if nothing was.
+    """
+
+    key: Key
+    layer: str
+    value: Value
+    channel_axis: int | None = None
+    grids: tuple[tuple[int, ...], ...] = ()
+    inputs: Sequence[Value] = ()
+    kept: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What is done with outputs in a pass.
+
+    Attributes:
+        versions: Of the tensors in that pass.
+        observe: Called in the hook of every output that has a partner.
+        overwrites: Called before a call overwrites its first input, with the call's key in A.
+    """
+
+    versions: Versions
+    observe: Callable[[PairedOutput], object]
+    overwrites: Callable[[CallKey, Value], object] = lambda _key, _value: None
+
+
+class Finished(NamedTuple):
+    """How a pass ended: with the network's output, or its error with a message."""
+
+    output: object = None
+    error: BaseException | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """What is known of an output without its values, from the first batch.
+
+    Attributes:
+        operation: The operation; None for a module.
+        inputs: For each input of an operation the name of the parameter, buffer or attribute that it is; "" for others,
+            None for an input that the operation has overwritten.
+    """
+
+    label: str
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    operation: Operation | None = None
+    inputs: tuple[str | None, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class HookedNetwork:
+    """A network, how it runs, and its outputs so far.
+
+    Attributes:
+        title: Its name in messages: "A (resnet34)".
+        selected: The layers that have rows.
+        hooked: The selected layers, the default layers, and the modules around them.
+        partner: Maps a call of this network to its key in A; None for a call without a partner.
+        options: How it runs, forward and backward.
+        cpu_threads: Number of CPU threads; None for torch's default.
+        keeps: What to keep of each call until it returns: its inputs from before any hook, or the states of autocast
+            and of the random generators.
+        own_inputs: Gives the batch to run on in place of one of A's.
+        rewinds: Whether the next pass begins with the network as it was before the latest.
+        output_forms: Outputs of all batches, in order, by (layer, call, which).
+        passed_through: Whether each was an unchanged input in every batch.
+    """
+
+    title: str
+    inspected: InspectedNetwork
+    selected: Mapping[str, nn.Module]
+    hooked: Mapping[str, nn.Module]
+    operations: OperationChoice | None
+    edits: PlacedEdits
+    recorder: Recorder
+    options: GradientOptions
+    cpu_threads: int | None = None
+    keeps: Literal["inputs", "states", ""] = ""
+    partner: Callable[[CallKey], CallKey | None] = lambda key: key
+    own_inputs: Callable[[Batch], Batch] = lambda batch: batch
+    rewinds: bool = False
+    output_forms: dict[Key, OutputForm] = field(default_factory=dict)
+    passed_through: dict[Key, bool] = field(default_factory=dict)
+    _state: Preserved | None = None
+    _has_run: bool = False
+    _captured: Capture[int] | None = None
+    _observer: Observer | None = None
+    _kept: dict[str, list[Any]] = field(default_factory=dict)
+    _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
+    _overwrote: dict[CallKey, Value] = field(default_factory=dict)
+    _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
+    _is_alone: bool = False
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Let the network run in the block, and restore it after the block."""
+        modules = self.inspected.modules
+        self._stored = {} if self.operations is None else _stored_tensors(modules)
+        with preserved(self.inspected.network, self.options.seed, self.options.mode, modules.values()) as self._state:
+            yield
+
+    def trial(self, batch: Batch, layers: Mapping[str, nn.Module]) -> "HookedNetwork":
+        """Return this network, without edits and with these layers hooked, after a pass that leaves no trace of it."""
+        operations = None if self.operations is None else OperationChoice(self.operations.patterns)
+        no_edits = PlacedEdits({}, (), {})
+        trial = replace(
+            self,
+            hooked=layers,
+            operations=operations,
+            edits=no_edits,
+            keeps="",
+            output_forms={},
+            passed_through={},
+        )
+        with trial.prepared():
+            trial.run(batch, None)
+        return trial
+
+    @property
+    def called(self) -> set[str]:
+        """Names of the layers that were called."""
+        return set() if self._captured is None else self._captured.called
+
+    def run(self, batch: Batch, observer: Observer | None) -> Finished:
+        """Run the network once; random numbers are drawn from the states that the generators have now."""
+        if self._state is None:
+            raise RuntimeError("a network runs in the block of `prepared` alone")
+        if self.rewinds:
+            self._state.rewind()
+        elif self._has_run:
+            self._state.mark()
+        self._has_run = True
+        for seen in (self._counts, self._kept, self._overwrote):
+            seen.clear()
+        self._observer = observer
+        self.recorder.start(batch.indices, pictures=batch.pictures)
+        with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
+            finished = self._forward(batch)
+            for observation in self._captured.restart():
+                if observation.value is not None:
+                    key = (observation.layer, observation.call, observation.value)
+                    self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
+        self._observer, self.rewinds = None, bool(finished.message)  # with the observer go values of tensors
+        return finished
+
+    @contextmanager
+    def _hooks(self) -> Iterator[Capture[int]]:
+        """Add hooks: of `capture`, and before calls, to see what they overwrite and to keep what `keeps` names."""
+        keep = self._keep_inputs if self.keeps == "inputs" else self._keep_states
+        edits, network = self.edits.by_name, self.inspected.network
+        hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
+        with hooks as captured, ExitStack() as block:
+            for name, module in self.hooked.items():
+                if self.keeps and name in self.selected:
+                    handle = module.register_forward_pre_hook(Hook(keep, name), prepend=True, with_kwargs=True)
+                    block.callback(handle.remove)
+                if vars(module).get("inplace") is True and not [*module.children()]:
+                    before = Hook(self._before_overwriting, name)
+                    block.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            yield captured
+
+    def _forward(self, batch: Batch) -> Finished:
+        try:
+            with torch.no_grad(), self.casting():
+                return Finished(self.inspected.network(*batch.args, **batch.kwargs))
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
+            error = reraise_internal(raised)
+            failure = locate(self.inspected.modules, error)
+            return Finished(error=error, message=failure_message(self.title, failure, error))
+
+    @contextmanager
+    def casting(self) -> Iterator[None]:
+        """Enable autocast if the network runs with it."""
+        if self.options.autocast is None:
+            yield
+            return
+        device = torch.device(self.inspected.placed[0]).type
+        with torch.autocast(device, self.options.autocast, cache_enabled=False):
+            yield
+
+    def has_rows(self, layer: str) -> bool:
+        """Return whether a layer or operation has rows in the result."""
+        return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
+
+    def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
+        """Show the observer an output that has a partner; return the output's index among the call's tensors."""
+        place = (call.layer, call.call)
+        index = self._counts[place]
+        self._counts[place] += 1
+        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
+        if (*place, index) not in self.output_forms:
+            kind = type(call.module).__name__ if call.operation is None else call.operation.name
+            shape = () if tensor.is_nested else tuple(tensor.shape)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            names = () if call.operation is None else [self._stored_name(source, tensor) for _, source in call.inputs]
+            label = row_label(call.layer, call.call, slot)
+            form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
+            self.output_forms[*place, index] = form
+        partner, observer = self.partner(place), self._observer
+        if partner is not None and observer is not None:
+            overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
+            inputs = [overwrote] if overwrote else [version_of(physical(source)[0]) for _, source in call.inputs]
+            grids = (
+                () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
+            )
+            kept = self._kept.get(call.layer) if not index else None
+            before = kept.pop() if kept else None
+            key = (*partner, index)
+            observer.observe(PairedOutput(key, call.layer, version_of(tensor), axis, grids, inputs, before))
+        return index
+
+    def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
+        if source is output:
+            return None
+        tensor, name, version = self._stored.get(id(source), (None, "", 0))
+        return name if tensor is not None and tensor._version == version else ""
+
+    def run_alone(self, layer: str, args: Any, kwargs: Any, kept: Any) -> list[Tensor]:
+        """Run one layer in a hook of the network, without side effects; return its output tensors.
+
+        It draws the random numbers that it drew in the network, and finds none of the context variables that the
+        network has set, by which a pass collects what its layers return. Afterwards the layer holds what it held, and
+        the random states are restored.
+
+        Args:
+            layer: Name of the layer.
+            args: What it is given.
+            kwargs: What it is given by name.
+            kept: What was kept before its call in the network.
+        """
+        module = self.hooked[layer]
+        device = torch.device(self.inspected.placed[0])
+        call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
+        now = RandomStates()
+        is_cast, dtype, random_states = kept or (False, None, now)
+        with nullcontext() if self._captured is None else self._captured.detached():
+            before = Snapshot([*module.modules()])
+            try:
+                self._is_alone = True
+                random_states.enter()
+                with torch.no_grad(), _autocast(device.type, dtype, enabled=is_cast):
+                    return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
+            finally:
+                before.put_back()
+                now.enter()
+                self._is_alone = False
+
+    def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._observer is not None:
+            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                tensors = [physical(leaf)[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                of = self._observer.versions.of
+                values = [of(tensor) if isinstance(tensor, Tensor) else tensor for tensor in tensors]
+            self._keep(layer, (values, form))
+
+    def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        if not self._is_alone:
+            device = torch.device(self.inspected.placed[0]).type
+            casting = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            self._keep(layer, (*casting, RandomStates()))
+
+    def _keep(self, layer: str, state: Any) -> None:
+        # Nested calls need several; calls that raised leave extra ones.
+        self._kept[layer] = [*self._kept.get(layer, [])[-3:], state]
+
+    def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_alone or self._observer is None:
+            return
+        place = (layer, self._counts[layer])
+        self._counts[layer] += 1
+        inputs, partner = tensors_given(args, kwargs), self.partner(place)
+        if inputs and partner is not None:
+            with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
+                tensor = physical(inputs[0][1])[0]
+                self._overwrote[place] = value = self._observer.versions.of(tensor)
+                self._observer.overwrites(partner, value)
+
+
+class RandomStates:
+    """A snapshot of the random generators of torch (CPU and CUDA), Python and NumPy."""
+
+    def __init__(self) -> None:
+        """Save the current states."""
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+    def has_drawn(self, before: "RandomStates") -> bool:
+        """Tell whether numbers were drawn since."""
+        states = zip((self._torch, *self._cuda), (before._torch, *before._cuda), strict=False)
+        return (
+            not all(torch.equal(*state) for state in states)
+            or self._python != before._python
+            or not all(map(np.array_equal, self._numpy, before._numpy))
+        )
+
+
+def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:
+    """Return the parameters, buffers and other tensors that modules hold, by `id`, with names and versions."""
+    stored: dict[int, tuple[Tensor, str, int]] = {}
+    for name, module in modules.items():
+        for key, value in {**vars(module), **module._buffers, **module._parameters}.items():
+            if isinstance(value, Tensor) and not value.is_inference():
+                stored.setdefault(id(value), (value, f"{name}.{key}" if name else key, value._version))
+    return stored
+
+
+def layers_to_hook(
+    inspected: InspectedNetwork, selected: Mapping[str, nn.Module], *, chosen: bool
+) -> dict[str, nn.Module]:
+    """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
+    wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
+    wanted |= around(wanted)
+    held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+    return {name: layer for name, layer in inspected.modules.items() if name in wanted and not isinstance(layer, held)}
+
+
+def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the parameters that a module owns itself."""
+    return tuple(tuple(parameter.shape) for parameter in owned_parameters(module))
+
+
+def coarsest_eps(networks: Sequence[HookedNetwork]) -> float:
+    """Return the machine epsilon of the coarsest dtype that A and B compute in."""
+    return max(_epsilons(network)[0] for network in networks[:2])
+
+
+def precision_notes(networks: Sequence[HookedNetwork]) -> list[str]:
+    """Return notes about networks that multiply in TF32."""
+    return [
+        f"{network.title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
+        for network in networks[:2]
+        if _epsilons(network)[1] == "TF32"
+    ]
+
+
+def _epsilons(network: HookedNetwork) -> tuple[float, str]:
+    device, dtype = network.inspected.placed
+    kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
+    kinds += [network.options.autocast] if network.options.autocast else []
+    epsilons = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
+    cudnn: Any = torch.backends.cudnn
+    if device.startswith("cuda") and torch.float32 in kinds and cudnn.conv.fp32_precision == "tf32":
+        epsilons.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
+    return max(epsilons)
+
+
+def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
+    """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
+    trial = network.trial(batch, network.hooked)
+    calls: dict[CallKey, list[Key]] = {}
+    for place in trial.output_forms:
+        calls.setdefault(place[:2], []).append(place)
+    return [_call(trial, places) for places in calls.values()]
+
+
+def _call(network: HookedNetwork, places: Sequence[Key]) -> Call:
+    """Return the call that returned the tensors at these places."""
+    forms = [network.output_forms[place] for place in places]
+    owned = parameter_shapes(network.hooked[forms[0].layer]) if forms[0].operation is None else ()
+    is_unchanged = any(network.passed_through.get(place) for place in places)
+    return Call(places[0][:2], forms[0].kind, tuple(form.shape for form in forms), owned, is_unchanged)
+
+
+def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:
+    """Return autocast in a given state; a device without autocast is never switched."""
+    if not enabled and not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, dtype, enabled=enabled, cache_enabled=False)

@@ -1,0 +1,145 @@
+"""Rows of networks that ran over the same inputs: of the outputs that have a partner, and which have none."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hookscope.commands.diff.alignment import Pairing
+from hookscope.commands.diff.compared import A, B
+from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
+from hookscope.commands.diff.measures import culprit
+from hookscope.commands.diff.passes import Row
+from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
+from hookscope.text import figure, in_words, printable
+
+
+def paired_rows(
+    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing
+) -> list[DifferenceRow]:
+    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution.
+
+    The index counts the rows that are listed.
+    """
+    rows: list[DifferenceRow] = []
+    listed = 0
+    for place, form in networks[A].output_forms.items():
+        row, partner = compared.get(place), pairing.partner(place[:2])
+        if row is None or partner is None:
+            continue
+        other = networks[B].output_forms[(*partner[0], place[2])]
+        unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get((*partner[0], place[2]))
+        if not unchanged:
+            rows.append(_row(listed, form, other, partner[1], row))
+            listed += networks[A].has_rows(form.layer)
+    return rows
+
+
+def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
+    measured = row.output.sums.get((A, B))
+    words, total, arriving = _given(form, other, row)
+    error, error_b = row.output.errors
+    return DifferenceRow(
+        index=index,
+        layer=form.layer,
+        label=form.label,
+        kind=form.kind,
+        label_b=other.label,
+        kind_b=other.kind,
+        matched=matched,
+        shape=row.output.shapes[A].whole,
+        shape_b=row.output.shapes[B].whole,
+        dtype=form.dtype,
+        dtype_b=other.dtype,
+        measures=row.output.measures,
+        input_relative_l2=total,
+        arriving_relative_l2=arriving,
+        source="" if form.operation is None else form.operation.source,
+        given=words,
+        added=None if row.added is None else row.added.measured(row.output.dtype),
+        error=error,
+        error_b=error_b,
+        channel=None if measured is None else culprit(measured),
+        note=row.output.note or row.note,
+    )
+
+
+def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | None, float | None]:
+    """Return what an operation takes that no layer returns and that differs, in words, and how far its inputs differ.
+
+    That is how far all of them do, and those that layers return; None where an input was overwritten.
+    """
+    total = row.input_relative_l2
+    if form.operation is None or other.operation is None:
+        return "", total, total
+    of_a, two = (
+        {path: repr(value) for path, value in operation.constants} for operation in (form.operation, other.operation)
+    )
+    differing = [path for path in of_a if two.get(path, of_a[path]) != of_a[path]]
+    parts = [] if sorted(of_a.values()) == sorted(two.values()) else [_constant(path, of_a, two) for path in differing]
+    if None in form.inputs:
+        return in_words(parts), None, None
+    if row.input_shapes_differ or len(row.inputs) != len(form.inputs):
+        return in_words(parts), total, total
+    amounts = [(name, sums.relative_l2) for name, sums in zip(form.inputs, row.inputs, strict=True)]
+    stored = [(printable(name), figure(value, 3)) for name, value in amounts if name and value]
+    parts += [f"given {name}, which differs by {amount}" for name, amount in stored]
+    arriving = [value for name, value in amounts if not name]
+    if not arriving:
+        return in_words(parts), total, 0.0 if parts else None
+    return in_words(parts), total, math.nan if any(map(math.isnan, arriving)) else max(arriving)
+
+
+def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str:
+    name = f"{path[2:-2]}=" if path.startswith("['") else ""
+    return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(two[path], 40)} in B"
+
+
+def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
+    """Return rows by the place of their output in the network that gives them their labels."""
+    by_label = {row.label: row for row in rows}
+    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
+
+
+def unmatched(
+    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
+) -> tuple[Unmatched, ...]:
+    """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
+    backwards = pairing.inverse()
+    result = [*_unpaired(networks[A], networks[B], "A", pairing, compared)]
+    if with_b:
+        result += _unpaired(networks[B], networks[A], "B", backwards, compared)
+    return tuple(result)
+
+
+def _unpaired(
+    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, compared: Mapping[Key, Row]
+) -> Iterator[Unmatched]:
+    for place, form in network.output_forms.items():
+        if network.passed_through.get(place) or not network.has_rows(form.layer):
+            continue
+        partner = pairing.partner(place[:2])
+        key = place if side == "A" or partner is None else (*partner[0], place[2])
+        if partner is not None and key in compared:
+            continue
+        reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
+        yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
+
+
+def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+    namesake = pairing.namesake(place[0])
+    calls, others = (
+        Counter((layer, call) for layer, call, _ in side.output_forms if layer == name)
+        for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
+    )
+    if namesake is None or (not others and place[0] not in network.hooked):
+        return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
+    if not others:
+        return f"{title} does not call it"
+    if len(calls) != len(others):
+        return f"called {_times(len(calls))} here, {_times(len(others))} by {title}"
+    fewer = others[namesake[0], place[1]] < calls[place[:2]]
+    return f"{title} {FEWER_TENSORS}" if fewer else UNPAIRED_CALL
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,0 +1,194 @@
+"""What `diff` does, for the command line and for Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookscope import options
+from hookscope.commands.opening import are_given, device_of, file_options, given_network, load, with_class_names
+from hookscope.errors import UsageError
+from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.parameters import arg
+from hookscope.text import printable
+
+if TYPE_CHECKING:
+    from hookscope.commands.diff.compare_networks import RunOptions
+    from hookscope.commands.diff.compare_weights import Weights
+    from hookscope.commands.opening import Model
+    from hookscope.inspection.given_inputs import Images
+    from hookscope.inspection.session import OnError, OnProgress
+    from hookscope.models import LoadedModel
+    from hookscope.results.differences import Differences
+
+
+@interrupts_between_blocks()
+def diff(
+    a: Model,
+    b: Model,
+    images: Images = (),
+    *,
+    option: options.Diff,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Differences:
+    """Compare two models on the same inputs, layer by layer, and find where the difference begins.
+
+    Two run directories of `activations` or `grads` are compared without running their models. Without inputs, only
+    weights are compared.
+
+        >>> import hookscope
+        >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_conv_stem:output:scale(1.1)")
+        >>> result.first_differences[0].layer
+        '_conv_stem'
+
+    Over each batch A runs first; its outputs wait for B in memory up to 2 GiB, then in a temporary file. Modules keep
+    their state and their device.
+
+    Args:
+        a: As `model` for `activations`, or a run directory.
+        b: As `a`, or "same": A again, run in a different way. If A is a module, B is a copy of it.
+        images: Without these, `input` and `input_shape`, only weights are compared; a weights file then needs no
+            network.
+
+    Returns:
+        The differences: `result["layer3.0.conv1"]` is a row, and `result.first_differences` is where they begin.
+
+    Raises:
+        HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
+    """
+    from hookscope.commands.diff.compare_networks import compare_networks
+    from hookscope.commands.diff.compare_weights import compare_weights
+    from hookscope.commands.diff.compared_networks import sides
+    from hookscope.inspection.session import choose_session_loss, open_session
+    from hookscope.results.runs.reading import is_run
+
+    began = time.perf_counter()
+    has_images, given_b = are_given(images), are_given(option.input_b)
+    how_b_runs = _how_b_runs(option, other_inputs=given_b)
+    if (option.loss is not None or option.target is not None) and not option.grads:
+        raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
+    of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
+    of_inputs += ["input_shape"] * (option.input_shape is not None)
+    of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
+    if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
+        _refuse([*of_inputs, *of_passes], "two run directories are compared as they are")
+        return _compared_runs(a, b, option)
+    names = [str(model) if isinstance(model, str | Path) else None for model in (a, b)]
+    of_a, of_b = sides(names[0], names[1], option)
+    if not of_inputs:
+        _refuse(of_passes, "without IMAGE, only weights are compared")
+        weights = _weights(a, of_a), _weights(a if _is_same(b) else b, of_b)
+        return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
+    if given_b and not has_images:
+        _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
+    loaded, other = (with_class_names(model, option) for model in _two_models((a, of_a), (b, of_b), option))
+    opened = partial(open_session, loaded, option=option, began=began, seed=option.seed)
+    session = opened(images)
+    return compare_networks(
+        session,
+        other,
+        option,
+        how_b_runs,
+        inputs_b=opened(option.input_b).inputs if given_b else None,
+        loss=choose_session_loss(session, option.loss or "projection", option.target, option.output_key)
+        if option.grads
+        else None,
+        on_progress=on_progress,
+        on_error=on_error,
+    )
+
+
+def _two_models(
+    a: tuple[Model, options.Diff], b: tuple[Model, options.Diff], option: options.Diff
+) -> tuple[LoadedModel, LoadedModel]:
+    """Load A and B, each with its options; "same" is A in another way, and modules are taken as they are."""
+    from hookscope.inspection.device import choose_device
+
+    (model_a, of_a), (model_b, of_b) = a, b
+    if option.device_b is not None:
+        choose_device(option.device_b, "device_b")
+    is_same = _is_same(model_b)
+    if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
+        loaded = load(model_a, of_a, of_a)
+    else:
+        loaded = given_network(model_a)  # the options about loading are for B
+    if is_same and not isinstance(model_a, str | Path):
+        return loaded, _another_way(loaded, option)
+    named = model_a if is_same else model_b
+    device, dtype = option.device_b or option.device, option.dtype_b or option.dtype
+    if isinstance(named, str | Path):
+        return loaded, load(named, of_b, replace(of_b, device=device, dtype=dtype))
+    alone = options.ModelOptions(weights=option.weights_b or "auto")
+    run = options.RunOptions(device=option.device_b or "auto", dtype=option.dtype_b, seed=option.seed)
+    return loaded, load(named, alone, run)
+
+
+def _is_same(model: Model) -> bool:
+    return isinstance(model, str) and model == "same"  # a module may have an `__eq__` of its own
+
+
+def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
+    from hookscope.commands.diff.compare_runs import compare_runs
+
+    for run in (a, b):
+        if not isinstance(run, str | Path) or not Path(run).is_dir():
+            shown = repr(printable(str(run), 80)) if isinstance(run, str | Path) else f"A {type(run).__name__}"
+            raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
+    return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
+
+
+def _how_b_runs(option: options.Diff, *, other_inputs: bool) -> RunOptions:
+    """Return how B runs, with what differs from A in words."""
+    from hookscope.commands.diff.compare_networks import RunOptions
+
+    texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
+    texts += ["train mode"] * (option.mode_b == "train")
+    texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
+    texts += [f"edit {edit}" for edit in option.edit_b]
+    texts += ["compiled"] * option.compile_b + ["other inputs"] * other_inputs
+    return RunOptions(option.mode_b, option.autocast_b, option.threads_b, option.edit_b, option.compile_b, tuple(texts))
+
+
+# Options of `diff` that need models to run.
+_OF_PASSES = (
+    *("layer", "ops", "reference", "shadow", "grads", "device_b", "dtype", "dtype_b", "autocast_b", "mode_b"),
+    *("threads_b", "edit_b", "compile_b", "output_key"),
+)
+
+
+def _refuse(names: Sequence[str], reason: str) -> None:
+    """Raise a UsageError for the first of the options, if any is given."""
+    for name in names:
+        option = {"IMAGE": name, "mode_b": f"{arg('mode_b')} train"}.get(name, arg(name))
+        raise UsageError(f"{option} applies to models that run over pictures: {reason}.")
+
+
+def _weights(model: Model, option: options.Diff) -> Weights:
+    """Return the weights of a model; of a weights file those in it, whatever network they are for."""
+    from hookscope.commands.diff.compare_weights import read_weights, weights_of
+    from hookscope.models import parse_model
+
+    if not isinstance(model, str | Path):
+        return weights_of(given_network(model))
+    if option.arch is None and option.weights == "auto" and parse_model(str(model)).form == "weights":
+        return read_weights(Path(model), file_options(option))
+    return weights_of(load(model, option, options.RunOptions(device="cpu", seed=option.seed)))
+
+
+def _another_way(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
+    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.models.construction import copied
+
+    if option.weights_b is not None:
+        raise UsageError(
+            f"{arg('weights_b')} is for a model given by name: load them into a second module, and give that as B."
+        )
+    other = copied(loaded)
+    if option.device_b is not None or option.dtype_b is not None:
+        move_to(other, choose_device(option.device_b or device_of(loaded)), option.dtype_b)
+    return other

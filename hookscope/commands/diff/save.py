@@ -1,0 +1,42 @@
+"""The files of `diff`: the overview, rows as CSV, and grids of A-B."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, rows_with_those_alone
+from hookscope.commands.diff.describe import describe_differences
+from hookscope.reporting import grids
+from hookscope.reporting.overviews.document import draw_document
+from hookscope.reporting.tables import csv_text, write_tables
+from hookscope.results.differences import Differences
+from hookscope.results.grids import Grid
+from hookscope.results.runs.directory import OVERVIEW, RunFiles
+from hookscope.text import counted
+
+
+def write_differences(folder: Path, result: Differences) -> RunFiles:
+    """Write the files of `hookscope diff`."""
+    draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
+    drawn = _draw_grids(folder, result)
+    differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
+    of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
+    words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
+    columns = WEIGHTS if result.way == "weights" else difference_columns(result)
+    texts = {"diff.csv": csv_text(columns, rows_with_those_alone(result))}
+    if result.gradients:
+        texts["gradients.csv"] = csv_text(columns, result.gradients)
+    return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": tuple(drawn)})
+
+
+def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
+    """Draw A-B of each row that has maps, all channels on one scale, so that those that differ stand out."""
+    drawn = []
+    if result.maps:
+        (folder / "grids").mkdir()
+    for maps in result.maps:
+        name = f"grids/{grids.grid_name(maps, len(result.rows))}"
+        titled = replace(maps, label=f"{maps.label or '(model)'}: A-B")
+        picture, grid = grids.draw_for_run(titled, name, scale="layer", input_name=result.inputs[maps.input_index].name)
+        (folder / name).write_bytes(grids.encode_png(picture))
+        drawn.append(grid)
+    return drawn

@@ -1,0 +1,115 @@
+"""What tensors held at moments of one network's pass, kept until another network has been compared with them."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.diff.measures import Sums, sums_of
+from hookscope.hooks.autograd import strided_copy
+from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.observed import shape_of
+from hookscope.inputs import length_of
+from hookscope.inspection.saved_tensors import SavedTensors, spool_tensor
+from hookscope.results.runs.tensors import DTYPES, TensorSpool
+
+# Bytes of copies that are held in memory; later ones go to a temporary file.
+_MOST_IN_MEMORY = 2 * 2**30
+
+
+_numbers = count()
+
+
+class Value:
+    """What a tensor held at a moment.
+
+    Attributes:
+        read: Returns the tensor or a copy; None if the tensor is gone.
+        number: One tensor has the same value, and number, until it is written to.
+        sums: By the number of the value that this one was compared with; None if they cannot be compared.
+    """
+
+    __slots__ = ("dtype", "number", "read", "shape", "sums")
+
+    def __init__(self, tensor: Tensor, read: Callable[[], Any] | None = None) -> None:
+        """Note the form of a tensor; without `read` nothing will overwrite it."""
+        self.shape, self.dtype, self.number = shape_of(tensor), tensor.dtype, next(_numbers)
+        self.read = read or (lambda: tensor)
+        self.sums: dict[int, Sums | None] = {}
+
+    def less(self, other: "Value", first_input: int, count: int, channel_axis: int | None = None) -> Sums | None:
+        """Return the sums of this value, as A, and another, as B; None if they cannot be compared.
+
+        Args:
+            other: That of B.
+            first_input: Position in the run of the first input of the batch.
+            count: Number of inputs in the batch.
+            channel_axis: The axis that counts channels; None if none does.
+        """
+        cached = other.sums.get(self.number)
+        if self.number in other.sums and (cached is None or channel_axis is None or cached.squares is not None):
+            return cached
+        a, b = self.read(), other.read()
+        sums = None
+        if a is not None and b is not None:
+            sums = sums_of(a, b, first_input if length_of(a) == count else 0, channel_axis)
+        other.sums[self.number] = sums
+        return sums
+
+
+class Spool:
+    """Copies of tensors: in memory up to a limit, then in a temporary file."""
+
+    def __init__(self) -> None:
+        """Start empty; the file is deleted with this object."""
+        self._bytes = 0
+        self._file: TensorSpool | None = None
+
+    def keep(self, tensor: Tensor) -> Value:
+        """Return a value that lasts, whatever the tensor holds later."""
+        try:
+            copied = strided_copy(tensor)
+        except RuntimeError:
+            if missing_memory(tensor):  # the comparison says so
+                return Value(tensor)
+            raise
+        is_strided = copied.layout == torch.strided and not (copied.is_nested or copied.is_meta)
+        self._bytes += copied.nbytes if is_strided else 0
+        if self._bytes > _MOST_IN_MEMORY and is_strided and str(copied.dtype).removeprefix("torch.") in DTYPES:
+            return Value(tensor, self._written(copied))
+        return Value(copied)
+
+    def _written(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Write a tensor to the file, its axes as they lie in memory; return what reads it."""
+        self._file = file = self._file or TensorSpool()
+        axes = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        places, device = [axes.index(axis) for axis in range(tensor.dim())], tensor.device
+        saved = SavedTensors(file, {"": spool_tensor(file, tensor.permute(axes))})
+        return lambda: saved[""].permute(places).to(device)
+
+
+@dataclass(slots=True)
+class Versions:
+    """The values of tensors in one pass.
+
+    Attributes:
+        make: Makes the value of a tensor that is new, or was written to.
+    """
+
+    make: Callable[[Tensor], Value]
+    _known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = field(default_factory=dict)
+
+    def of(self, tensor: Tensor) -> Value:
+        """Return the value that a tensor has now."""
+        if tensor.is_inference():  # writes to it are not counted
+            return self.make(tensor)
+        cached, version = self._known.get(id(tensor)), tensor._version
+        if cached is not None and cached[0]() is tensor and cached[1] == version:
+            return cached[2]
+        value = self.make(tensor)
+        self._known[id(tensor)] = weakref.ref(tensor), version, value
+        return value

@@ -1,0 +1,184 @@
+"""Where gradients go as a document: the verdicts, gradients of outputs and parameters over depth and as tables."""
+
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
+from statistics import median
+from typing import Any
+
+from hookscope.reporting.columns import Column, number_text
+from hookscope.reporting.document import DepthChart, Document, Level, Part, Series, Table, Text
+from hookscope.reporting.inspected import (
+    detailed_layers,
+    facts_of,
+    first_words,
+    folded_text,
+    names_of,
+    objections,
+    sections_of,
+)
+from hookscope.reporting.layer_columns import gradient_columns, parameter_columns, verdicts_on
+from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.run_facts import first_name, making_of, subject_of
+from hookscope.reporting.terminal import verified
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
+from hookscope.results.runs.record import RunRecord
+
+Row = GradientRow | ParameterRow
+
+_ALONE = (
+    Column("name", "input alone", "input", 0, words=True),
+    Column("loss", "loss", "its loss", 1),
+    Column("parameters_l2", "‖g‖ of parameters", "L2 norm of the gradients of all parameters", 2),
+)
+_SPREAD = (
+    Column("", "grad_output over inputs", "layer", 0, value=itemgetter(0), words=True),
+    Column("", "least ‖g‖", "smallest norm over inputs", 2, value=lambda row: min(row[1], default=None)),
+    Column("", "median ‖g‖", "median over inputs", 1, value=lambda row: median(row[1]) if row[1] else None),
+    Column("", "greatest ‖g‖", "largest norm over inputs", 3, value=lambda row: max(row[1], default=None)),
+)
+
+
+def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Document:
+    """Describe the gradients of a run; `record` is that of its directory."""
+    answer, level = _answer(result)
+    loss = result.loss
+    outputs = [row for row in result.gradients if row.role == "output"]
+    rows: list[Part] = []
+    parameters: list[Part] = []
+    if loss is not None:
+        words = f"Gradients of the loss by layer, {result.mode} mode, in forward order"
+        table = _table("Gradients of outputs", gradient_columns, result.gradients, result, words)
+        rows = [detailed_layers(result, record, [table]), *folded_text(result.gradients)]
+        rows = rows if result.gradients else [Text(["No layer finished."])]
+        table = _table("Gradients of the loss by parameter", parameter_columns, result.parameters, result)
+        parameters = [table if result.parameters else Text(["The network has no parameters."])]
+    charts = [_flow("Gradient of the loss by each layer's output", outputs, result)]
+    charts += [_flow("Gradient of the loss by each parameter", result.parameters, result), _ratios(result.parameters)]
+    return Document(
+        title=f"Gradients of {result.model.name}, {names_of(result.inputs)}",
+        subtitle=f"{first_words(result)}  ·  {result.mode} mode",
+        page_title=f"{result.model.name} · gradients · {first_name(result)}",
+        about=[
+            *subject_of(result),
+            *([] if result.verification is None else [verified(result.verification, with_loss=True)]),
+        ],
+        answer=answer,
+        level=level,
+        input=partial(input_picture, result, 0) if result.inputs else None,
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=facts_of(
+            result,
+            record,
+            ("Mode", result.mode, False),
+        ),
+        sections=sections_of(
+            result,
+            record,
+            [("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
+            rows,
+            [
+                ("parameters", "Parameters", parameters),
+                ("alone", "Gradients of each input alone", _alone(result)),
+            ],
+        ),
+        making=making_of(result),
+        main="layers",
+    )
+
+
+def _answer(result: Gradients) -> tuple[list[str], Level]:
+    """Return whether rules object and what was differentiated, and the level of that."""
+    loss = [] if result.loss is None else [loss_words(result.loss)]
+    if result.loss is None:
+        return ["No loss and no gradients: the forward pass raised.", "Gradients were not judged."], "fail"
+    if result.verdicts:
+        headline, level = objections(result.verdicts)
+        return [headline, *loss], level
+    if result.failure is not None:
+        return ["Gradients were not judged: the pass raised.", *loss], "warn"
+    return ["No rule objects to the gradients.", *loss], "good"
+
+
+def loss_words(loss: LossRecord) -> str:
+    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · output (model)"."""
+    parts = [f"loss {loss.name} = {number_text(loss.value)}"]
+    parts += [f"target: {loss.target}"] if loss.target else []
+    parts += [f"output {', '.join(loss.outputs)}"] if loss.outputs else []
+    return " · ".join(parts)
+
+
+def _flow(title: str, rows: Sequence[Row], result: Gradients) -> DepthChart:
+    values = [row.gradient for row in rows]
+    failing = {verdict.where for verdict in result.verdicts if verdict.level == "fail"}
+    return DepthChart(
+        title=title,
+        labels=[row.label or "(model)" for row in rows],
+        series=[
+            Series("largest |g|", [value.max_abs for value in values], "orange"),
+            Series("mean |g|", [value.mean_abs for value in values]),
+        ],
+        marks=[
+            ("exactly 0", "fail", [row.status == "zero" for row in rows]),
+            ("no gradient", "dim", [row.status in ("no gradient path", "not reached") for row in rows]),
+            ("holds NaN or Inf", "fail", [bool(value.nan_count or value.inf_count) for value in values]),
+        ],
+        ground=("a rule fails", [row.label in failing for row in rows]),
+    )
+
+
+def _ratios(parameters: Sequence[ParameterRow]) -> DepthChart:
+    return DepthChart(
+        title="Gradient over weight, ratio of L2 norms",
+        labels=[row.name for row in parameters],
+        series=[Series("ratio", [row.ratio for row in parameters])],
+        marks=[("zero or none", "fail", [row.status != "gradient" for row in parameters])],
+    )
+
+
+def _table(title: str, columns: Any, rows: Sequence[Row], result: Gradients, remark: str = "") -> Table:
+    """Return a table whose last column holds remarks on each gradient.
+
+    Folding keeps every row that a verdict names, and both ends of a run of rows with NaN, Inf or no statistics.
+    """
+    verdicts = [verdicts_on(result, row) for row in rows]
+    odd = [False, *map(_is_odd, rows), False]
+    return Table(
+        title=title,
+        columns=columns(result),
+        rows=rows,
+        levels=[*map(_level, rows, verdicts)],
+        notable=[
+            bool(named) or (odd[place] and not (odd[place - 1] and odd[place + 1]))
+            for place, named in enumerate(verdicts, start=1)
+        ],
+        remark=remark,
+    )
+
+
+def _level(row: Row, verdicts: Sequence[Finding]) -> Level:
+    if row.gradient.nan_count or row.gradient.inf_count:
+        return "fail"
+    if verdicts:
+        return verdicts[0].level
+    if row.status == "zero" or _is_odd(row):
+        return "warn"
+    return "" if row.status == "gradient" else "dim"
+
+
+def _is_odd(row: Row) -> bool:
+    return bool(row.gradient.nan_count or row.gradient.inf_count or row.gradient.unmeasured)
+
+
+def _alone(result: Gradients) -> list[Table]:
+    """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer."""
+    inputs = result.inputs_alone
+    labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
+    norms = [[norm for each in inputs if (norm := each.rows_l2.get(label)) is not None] for label in labels]
+    tables = [
+        Table(title="Gradients of each input alone", columns=_ALONE, rows=inputs),
+        Table(title="Norms over the inputs, by layer", columns=_SPREAD, rows=[*zip(labels, norms, strict=True)]),
+    ]
+    return [table for table in tables if table.rows]

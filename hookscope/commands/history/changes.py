@@ -1,0 +1,293 @@
+"""Rules on what changes from file to file; the rules of `hookscope check` are about one file.
+
+They warn, as each change has an innocent cause, such as weights that were pruned on purpose, or files out of order.
+Only a file that alone lacks a tensor, or alone has it in another shape, fails.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median, median_low
+
+from hookscope.commands.history.drift import LEAST_OF_REPLACED
+from hookscope.results.findings import Finding
+from hookscope.results.history import HistoryFile, HistoryFinding, OptimiserPoint, WeightPoint
+from hookscope.text import are, counted, figure, printable, some_of
+
+# The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
+# quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
+# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015). For a vector the
+# gain is the root mean square.
+NORM_FACTOR = 10.0
+_LEAST_GAIN = 3.0
+
+# A weight has jumped if it moved by half its norm, and so many times as far as before, as later, and as the others. A
+# scale starts at 1, or at 0, where any step is large: it must have moved so far in root mean square too.
+JUMP_FACTOR = 4.0
+_LEAST_OF_SCALES = 0.5
+_PAIRS_BEFORE = 3
+
+DEAD = "dead-filters-appear"
+JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
+STOP = "weight-stops"
+FROZEN = "frozen-weight-moves"
+TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
+
+CHANGE_RULES: Mapping[str, str] = {
+    DEAD: "Output channels whose weights, or whose scale in a normalisation, are exactly zero, more than in the first "
+    "file.",
+    NORM: f"The norm of a weight, bias, scale, or BatchNorm statistic grew by a factor of {NORM_FACTOR:g} since the "
+    "file before, or that of a weight or scale fell by it.",
+    TRADED: "Weights have exchanged their values since the file before.",
+    JUMP: f"A weight or scale moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as "
+    "between other files, and as others of its kind did.",
+    STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
+    FROZEN: "A parameter that is frozen in the file before and in this one has other values than there, beside "
+    "parameters that are trained; only files that store `requires_grad` tell.",
+    RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
+    TENSORS: "A tensor is missing, new, or of another shape than in the file before.",
+    DTYPE: "A tensor is stored in another dtype than in the file before.",
+    OPTIMISER: "An optimiser's state is missing or zero, or has counted fewer steps than in the file before.",
+}
+"""What each rule on changes objects to."""
+
+Row = Mapping[str, WeightPoint]
+"""The tensors of one file by name."""
+
+
+def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
+    """Yield the weights and scales that have more output channels of zeros than in the first file."""
+    for name, row in now.items():
+        before = first.get(name)
+        if before is None or before.dead_filter_count is None or not row.dead_filter_count:
+            continue
+        if row.dead_filter_count > before.dead_filter_count:
+            kind, holds = ("channel", "is 0") if row.is_scale else ("output channel", "has only zeros")
+            channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, kind)}"
+            was = f"in {before.dead_filter_count:,} of them" if before.dead_filter_count else "in none"
+            yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels}; in {first_label} {was}.")
+
+
+def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
+    """Yield what happened between files that follow each other; `rows` are those of the files that were read."""
+    places = [file.index for file in files if file.index in rows]
+    labels = {file.index: file.label for file in files}
+    for at, (before, now) in enumerate(pairwise(places), 1):
+        reported: set[str] = set()
+        for rule, find in _RULES.items():
+            messages = {name: message for name, message in find(_Pair(rows, places, at)) if name not in reported}
+            reported.update(messages)
+            if messages:
+                message = f"{next(iter(messages.values()))} between {labels[before]} and {labels[now]}."
+                yield HistoryFinding(
+                    rule, "warn", tuple(messages), now, before, (now,), lasts=False, message=message, is_change=True
+                )
+
+
+class _Pair:
+    """Two files that follow each other, and all the others."""
+
+    def __init__(self, rows: Mapping[int, Row], places: Sequence[int], at: int) -> None:
+        self.before, self.now = rows[places[at - 1]], rows[places[at]]
+        self._rows, self._places, self._at = rows, places, at
+
+    def alike(self, kind: Callable[[WeightPoint], bool]) -> list[tuple[WeightPoint, WeightPoint]]:
+        """Return the tensors of a kind that both files have in one shape."""
+        both = [(self.before[name], row) for name, row in self.now.items() if name in self.before and kind(row)]
+        return [(before, row) for before, row in both if before.shape == row.shape]
+
+    def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
+        """Return how far a weight moved between the files before these two, and between those after them."""
+        drifts = [row.drift for place in self._places[1:] if (row := self._rows[place].get(name)) is not None]
+        numbers = [0.0 if drift is None else drift for drift in drifts]
+        return numbers[: self._at - 1], numbers[self._at :]
+
+
+def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
+    for before, now in pair.alike(_has_usual_norm):
+        if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
+            continue
+        was, norm = before.norm or 0.0, now.norm or 0.0
+        gain = norm / max((1, *now.shape[:1])) ** 0.5
+        factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
+        if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start
+            grew = f"grew {figure(norm / was, 3)}-fold" if was else f"grew from 0 to {figure(norm, 3)}"
+            yield now.name, f"The norm of '{now.name}' {grew}"
+        elif norm and was >= NORM_FACTOR * norm and (now.is_weight or now.is_scale):
+            yield now.name, f"The norm of '{now.name}' fell to {figure(norm / was)} of what it was"
+
+
+def _has_usual_norm(row: WeightPoint) -> bool:
+    return row.role == "parameter" or row.name.endswith(("running_mean", "running_var"))
+
+
+def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
+    for name, row in pair.now.items():
+        if row.moved_from:
+            names = [name]
+            while (origin := pair.now[names[-1]].moved_from) not in names:
+                names.append(origin)
+            listed = ", ".join(f"'{weight}'" for weight in names[:-1])
+            yield name, f"{listed} and '{names[-1]}' exchanged their values"
+
+
+def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
+    for kind in (_is_weight, _is_scale):
+        alike = [(before, now, now.drift) for before, now in pair.alike(kind) if now.drift is not None]
+        for before, now, drift in alike:
+            earlier, later = pair.drifts_around(now.name)
+            others = [shift for _, other, shift in alike if other is not now]
+            if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
+                continue
+            if now.is_weight and not before.norm:  # one of zeros may start
+                continue
+            moved = drift * before.norm if before.norm else now.norm or 0.0
+            if now.is_scale and moved < _LEAST_OF_SCALES * now.element_count**0.5:
+                continue
+            usual = [
+                max(earlier[-_PAIRS_BEFORE:]),
+                *([median_low(later)] if len(later) > 1 else []),  # one of them may be the way back
+                *([median(others)] if others else []),
+            ]
+            if drift >= JUMP_FACTOR * max(usual):
+                compared = f"{figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                yield now.name, f"'{now.name}' moved by {compared}"
+
+
+def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
+    moved = {row.name: row.drift for _, row in pair.alike(_is_weight) if row.drift is not None}
+    if moved and median(moved.values()) > 0:
+        for name, drift in moved.items():
+            earlier, _ = pair.drifts_around(name)
+            if not drift and earlier and earlier[-1]:
+                yield name, f"'{name}' did not move (by {figure(earlier[-1])} of its norm before)"
+
+
+def _is_weight(row: WeightPoint) -> bool:
+    return row.is_weight
+
+
+def _is_scale(row: WeightPoint) -> bool:
+    return row.is_scale
+
+
+def _resets(pair: _Pair) -> Iterator[tuple[str, str]]:
+    for name, now in pair.now.items():
+        layer, _, leaf = name.rpartition(".")
+        before = pair.before.get(name)
+        if before is None:
+            continue
+        if leaf == "num_batches_tracked" and (now.max or 0) < (before.max or 0):
+            yield layer, f"'{name}' fell from {before.max or 0:,.0f} to {now.max or 0:,.0f}"
+        elif leaf == "running_var" and _is_new(pair.now, layer) and not _is_new(pair.before, layer):
+            yield layer, f"The statistics of '{layer}' were reset to mean 0 and variance 1"
+
+
+def _is_new(rows: Row, layer: str) -> bool:
+    prefix = f"{layer}." if layer else ""
+    mean, variance = rows.get(f"{prefix}running_mean"), rows.get(f"{prefix}running_var")
+    if mean is None or variance is None:
+        return False
+    return mean.min == mean.max == 0 and variance.min == variance.max == 1
+
+
+# In the order in which they claim a tensor: what one has explained, the others leave out.
+_RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
+    TRADED: _traded,
+    NORM: _norms,
+    JUMP: _jumps,
+    STOP: _stops,
+    RESET: _resets,
+}
+
+
+def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
+    """Yield where tensors are missing, new, or in another shape or dtype, of files that were read, in order.
+
+    A change that the next file takes back is a fault of one file, and reported there alone.
+    """
+    labels = {file.index: file.label for file in files}
+    places = [at for at in labels if at in rows]
+    groups: dict[tuple[int, str, bool], list[str]] = {}
+    for name in dict.fromkeys(name for at in places for name in rows[at]):
+        for kind, forms in (
+            ("shape", [None if (row := rows[at].get(name)) is None else row.shape for at in places]),
+            ("dtype", [None if (row := rows[at].get(name)) is None else row.dtype for at in places]),
+        ):
+            for at, is_alone in _changed(forms):
+                change = "missing" if forms[at] is None else "new" if forms[at - 1] is None else kind
+                if kind == "shape" or change == "dtype":
+                    groups.setdefault((at, change, is_alone), []).append(name)
+    for (at, change, is_alone), names in groups.items():
+        before, now = places[at - 1], places[at]
+        if rows[before].keys().isdisjoint(rows[now]):  # two networks, which is said elsewhere
+            continue
+        is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict needs none
+        fails = is_alone and change in ("missing", "shape") and not is_counter
+        message = _tensors_message(names, change, rows[before], rows[now], (labels[before], labels[now]))
+        rule = DTYPE if change == "dtype" else TENSORS
+        yield HistoryFinding(
+            rule, "fail" if fails else "warn", tuple(names), now, before, (now,), False, message, is_change=True
+        )
+
+
+def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
+    """Yield where a form differs from the one before, and whether it does so in that file alone."""
+    at = 1
+    while at < len(forms):
+        if forms[at] != forms[at - 1]:
+            is_last = at == len(forms) - 1
+            returns = not is_last and forms[at + 1] == forms[at - 1]
+            yield at, is_last or returns
+            at += returns
+        at += 1
+
+
+def _tensors_message(names: Sequence[str], change: str, before: Row, now: Row, labels: tuple[str, str]) -> str:
+    first, count = names[0], len(names)
+    tensors, listed = counted(count, "tensor"), some_of([f"'{printable(name, 80)}'" for name in names], 3)
+    if change == "missing":
+        return f"{labels[1]} lacks {tensors} of {labels[0]}: {listed}."
+    if change == "new":
+        return f"{labels[1]} holds {tensors} that {are(count)} not in {labels[0]}: {listed}."
+    if change == "dtype":
+        return f"{labels[1]} stores {tensors} in {now[first].dtype}, {labels[0]} in {before[first].dtype}: {listed}."
+    shapes = [" x ".join(map(str, row[first].shape)) or "scalar" for row in (now, before)]
+    return f"{labels[1]} holds {tensors} in another shape than {labels[0]}: {listed} ({shapes[0]}, before {shapes[1]})."
+
+
+def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
+    """Yield where the state of an optimiser is gone, cleared, or has counted fewer steps, of files in order."""
+    read = [checkpoint for checkpoint in files if checkpoint.status == "read"]
+    for key in dict.fromkeys(state.key for file in read for state in file.optimisers):
+        states = [next((state for state in file.optimisers if state.key == key), None) for file in read]
+        last_steps = 0.0
+        for at, (before, now) in enumerate(pairwise(states), 1):
+            last_steps = max(last_steps, (before.steps or 0.0) if before else 0.0)
+            lost = _lost_state(before, now, last_steps, is_last=at == len(states) - 1)
+            if lost:
+                labels = read[at - 1].label, read[at].label
+                message = f"The state of '{printable(key, 80)}' {lost.format(*labels)}."
+                places = (read[at - 1].index, read[at].index)
+                yield HistoryFinding(
+                    OPTIMISER, "warn", (key,), places[1], places[0], (places[1],), False, message, is_change=True
+                )
+                last_steps = 0.0
+                states[at] = replace(now, steps=None) if now else None
+
+
+def _lost_state(before: OptimiserPoint | None, now: OptimiserPoint | None, steps: float, *, is_last: bool) -> str:
+    """Return what is lost of a state, as a sentence's end with the labels of both files to fill in; "" for nothing."""
+    if before is None:
+        return ""
+    if now is None:  # a last file may be stripped for release
+        return "" if is_last or not before.live_count else "is in {0} and not in {1}"
+    was, live = before.live_count or 0, now.live_count or 0
+    if was and not live:
+        how = "only zeros are left" if now.tensor_count else "it is empty"
+        return f"was cleared in {{1}}: {how}; in {{0}} {counted(was, 'tensor')} held other values"
+    if was and live < was / 2:
+        return f"was cleared in part in {{1}}: {counted(live, 'tensor')} with values other than 0; {was:,} in {{0}}"
+    if now.steps is not None and now.steps < steps:
+        return f"was reset: it counts {now.steps:,g} steps in {{1}}, and {steps:,g} before"
+    return ""

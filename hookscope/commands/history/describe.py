@@ -1,0 +1,381 @@
+"""A run by its checkpoints as a document: what happened and since which file, the files, the layers over files."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from pathlib import PurePath
+from typing import Any
+
+from hookscope.commands.history.columns import (
+    file_columns,
+    layer_columns,
+    layer_rows,
+    output_columns,
+    tensor_columns,
+    verdicts_on,
+)
+from hookscope.commands.history.heat_maps import history_maps
+from hookscope.reporting.columns import Column, classes_text
+from hookscope.reporting.document import (
+    Document,
+    Facts,
+    FindingLine,
+    Findings,
+    HeatMaps,
+    Level,
+    RowDetails,
+    Section,
+    Table,
+)
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint
+from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
+
+_MOST_PLACES = 3
+_MOST_FAILURES = 5
+_MOST_NAME = 80
+_MOST_INPUTS = 3
+_MOST_POINTS = 24  # files that a row's own table has; digests that are listed
+_FEW_RULES = 4  # that the answer names
+
+# What is wrong with one thing and with several, and what ends a tensor's name that is then left out.
+_WORDS: dict[str, tuple[str, str]] = {
+    "dead-filters-appear": ("has dead filters", "have dead filters"),
+    "dead-filter": ("has many dead filters", "have many dead filters"),
+    "frozen-weight-moves": ("is frozen, yet moves", "are frozen, yet move"),
+    "non-finite-parameter": ("holds NaN or Inf", "hold NaN or Inf"),
+    "zero-parameter": ("is 0 everywhere", "are 0 everywhere"),
+    "constant-parameter": ("has one value everywhere", "have one value everywhere"),
+    "duplicate-parameter": ("equals another weight", "equal another weight"),
+    "untrained-weight": ("looks untrained", "look untrained"),
+    "untrained-norm": ("has its initial values", "have their initial values"),
+    "outlier-weight": ("has a value far greater than all others", "have a value far greater than all others"),
+    "dead-channels": ("has dead channels", "have dead channels"),
+    "non-finite-activation": ("makes NaN or Inf", "make NaN or Inf"),
+    "optimizer-state": ("cannot resume training", "cannot resume training"),
+}
+
+
+# Rules on changes whose message counts all that it is about.
+_LIST_ALL = ("weights-traded", "tensors-change", "dtype-change", "optimizer-reset")
+
+
+def describe_history(result: History) -> Document:
+    """Describe a run by its checkpoints."""
+    most = decisive(result)
+    files = result.files
+    first, last = files[0].label, files[-1].label
+    verdicts = sorted(
+        result.verdicts, key=lambda verdict: (verdict is not most, verdict.level != "fail", verdict.first)
+    )
+    findings = Findings(
+        findings=[_finding(verdict, result) for verdict in verdicts], ends=(first, last), all_in="verdicts.csv"
+    )
+    tables = [_files_table(result), *_layers_table(result), *_classes_table(result)]
+    return Document(
+        title=f"From {first} to {last}",
+        subtitle=f"{len(result.read)} of {counted(len(files), 'file')} read",
+        page_title=f"{first} to {last} · history",
+        answer=answer(result),
+        level=most.level if most else "" if result.unreadable else "good",
+        warnings=[*(("", warning) for warning in result.warnings), *((f.label, f.error) for f in result.unreadable)],
+        notes=result.notes,
+        facts=_facts(result),
+        sections=[
+            *([Section("verdicts", "Verdicts", "Verdicts over files", [findings])] if verdicts else []),
+            Section("layers", "Layers", "Layers over files", [_maps(result)]),
+            Section("tables", "Tables", "Tables", tables),
+        ],
+        making=_making(result),
+        main="layers",
+    )
+
+
+def _finding(verdict: HistoryFinding, result: History) -> FindingLine:
+    return FindingLine(
+        level=verdict.level,
+        rule=verdict.rule,
+        message=verdict.message,
+        where=places_text(verdict),
+        places=[(place, "") for place in verdict.places if place],
+        when=f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result),
+        spans=_spans(verdict, result),
+    )
+
+
+def _spans(verdict: HistoryFinding, result: History) -> list[tuple[float, float]]:
+    """Return where each run of files with the verdict begins and how long it is, of 1,000; unread files part none."""
+    read = [file.index for file in result.read]
+    reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
+    runs = [[*run] for holds, run in groupby(reaches, lambda reach: reach[0] in verdict.files) if holds]
+    unit = 1000 / len(result.files)
+    return [(round(run[0][0] * unit, 1), round((run[-1][1] - run[0][0]) * unit, 1)) for run in runs]
+
+
+def _maps(result: History) -> HeatMaps:
+    tensors: dict[str, dict[str, list[WeightPoint]]] = {}
+    for row in result.rows:
+        tensors.setdefault(row.layer or "(model)", {}).setdefault(row.name, []).append(row)
+    outputs: dict[str, list[ActivationPoint]] = {}
+    for output in result.activations:
+        outputs.setdefault(output.label or "(model)", []).append(output)
+    findings: dict[str, list[FindingLine]] = {}
+    for verdict in result.verdicts:
+        for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
+            findings.setdefault(name, []).append(_finding(verdict, result))
+
+    def details(name: str) -> RowDetails:
+        points, seen = tensors.get(name, {}), outputs.get(name, [])
+        kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
+        tables = [_tensor_table(rows, result) for rows in points.values()]
+        tables += [
+            Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
+            for output in seen[:1]
+        ]
+        return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
+
+    return HeatMaps(
+        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings),
+        details=details,
+        legend="A column for each file, in order. Magenta: NaN or Inf. Grey: exactly 0. Blank: not read, or nothing to "
+        "compare.",
+        empty="No file could be read.",
+        all_in="weights.csv",
+        example="layer1 conv",
+    )
+
+
+def _names_of(place: str) -> tuple[str, str]:
+    return place or "(model)", place.rpartition(".")[0] or "(model)"
+
+
+def _tensor_table(points: Sequence[WeightPoint], result: History) -> Table:
+    first = points[0]
+    title = f"{first.name} ({shape_text(first.shape)}, {first.dtype})"
+    return Table(title=title, columns=tensor_columns(result), rows=_some(points))
+
+
+def _some(points: Sequence[Any]) -> Sequence[Any]:
+    """Return the first files, and the last; the CSV files have all."""
+    half = _MOST_POINTS // 2
+    return points if len(points) <= _MOST_POINTS else [*points[:half], *points[-half:]]
+
+
+def _facts(result: History) -> Facts:
+    read, count = len(result.read), len(result.files)
+    how_many = "all" if read == count else f"{read:,} of them"
+    facts = [("Files", f"{count:,}, {how_many} read", read < count and not result.searched)]
+    facts.append(("In the order of", result.order, False))
+    facts.append(("Network", result.arch or "none: judged by what the files store", False))
+    optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
+    if optimisers:
+        rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
+        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
+        facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
+    if result.inputs:
+        facts.append(("Inputs", ", ".join(record.name for record in result.inputs[:8]), False))
+    return facts
+
+
+def _making(result: History) -> list[tuple[str, str]]:
+    digests = [(f"SHA-256 of {file.label}", file.sha256) for file in result.files if file.sha256]
+    left_out = len(digests[_MOST_POINTS:])
+    more = [("Further digests", f"{left_out:,} {are(left_out)} in files.csv")] if left_out else []
+    return [*digests[:_MOST_POINTS], *more]
+
+
+def _files_table(result: History) -> Table:
+    levels: dict[int, Level] = {at: verdict.level for verdict in reversed(result.verdicts) for at in verdict.files}
+    return Table(
+        title="Files",
+        columns=file_columns(result),
+        rows=result.files,
+        levels=[
+            "fail" if file.status == "unreadable" else "dim" if file.status == "skipped" else levels.get(file.index, "")
+            for file in result.files
+        ],
+        all_in="files.csv",
+    )
+
+
+def _layers_table(result: History) -> Iterator[Table]:
+    if rows := layer_rows(result):
+        about = [verdicts_on(layer, result) for layer, _ in rows]
+        levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
+        yield Table(
+            title="Parameters by layer", columns=layer_columns(result), rows=rows, levels=levels, all_in="weights.csv"
+        )
+
+
+def _classes_table(result: History) -> Iterator[Table]:
+    files = [file for file in result.files if file.predictions]
+    if files:
+        inputs = enumerate(result.inputs[:_MOST_POINTS])
+        best = [Column("", record.name, shown=partial(_best_class, at), words=True) for at, record in inputs]
+        label = Column("label", "file", rank=0, words=True)
+        yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
+
+
+def _best_class(at: int, file: HistoryFile) -> str:
+    classes = [prediction.classes[:1] for prediction in file.predictions if prediction.input_index == at]
+    return (classes_text(classes[0]) if classes else "") or "-"
+
+
+def answer(result: History) -> list[str]:
+    """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
+    order = f"Files are in the order of {result.order}."
+    return [
+        headline(result),
+        *_other_rules(result),
+        *_failures(result),
+        *_equal_files(result),
+        *_steps(result),
+        *_best_classes(result),
+        order,
+        result.scope,
+    ]
+
+
+def _other_rules(result: History) -> Iterator[str]:
+    others = [verdict.rule for verdict in result.verdicts if verdict is not decisive(result)]
+    if others:
+        yield f"{counted(len(others), 'other verdict')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
+
+
+def _equal_files(result: History) -> Iterator[str]:
+    """Yield a sentence for each run of files with the same parameters."""
+    learnt = [row for row in result.rows if row.role == "parameter"]
+    still = {row.file for row in learnt} - {row.file for row in learnt if row.drift != 0}
+    runs: list[list[HistoryFile]] = []
+    for file in result.read:
+        if file.compared_with is None or file.index not in still:
+            continue
+        if not runs or runs[-1][-1].index != file.compared_with:
+            runs.append([result.files[file.compared_with]])
+        runs[-1].append(file)
+    for first, *others in runs:
+        labels = [printable(later.label, _MOST_NAME) for later in others]
+        has = "has" if len(others) == 1 else "have"
+        yield f"{some_of(labels, _MOST_PLACES)} {has} the same parameters as {printable(first.label, _MOST_NAME)}."
+
+
+def _steps(result: History) -> Iterator[str]:
+    """Yield a sentence where the optimiser's step count stays while weights move."""
+    moved = {row.file for row in result.rows if row.role == "parameter" and row.drift}
+    counts = [(file, file.optimisers[0].steps) for file in result.read if file.optimisers]
+    recorded = [(file, steps) for file, steps in counts if steps is not None]
+    still = [
+        pair
+        for pair in pairwise(recorded)
+        if pair[1][1] == pair[0][1] and pair[1][0].index in moved and pair[1][0].compared_with == pair[0][0].index
+    ]
+    if still:
+        (before, steps), (after, _) = still[0]
+        names = [printable(file.label, _MOST_NAME) for file in (before, after)]
+        more = f", and in {counted(len(still) - 1, 'more file')}" if len(still) > 1 else ""
+        stays = f"stays at {steps:,g} from {names[0]} to {names[1]}{more}, although weights move"
+        yield f"The optimizer's step count {stays}: its state was reset, or is that of a different run."
+
+
+def headline(result: History) -> str:
+    """Return what happened first of what matters most, in one sentence."""
+    count, read = counted(len(result.files), "file"), len(result.read)
+    if not read:
+        return f"None of {count} could be read."
+    most = decisive(result)
+    if most is not None:
+        return sentence_of(most, result)
+    if not any(file.judged for file in result.read):
+        return f"No rule could be judged in any of {count}."
+    if read == len(result.files):
+        return f"No rule objected to any of {count}."
+    clause = "that were read" if result.searched else "that could be read"
+    return f"No rule objected to any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
+
+
+def decisive(result: History) -> HistoryFinding | None:
+    """Return the verdict to name first: a failure before a warning, one that began before one that was always there."""
+    return min(
+        result.verdicts,
+        key=lambda verdict: (verdict.level != "fail", verdict.before is None, verdict.first),
+        default=None,
+    )
+
+
+def sentence_of(verdict: HistoryFinding, result: History) -> str:
+    """Return what a verdict is about, and in which files, in one sentence."""
+    if verdict.is_change:
+        more = len(verdict.places) - 1
+        named = f" So did {counted(more, 'more tensor')}." if more and verdict.rule not in _LIST_ALL else ""
+        return f"{verdict.message}{named}"
+    places = places_text(verdict)
+    if not places:
+        return f"Rule {verdict.rule} objects {span_text(verdict, result)}: {verdict.message}"
+    singular, several = _WORDS.get(verdict.rule, ("", ""))
+    if not singular:
+        return f"Rule {verdict.rule} objects to {places_text(verdict, quoted=True)} {span_text(verdict, result)}."
+    return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
+
+
+def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
+    """Return what a verdict is about: "layer3.1.conv2"; of several the first and how many more there are."""
+    names = [printable(place, _MOST_NAME) for place in verdict.places if place]
+    if verdict.rule.startswith("dead-filter"):  # a layer's weight is meant, whatever it is called
+        names = [name.removesuffix(".weight") for name in names]
+    names = [f"'{name}'" for name in names] if quoted else names
+    return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
+
+
+def span_text(verdict: HistoryFinding, result: History) -> str:
+    """Return in which files a verdict holds: "from epoch_7.pt on"."""
+    first = printable(result.files[verdict.first].label, _MOST_NAME)
+    if verdict.before is None:
+        return _span_from_the_start(verdict, result, first)
+    between = verdict.first - verdict.before - 1
+    gap = f" ({counted(between, 'file')} before it could not be read)" if between else ""
+    if verdict.first == result.read[-1].index:
+        return f"in {first}, the last file{gap}"
+    if verdict.lasts:
+        return f"from {first} on{gap}"
+    if len(verdict.files) == 1:
+        return f"in {first} alone{gap}"
+    return f"in {len(verdict.files)} files, {first} being the first{gap}"
+
+
+def _span_from_the_start(verdict: HistoryFinding, result: History, first: str) -> str:
+    read = len(result.read)
+    if verdict.lasts:
+        return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
+    if len(verdict.files) == 1:
+        return f"in {first}" if result.searched else f"in {first} alone"
+    return f"in {len(verdict.files)} of {read} files, {first} being the first"
+
+
+def _failures(result: History) -> Iterator[str]:
+    unread = [file for file in result.files if file.status == "unreadable"]
+    stuck = [file for file in result.unreadable if file.status == "read"]
+    for failed, verb in ((unread, "read"), (stuck, "checked to the end")):
+        if failed and (verb != "read" or result.read):
+            names = some_of([printable(file.label, _MOST_NAME) for file in failed], _MOST_FAILURES)
+            yield f"{len(failed)} of {counted(len(result.files), 'file')} could not be {verb}: {names}."
+
+
+def _best_classes(result: History) -> Iterator[str]:
+    """Yield how the best class of the first few inputs changed over the files; inputs that changed alike together."""
+    alike: dict[str, list[str]] = {}
+    for at, record in enumerate(result.inputs[:_MOST_INPUTS]):
+        name = printable(PurePath(record.name).name or record.name, _MOST_NAME)
+        best = [
+            (file.label, prediction.classes[0][0])
+            for file in result.files
+            for prediction in file.predictions
+            if prediction.input_index == at and prediction.classes
+        ]
+        changed = [label for (_, was), (label, now) in pairwise(best) if was != now]
+        if changed:
+            times = "once" if len(changed) == 1 else f"{len(changed)} times, last"
+            ends = f"from {best[0][1]} to {best[-1][1]}"
+            alike.setdefault(f"goes {ends}; it changes {times} in {changed[-1]}", []).append(name)
+        elif best:
+            alike.setdefault(f"is {best[0][1]} in all files", []).append(name)
+    for went, names in alike.items():
+        yield f"The best class of {in_words(names)} {went}."

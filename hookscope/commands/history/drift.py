@@ -1,0 +1,116 @@
+"""How far weights moved from one file to another, and which of them have traded places."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.diff.measures import Sums, comparable, plain, sums_of
+from hookscope.statistics.storage import without_float8
+
+# Below this drift a weight has not been replaced: two unrelated tensors of one norm are sqrt(2) apart.
+LEAST_OF_REPLACED = 0.5
+
+# A tensor comes from another place if it is nearer to it than this share of the way from its own.
+_NEARER = 0.5
+
+# Smaller tensors, and vectors, may be near each other by chance, or start with the same values.
+_FEWEST_ELEMENTS = 64
+
+# Elements by which candidates are found before all are compared.
+_SAMPLE = 1024
+
+_CPU = torch.device("cpu")
+
+
+def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """Return by name how far the floating tensors of both have moved: L2 norm of the change over the norm before.
+
+    It is infinite where all was zero, and None where the two cannot be compared or a value is not finite.
+    """
+    return {name: _drift(before[name], tensor) for name, tensor in now.items() if _is_shared(name, before, now)}
+
+
+def _is_shared(name: str, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> bool:
+    return name in before and _has_norm(before[name]) and _has_norm(now[name])
+
+
+def _drift(before: Tensor, now: Tensor) -> float | None:
+    sums = _sums(before, now)
+    return None if sums is None or sums.mismatched else sums.relative_l2
+
+
+def _sums(a: Tensor, b: Tensor) -> Sums | None:
+    if comparable(a, b):
+        return None
+    first, other = (without_float8(plain(tensor, _CPU)) for tensor in (a, b))
+    return sums_of(first, other)
+
+
+def norm_of(tensor: Tensor) -> float | None:
+    """Return the L2 norm over the finite values; None for what is not floating-point, or not dense."""
+    sums = _sums(tensor, tensor) if _has_norm(tensor) else None
+    return None if sums is None else float(sums.a**0.5)
+
+
+def _has_norm(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+
+
+def traded_places(
+    before: Mapping[str, Tensor], now: Mapping[str, Tensor], moved: Mapping[str, float | None]
+) -> dict[str, str]:
+    """Return the weights that have exchanged their values with each other, in pairs or in turn: name, and where from.
+
+    A weight comes from another place where its values are nearer to that one's of before than to its own, by half at
+    least. Only full turns count: a copy of another weight, as momentum encoders and target networks are, is none.
+
+    Args:
+        before: Tensors by name in the file before.
+        now: The same in this file.
+        moved: As `drifts` returns it for the two.
+    """
+    groups: dict[object, list[str]] = {}
+    for name, drift in moved.items():
+        shape = tuple(now[name].shape)
+        if drift is not None and drift >= LEAST_OF_REPLACED and sum(size > 1 for size in shape) >= 2:
+            groups.setdefault((shape, now[name].dtype, before[name].shape), []).append(name)
+    origins = {
+        name: origin
+        for names in groups.values()
+        if len(names) > 1 and now[names[0]].numel() >= _FEWEST_ELEMENTS
+        for name, origin in _origins(names, before, now)
+    }
+    return {name: origin for name, origin in origins.items() if _returns(name, origins)}
+
+
+def _origins(names: list[str], before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    was, has = (torch.stack([_sampled(side[name]) for name in names]) for side in (before, now))
+    distances = torch.cdist(has, was)
+    for at, name in enumerate(names):
+        near = int(distances[at].argmin())
+        if near == at or not distances[at, near] <= _NEARER * distances[at, at]:
+            continue
+        same, other = (_sums(before[source], now[name]) for source in (name, names[near]))
+        if same is not None and other is not None and other.difference**0.5 <= _NEARER * same.difference**0.5:
+            yield name, names[near]
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    flat = without_float8(plain(tensor, _CPU)).reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Return the cosine between two tensors of one shape, by a sample of their elements; NaN if one is not finite."""
+    return float(torch.nn.functional.cosine_similarity(_sampled(a), _sampled(b), dim=0))
+
+
+def _returns(name: str, origins: Mapping[str, str]) -> bool:
+    """Tell whether following where weights come from leads back to the first of them."""
+    at = origins.get(name, "")
+    for _ in origins:
+        if at in ("", name):
+            break
+        at = origins.get(at, "")
+    return at == name

@@ -1,0 +1,278 @@
+"""Follow a series of checkpoints: read all files, or with a search few, and say what changed and since when."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from hookscope.commands.history.changes import (
+    CHANGE_RULES,
+    DEAD,
+    DTYPE,
+    OPTIMISER,
+    TENSORS,
+    changes,
+    dead_since,
+    optimiser_changes,
+    tensor_changes,
+)
+from hookscope.commands.history.drift import drifts, traded_places
+from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.commands.history.frozen import frozen_verdicts, moved_though_frozen
+from hookscope.commands.history.measure_file import MeasuredFile, Weights, measure_history_file
+from hookscope.commands.history.order import labels_of, order_of
+from hookscope.errors import UsageError
+from hookscope.inspection.device import cpu_threads
+from hookscope.inspection.session import package_versions
+from hookscope.parameters import arg
+from hookscope.results.findings import Finding
+from hookscope.results.history import History, HistoryFile, HistoryFinding, WeightPoint
+from hookscope.results.inputs import Provenance
+from hookscope.rules import RULES
+from hookscope.rules.settings import NO_NETWORK, CheckSettings
+from hookscope.text import in_words, once_per_file, some_of
+
+# Names in a warning about other tensors.
+_LISTED_NAMES = 3
+
+
+def follow(
+    names: Sequence[str],
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    *,
+    searches: bool = False,
+    device: torch.device | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> History:
+    """Follow checkpoints, given in natural order of their names; the order of training is found out.
+
+    Args:
+        names: Weights files.
+        settings: How each is loaded, run and judged; `arch` "none" judges each by what it stores.
+        wanted: Identifiers of the rules of `hookscope check`, as `wanted_rules` returns them.
+        searches: Whether to read only as many files as it takes to find since when a rule objects.
+        device: Where to run; None for the CPU.
+        on_progress: Called with the number of files that are finished, and of all.
+
+    Raises:
+        UsageError: If there are fewer than two files.
+    """
+    if len(names) < 2:
+        raise UsageError(f"A history takes at least two files, not {len(names)}: name a folder or a glob.")
+    began = time.perf_counter()
+    files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
+    natural = [*range(len(files))]
+    series = _Series(files, settings, wanted, device, on_progress or (lambda _done, _all: None))
+    notes: list[str] = []
+    all_verdicts: list[HistoryFinding] = []
+    if searches:
+        all_verdicts = searched(len(files), series.look)
+        if series.order() != natural:
+            notes.append(
+                f"{arg('bisect')} had no effect: the epochs or steps in the files are not in the order of their names."
+            )
+            searches = False
+    if not searches:
+        series.read_all()
+    order = series.order()
+    if searches or order != natural:
+        series.compare_in([at for at in order if at in series.measured])
+        notes += [] if searches else ["The order of the files is not that of their names."]
+    measured = series.in_order(order)
+    history_files = tuple(snapshot.file for snapshot in measured)
+    has_tensors = not isinstance(settings.images, tuple)
+    is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
+    rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
+    if not searches:
+        judged = {at: _looked(measured, at) for at in rows}
+        frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
+        all_verdicts = [*verdicts(judged), *frozen, *changes(history_files, rows)]
+    all_verdicts += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
+    return History(
+        files=history_files,
+        order=series.order_words,
+        verdicts=tuple(sorted(all_verdicts, key=lambda verdict: (verdict.level != "fail", verdict.first))),
+        rows=tuple(row for snapshot in measured for row in snapshot.rows),
+        activations=tuple(row for snapshot in measured for row in snapshot.activations),
+        inputs=next((snapshot.inputs for snapshot in measured if snapshot.inputs), ()),
+        scope=_scope(history_files, settings, is_noise=is_noise, searches=searches),
+        searched=searches,
+        arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
+        warnings=tuple(_warnings(history_files, rows)),
+        notes=(*notes, *once_per_file([(file.label, text) for file in history_files for text in file.notes])),
+        timings={"total": time.perf_counter() - began},
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
+    )
+
+
+def _looked(measured: Sequence[MeasuredFile], at: int) -> ByKey:
+    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
+    first = next(snapshot for snapshot in measured if snapshot.rows)
+    return _with_dead(first, measured[at])
+
+
+def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
+    rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
+    return by_key([*dead_since(rows, others, first.file.label), *now.findings])
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """How far the weights of a file have moved since another one, and since the first, by name."""
+
+    since: int
+    drift: Mapping[str, float | None]
+    from_first: Mapping[str, float | None]
+    moved_from: Mapping[str, str]
+    moved_though_frozen: tuple[Finding, ...]
+
+
+@dataclass(slots=True)
+class _Series:
+    """The files in natural order of names, and what is known of those that were read; two are open at most."""
+
+    files: Sequence[HistoryFile]
+    settings: CheckSettings
+    wanted: AbstractSet[str]
+    device: torch.device | None
+    on_progress: Callable[[int, int], None]
+    measured: dict[int, MeasuredFile] = field(default_factory=dict)
+    weights: dict[int, Weights] = field(default_factory=dict)
+    compared: dict[int, _Compared] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]] | None = None  # in the file that was read first
+    order_words: str = ""
+
+    def look(self, at: int) -> ByKey | None:
+        """Return what rules say of a file, for a search; None if it cannot be read. Each is read once."""
+        if at not in self.measured:
+            self._read(at)
+            if at in self.weights:
+                self.weights[at].release()
+        readable = [self.measured[weight] for weight in sorted(self.weights)]
+        return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
+
+    def read_all(self) -> None:
+        """Read what has not been read yet, and compare each file with the one before it and the first."""
+        self.compare_in(range(len(self.files)))
+
+    def compare_in(self, order: Sequence[int]) -> None:
+        """Compare each of these files with the one before it and the first; those not read yet are read."""
+        first = previous = None
+        self.compared.clear()
+        for at in order:
+            if at not in self.measured:
+                self._read(at)
+            if at not in self.weights:
+                continue
+            if first is None or previous is None:
+                first = previous = at
+                continue
+            with cpu_threads(1):
+                self.compared[at] = self._compare(first, previous, at)
+            previous = at
+        if previous is not None:
+            self.weights[previous].release()
+
+    def _compare(self, first: int, previous: int, at: int) -> _Compared:
+        """Compare a file with two others, one after the other; both are let go."""
+        before, now = self.weights[previous], self.weights[at]
+        drift = drifts(before.tensors, now.tensors)
+        moved_from = traded_places(before.tensors, now.tensors, drift)
+        labels = [self.files[index].label for index in (previous, at)]
+        learnt = [row.name for row in self.measured[at].rows if row.role == "parameter"]
+        frozen = tuple(moved_though_frozen(before, now, drift, labels, learnt))
+        before.release()
+        from_first = drift
+        if first != previous:
+            from_first = drifts(self.weights[first].tensors, now.tensors)
+            self.weights[first].release()
+        return _Compared(previous, drift, from_first, moved_from, frozen)
+
+    def _read(self, at: int) -> None:
+        self.measured[at], weights = measure_history_file(
+            self.files[at], self.settings, self.wanted, like=self.shapes, device=self.device
+        )
+        if weights is not None:
+            self.shapes = self.shapes or weights.shapes
+            self.weights[at] = weights
+        self.on_progress(len(self.measured), len(self.files))
+
+    def order(self) -> list[int]:
+        """Return the files in the order of training, as far as those that were read tell."""
+        read = [self.measured[at].file.counters if at in self.weights else None for at in range(len(self.files))]
+        order, self.order_words = order_of(read)
+        return order
+
+    def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
+        """Return what was measured, in an order, with indices that go by it."""
+        places = {at: place for place, at in enumerate(order)}
+        return [self._placed(at, places) for at in order]
+
+    def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
+        measured = self.measured.get(at, MeasuredFile(self.files[at]))
+        compared = self.compared.get(at)
+        since = None if compared is None else places[compared.since]
+        file = replace(measured.file, index=places[at], compared_with=since)
+        rows = [replace(row, file=places[at]) for row in measured.rows]
+        if compared is not None:
+            rows = [_moved(row, compared) for row in rows]
+        activations = tuple(replace(row, file=places[at]) for row in measured.activations)
+        frozen = () if compared is None else compared.moved_though_frozen
+        return replace(measured, file=file, rows=tuple(rows), activations=activations, moved_though_frozen=frozen)
+
+
+def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
+    return replace(
+        row,
+        drift=compared.drift.get(row.name),
+        drift_from_first=compared.from_first.get(row.name),
+        moved_from=compared.moved_from.get(row.name, ""),
+    )
+
+
+def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
+    """Return what was looked at, and what was not, in sentences."""
+    judged = len({rule for file in files for rule in file.judged})
+    was = "was" if judged == 1 else "were"
+    if settings.arch == NO_NETWORK:
+        alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores {was} judged"
+        parts = [f"{alone}; {arg('arch')} NAME or pictures run the others."]
+    else:
+        parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
+    if searches:
+        read = sum(file.status == "read" for file in files)
+        between = (TENSORS, DTYPE, OPTIMISER)
+        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, *between))
+        parts.append(
+            f"{arg('bisect')} read {read} of {len(files)} files and assumes that what began stays; changes from "
+            f"file to file ({rules}) were not looked for, and {in_words(between)} only between the files read."
+        )
+    return " ".join(parts)
+
+
+def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
+    """Return sentences that a reader must see: what reading the files said, and which are of another network."""
+    warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
+    networks = _networks([file for file in files if file.index in rows], rows)
+    if len(networks) > 1:
+        groups = "; ".join(some_of([file.label for file in network], _LISTED_NAMES) for network in networks)
+        warnings.append(
+            f"The files hold {len(networks)} networks that share no tensor: {groups}. Name the files of one, as a glob."
+        )
+    return warnings
+
+
+def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[list[HistoryFile]]:
+    """Group files that share a name of a tensor."""
+    networks: list[list[HistoryFile]] = []
+    for file in files:
+        names = rows[file.index].keys()
+        same = next((network for network in networks if not names.isdisjoint(rows[network[-1].index])), None)
+        if same is None:
+            networks.append([file])
+        else:
+            same.append(file)
+    return networks

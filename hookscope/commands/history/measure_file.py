@@ -1,0 +1,257 @@
+"""Read one file of a series: its weights, what the rules say of it, and what a network puts out with them."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.commands.check.checkpoint import check_checkpoint
+from hookscope.commands.check.measuring import measure_read, read_file_alone
+from hookscope.commands.check.measuring.training_state import groups_of, moves_by
+from hookscope.commands.diff.alignment import match_names
+from hookscope.commands.history.drift import norm_of
+from hookscope.errors import HookscopeError
+from hookscope.models import FileOptions
+from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
+from hookscope.models.statedict import named_tensors
+from hookscope.parameters import arg
+from hookscope.results.activations import LayerRow
+from hookscope.results.check import CheckMeasurements, CheckReport, StoredValues
+from hookscope.results.findings import Finding
+from hookscope.results.history import ActivationPoint, HistoryFile, OptimiserPoint, WeightPoint
+from hookscope.results.inputs import InputRecord
+from hookscope.rules.judging import judge, refused
+from hookscope.rules.settings import NO_NETWORK, CheckSettings
+
+
+def _alone() -> str:
+    return f"there is no network: {arg('arch')} names one"
+
+
+@dataclass(slots=True)
+class Weights:
+    """The weights of a file, in memory or mapped until they are released, and again when they are asked for.
+
+    Attributes:
+        renamed: Names in the series by those in the file, where the two differ.
+        moves_by: By what the file's only optimiser moves a parameter whose gradient is 0, by name in the series; None
+            where it is not known which parameters it has.
+    """
+
+    path: Path
+    options: FileOptions
+    versions: list[FileVersion]
+    read: Checkpoint
+    renamed: Mapping[str, str]
+    moves_by: Mapping[str, Sequence[str]] | None = None
+    _tensors: dict[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Tensors by name, parameters and buffers.
+
+        Raises:
+            HookscopeError: If they were released, and the file has changed since or cannot be read again.
+        """
+        if self._tensors is None:
+            if not self.read.state:
+                self.read = read_again(self.path, self.read, self.versions, self.options)
+            self._tensors = {self.renamed.get(name, name): tensor for name, tensor in named_tensors(self.read.state)}
+        return self._tensors
+
+    @property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Shapes of the tensors by name, each alone in a tuple."""
+        return {name: (tuple(tensor.shape),) for name, tensor in self.tensors.items()}
+
+    @property
+    def requires_grad(self) -> dict[str, bool]:
+        """Flags of what the file holds as Parameters."""
+        return {self.renamed.get(name, name): flag for name, flag in self.read.requires_grad.items()}
+
+    def release(self) -> None:
+        """Let go of all values."""
+        self._tensors = None
+        self.read = replace(self.read, state=type(self.read.state)(), training=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFile:
+    """What one file holds, and the findings on it; drift and `moved_though_frozen` need another file."""
+
+    file: HistoryFile
+    findings: tuple[Finding, ...] = ()
+    rows: tuple[WeightPoint, ...] = ()
+    activations: tuple[ActivationPoint, ...] = ()
+    inputs: tuple[InputRecord, ...] = ()
+    moved_though_frozen: tuple[Finding, ...] = ()
+
+
+def measure_history_file(
+    file: HistoryFile,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    *,
+    like: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
+    device: torch.device | None = None,
+) -> tuple[MeasuredFile, Weights | None]:
+    """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file.
+
+    Names get the prefixes that they have in `like`, the shapes of the series' first file: a run that went on compiled,
+    or on several processes, saves its weights with others.
+    """
+    began = time.perf_counter()
+    try:
+        path = Path(file.name)
+        read = read_file_alone(file.name, settings, trust=None)
+        measured = measure_read(read, _alone(), began)
+        renamed = (
+            {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
+        )
+        options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
+        moved_by = (
+            None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
+        )
+        weights = Weights(path, options, versions_of(path), read, renamed, moved_by)
+        rows = tuple(_points(file.index, measured, weights))
+        counters = {} if read.training is None else dict(read.training.counters)
+    except HookscopeError as error:
+        return _judged(file, refused(file.name, error, wanted), began, status="unreadable"), None
+    if settings.arch == NO_NETWORK:
+        report = _judged_alone(file.name, measured, settings, wanted)
+    else:
+        report = check_checkpoint(file.name, settings, wanted, trust=None, device=device)
+    warnings = [warning for warning in measured.warnings if warning not in read.notes]
+    notes = (*read.notes, *report.warnings)
+    if renamed:
+        notes = (
+            f"{file.label}: names have other prefixes than in the first file, and are compared without them.",
+            *notes,
+        )
+    outcome = _judged(
+        file,
+        report,
+        began,
+        status="read",
+        counters=counters,
+        sha256=read.sha256,
+        optimisers=tuple(_optimisers(measured)),
+        warnings=tuple(warnings),
+        notes=tuple(dict.fromkeys(note for note in notes if note not in warnings)),
+    )
+    findings = [
+        replace(finding, where=where, followed_by=tuple(others))
+        for finding in outcome.findings
+        for where, *others in [[renamed.get(place, place) for place in finding.places]]
+    ]
+    return replace(outcome, rows=rows, findings=tuple(findings)), weights
+
+
+def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[str]] | None:
+    """Return by what the file's only optimiser moves each parameter that it has and whose gradient is 0.
+
+    None if there is not one optimiser, or its state does not tell which parameters it has: by name, by having as many
+    as the file, or as many as are trainable.
+    """
+    flags = read.requires_grad
+    if not flags or read.training is None or len(read.training.optimisers) != 1:
+        return None
+    groups = groups_of(read.training.optimisers[0][1])
+    settings = [moves_by(group) for group in groups]
+    listed = [_texts(group, "param_names") for group in groups]
+    if any(listed):
+        by_name = {name: by for by, names in zip(settings, listed, strict=True) for name in names}
+        return by_name if by_name.keys() <= flags.keys() else None
+    distinct = [tensor.name for tensor in measured.stored if tensor.name in flags]
+    parameters = [group.get("params") for group in groups]
+    count = sum(len(parameter) for parameter in parameters if isinstance(parameter, list | tuple))
+    for names in (distinct, [name for name in distinct if flags[name]]):
+        if names and count == len(names) and (names is not distinct or settings[1:] == settings[:-1]):
+            return dict.fromkeys(names, settings[0])
+    return None
+
+
+def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
+    held = group.get(key)
+    return [item for item in held if isinstance(item, str)] if isinstance(held, list | tuple) else []
+
+
+def _renamed(like: Mapping[str, tuple[tuple[int, ...], ...]], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the names of the series by those of a file, where prefixes make them differ."""
+    matched = match_names(like, {name: (tuple(shape),) for name, shape in shapes.items()})
+    return {name: series_name for series_name, (name, how) in matched.items() if how == "prefix"}
+
+
+def _judged_alone(
+    name: str, measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str]
+) -> CheckReport:
+    try:
+        return judge(name, measured, settings, wanted)
+    except HookscopeError as error:
+        return refused(name, error, wanted)
+
+
+def _judged(file: HistoryFile, report: CheckReport, began: float, **kwargs: Any) -> MeasuredFile:
+    judged = tuple(outcome.rule for outcome in report.outcomes if outcome.status in ("pass", "warn", "fail"))
+    parts = report.overview_parts
+    entry = replace(
+        file,
+        exit_code=report.exit_code,
+        error=report.error,
+        judged=judged,
+        predictions=parts.predictions if parts else (),
+        seconds=time.perf_counter() - began,
+        **kwargs,
+    )
+    rows = parts.rows if parts else ()
+    return MeasuredFile(entry, report.findings, activations=tuple(_activations(file.index, rows)), inputs=report.inputs)
+
+
+def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterator[WeightPoint]:
+    for values in measured.stored:
+        name = weights.renamed.get(values.name, values.name)
+        tensor = weights.tensors.get(name)
+        dead, channels = _dead_channels(values)
+        yield WeightPoint(
+            file=index,
+            name=name,
+            layer=name.rpartition(".")[0],
+            role=values.role,
+            shape=values.shape,
+            dtype=values.dtype,
+            element_count=values.element_count,
+            norm=None if tensor is None else norm_of(tensor),
+            min=values.min,
+            max=values.max,
+            nonfinite_count=values.nan_count + values.inf_count,
+            zero_fraction=values.zero_count / values.element_count if values.element_count else 0.0,
+            dead_filter_count=dead,
+            filter_count=channels,
+        )
+
+
+def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
+    """Return how many output channels have no weight but 0, and how many there are; a scale has one value for each."""
+    if values.role == "parameter" and len(values.shape) == 1 and values.name.rpartition(".")[2] == "weight":
+        return values.zero_count, values.element_count
+    return (None, None) if values.filter_count is None else (len(values.zero_filters), values.filter_count)
+
+
+def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
+    for state in measured.optimisers:
+        steps = max(state.steps, default=None)
+        yield OptimiserPoint(state.key, state.tensor_count, steps, state.rates, len(state.non_finite), state.live_count)
+
+
+def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:
+    for row in rows:
+        of = row.activation
+        bad = None if of.nan_count is None else of.nan_count + (of.inf_count or 0)
+        yield ActivationPoint(
+            index, row.label, row.kind, of.mean, of.std, of.zero_fraction, of.dead_channel_fraction, bad
+        )

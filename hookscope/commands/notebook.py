@@ -1,0 +1,168 @@
+"""Results as HTML for notebooks: the answer, the overview, the terminal's tables in full, and the grids.
+
+Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import chain
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from hookscope.commands import conversion
+from hookscope.commands.attention.describe import describe_attention
+from hookscope.commands.attribute.describe import describe_attributions
+from hookscope.commands.attribute.map_files import photograph_of
+from hookscope.commands.check.describe import describe_check, wrong_pictures
+from hookscope.reporting import terminal
+from hookscope.reporting.grids import draw_grid, encode_png
+from hookscope.reporting.overviews.document import draw_document
+from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attention import Attention
+from hookscope.results.attributions import Attributions
+from hookscope.results.check import CheckReport
+from hookscope.results.differences import Differences
+from hookscope.results.gradients import Gradients
+from hookscope.text import counted, safe_text, shape_text
+
+# Wide enough for all columns and full names.
+_EVERYTHING = 1_000_000
+
+# A notebook keeps what it shows, and a grid takes up to a megabyte.
+_MOST_PICTURES = 6
+
+# Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
+# trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
+_FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
+_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0"
+
+
+def result_html(result: conversion.Result | FeatureMaps) -> str:
+    """Return a result as HTML: what the command prints, every row and column of it, and pictures before the tables."""
+    if isinstance(result, FeatureMaps):
+        return feature_maps_html(result)
+    failure = getattr(result, "failure", None)
+    summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
+    first_table = next((place for place, part in enumerate(summary) if isinstance(part, Table)), len(summary))
+    answer = [
+        terminal.warnings_panel(conversion.warnings_of(result)),
+        *([] if failure is None else [terminal.failure_panel(failure)]),
+        *summary[:first_table],
+    ]
+    grids: Iterable[str] = ()
+    if isinstance(result, Activations):
+        grids = _grids(result.feature_maps, "feature_maps")
+    elif isinstance(result, Gradients):
+        grids = _grids(result.gradient_maps, "gradient_maps")
+    return "".join(chain(_blocks(answer), _overviews(result), _blocks(summary[first_table:]), grids))
+
+
+def _overviews(result: conversion.Result) -> Iterator[str]:
+    if isinstance(result, Attributions | Attention):
+        yield from _overviews_by_input(result)
+    elif isinstance(result, Differences):
+        text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
+        yield _picture(
+            encode_png(draw_document(conversion.DESCRIPTIONS[type(result)](result, None))),
+            f"{text}. The table has the numbers.",
+        )
+    elif isinstance(result, CheckReport) and result.overview_parts is not None:
+        drawn = draw_document(describe_check(result), wrong_pictures(result))
+        yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
+    elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
+        drawn = draw_document(conversion.DESCRIPTIONS[type(result)](result, None))
+        about = "the gradients" if isinstance(result, Gradients) else "what the layers see"
+        text = f"Overview of {about} in {result.model.name}. The table has the numbers of each layer."
+        yield _picture(encode_png(drawn), text)
+
+
+def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
+    for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
+        photograph = photograph_of(result, index)
+        if isinstance(result, Attention):
+            drawn = draw_document(describe_attention(result, index, photograph))
+            text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
+        else:
+            drawn = draw_document(describe_attributions(result, index, photograph))
+            targets = ", ".join(heat_map.target.label for heat_map in result.maps if heat_map.input_index == index)
+            text = f"Where {result.model.name} looks in {record.name} for {targets}"
+        yield _picture(encode_png(drawn), text)
+    if len(result.inputs) > _MOST_PICTURES:
+        more = counted(len(result.inputs) - _MOST_PICTURES, "more input")
+        yield f"<p>{more}: <code>save</code> writes a picture of each.</p>\n"
+
+
+def feature_maps_html(maps: FeatureMaps) -> str:
+    """Return the grid as a picture, and what it shows in words."""
+    about = f"{maps.label} ({maps.kind}), input {maps.input_index}, shape {shape_text(maps.shape)}"
+    parts = (about, counted(maps.channel_count, "channel"), maps.note)
+    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(filter(None, parts))}")
+
+
+def _picture(png: bytes, text: str) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    return f'<p><img alt="{escape(safe_text(text))}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
+
+
+def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
+    yield from (feature_maps_html(grid) for grid in maps[:_MOST_PICTURES])
+    if len(maps) > _MOST_PICTURES:
+        more = counted(len(maps) - _MOST_PICTURES, "more grid")
+        yield f"<p>{more}: look at <code>{name}[{_MOST_PICTURES}]</code> and those after it.</p>\n"
+
+
+def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """Yield panels, tables and texts, without the groups that hold them and the padding around them."""
+    for renderable in renderables:
+        if isinstance(renderable, Group):
+            yield from _flat(renderable.renderables)
+        elif isinstance(renderable, Padding):
+            yield from _flat([renderable.renderable])
+        else:
+            yield renderable
+
+
+def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
+    for part in _flat(renderables):
+        if isinstance(part, Panel):
+            yield f"<section><p><strong>{escape(str(part.title))}</strong></p>\n"
+            yield from _blocks([part.renderable])
+            yield "</section>\n"
+        elif isinstance(part, Table):
+            yield _table(part)
+        elif isinstance(part, Text):
+            lines = "<br>".join(escape(line) for line in part.plain.split("\n"))
+            yield f"<p>{lines}</p>\n" if lines else ""
+
+
+def _table(table: Table) -> str:
+    """Return a table; its cells are texts. The first column of words names the rows."""
+    columns = [[_words(cell) for cell in column.cells] for column in table.columns]
+    headers = [_words(column.header) for column in table.columns]
+    fixed = [any(headers) or column.no_wrap for column in table.columns]  # sentences stand in tables without headers
+    aligned = [
+        f' style="text-align:{column.justify};white-space:{"pre" if is_fixed else "pre-wrap"}"'
+        for column, is_fixed in zip(table.columns, fixed, strict=True)
+    ]
+    naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
+    head = "".join(f'<th scope="col"{style}>{text}</th>' for text, style in zip(headers, aligned, strict=True))
+    lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []
+    lines.append("<tbody>")
+    for cells in zip(*columns, strict=True):
+        row = (
+            f'<th scope="row"{style}>{cell}</th>' if place == naming else f"<td{style}>{cell}</td>"
+            for place, (cell, style) in enumerate(zip(cells, aligned, strict=True))
+        )
+        lines.append(f"<tr>{''.join(row)}</tr>")
+    lines.append("</tbody>")
+    body = "\n".join(lines)
+    return f'<div tabindex="0" style="{_FRAME}"><table style="{_TABLE}">\n{body}\n</table></div>\n'
+
+
+def _words(cell: RenderableType) -> str:
+    return escape(cell.plain if isinstance(cell, Text) else str(cell))

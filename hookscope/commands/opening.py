@@ -1,0 +1,120 @@
+"""Open what a command is given: its network, with its options, and its inputs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hookscope import options
+from hookscope.errors import UsageError
+from hookscope.parameters import arg
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
+
+    from hookscope.inspection.given_inputs import Images
+    from hookscope.inspection.session import Session
+    from hookscope.models import FileOptions, LoadedModel
+
+    Model = str | Path | nn.Module | ExportedProgram | LoadedModel
+
+
+def runs_where_it_is() -> str:
+    """Say that a module stays on its device, and which options need MODEL by name."""
+    few = ", ".join(map(arg, ("weights", "arch", "device", "dtype")))
+    return (
+        "A module stays on its device, with its weights: load, convert and move it yourself. "
+        f"{few} and the like need MODEL as a name or a file."
+    )
+
+
+def open_inputs(
+    model: Model,
+    images: Images,
+    option: options.Activations | options.Grads | options.Attribute | options.Attention | options.Survey,
+    **further: Any,
+) -> Session:
+    """Load a network, and find the inputs to run it over; further arguments are those of `open_session`."""
+    from hookscope.inspection.session import open_session
+
+    began = time.perf_counter()
+    loaded = with_class_names(load(model, option, option), option)
+    return open_session(loaded, images, option, began=began, seed=option.seed, **further)
+
+
+def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:
+    """Return the network with the class names that the options give."""
+    from hookscope.models import with_classes
+
+    if not isinstance(option, options.ClassNames):
+        return loaded
+    multi_label = option.multi_label if isinstance(option, options.ScoreOptions) else loaded.multi_label
+    return with_classes(loaded, option.classes, multi_label=multi_label)
+
+
+def load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:
+    """Load what MODEL names and move it to its device; take a module as it is."""
+    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.models import load_model
+
+    if not isinstance(model, str | Path):
+        if options.any_given(option, options.ModelOptions) or run.device != "auto" or run.dtype is not None:
+            raise UsageError(runs_where_it_is())
+        return given_network(model)
+    where = choose_device(run.device)
+    loaded = load_model(
+        str(model),
+        weights=option.weights,
+        arch=option.arch,
+        model_arguments=option.model_arg,
+        seed=run.seed,
+        options=file_options(option),
+    )
+    move_to(loaded, where, run.dtype)
+    return loaded
+
+
+def file_options(option: options.ModelOptions) -> FileOptions:
+    """Return how weights files are read."""
+    from hookscope.models import FileOptions
+
+    missing, unexpected = tuple(option.allow_missing), tuple(option.allow_unexpected)
+    return FileOptions(option.trust, option.key, missing, unexpected)
+
+
+def given_network(model: nn.Module | ExportedProgram | LoadedModel) -> LoadedModel:
+    """Return what was given instead of MODEL, a module or an exported program, as a loaded network."""
+    from torch.fx import GraphModule
+    from torch.jit import ScriptModule
+
+    from hookscope.models import LoadedModel
+    from hookscope.models.construction import loaded_module
+
+    if isinstance(model, ScriptModule):
+        from hookscope.models.exported import copied_torchscript
+
+        return copied_torchscript(model)
+    exporting: Any = sys.modules.get("torch.export")
+    if exporting is not None and isinstance(model, exporting.ExportedProgram | GraphModule):
+        from hookscope.models.exported import given_program
+
+        return given_program(model)
+    return model if isinstance(model, LoadedModel) else loaded_module(cast("nn.Module", model))
+
+
+def are_given(images: Images) -> bool:
+    """Tell whether there are any inputs."""
+    return not isinstance(images, list | tuple) or bool(images)
+
+
+def device_of(loaded: LoadedModel) -> str:
+    """Return the device of the parameters."""
+    return next((str(parameter.device) for parameter in loaded.module.parameters()), "cpu")
+
+
+def several(value: Any) -> list[Any]:
+    """Return a single value as a list of one."""
+    return list(value) if isinstance(value, list | tuple) else [value]

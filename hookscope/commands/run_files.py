@@ -1,0 +1,170 @@
+"""Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from hookscope.commands.activations.describe import describe_activations, describe_token_norms
+from hookscope.commands.attention.save import write_attention
+from hookscope.commands.attribute.map_files import photograph_of, write_photograph
+from hookscope.commands.attribute.save import write_attributions
+from hookscope.commands.diff.save import write_differences
+from hookscope.commands.grads.describe import describe_gradients
+from hookscope.commands.history.save import write_history
+from hookscope.commands.survey.save import write_survey
+from hookscope.errors import UsageError
+from hookscope.reporting import grids, tables
+from hookscope.reporting.columns import Column
+from hookscope.reporting.comparison import CHANGES
+from hookscope.reporting.cost_text import COSTS
+from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
+from hookscope.reporting.overviews.document import draw_document
+from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attention import Attention
+from hookscope.results.attributions import Attributions
+from hookscope.results.differences import Differences
+from hookscope.results.gradients import Gradients
+from hookscope.results.grids import Grid
+from hookscope.results.history import History
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
+from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
+from hookscope.results.runs.record import StoredPicture, Verb, record_of
+from hookscope.results.runs.store import write_result
+from hookscope.results.runs.tensors import write_tensors
+from hookscope.results.survey import Survey
+
+TOKENS = "tokens.png"
+
+
+def save_result(
+    result: Activations | Gradients | Attributions | Attention | Differences | History | Survey,
+    path: str | Path,
+    *,
+    command: str = "",
+    numbered: bool = False,
+    **options: Any,
+) -> SavedRun:
+    """Write a result as its command does: whole or not at all, and never over anything but an earlier run.
+
+    Args:
+        result: What a function of hookscope returned.
+        path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
+        command: The command line for `run.json`; "" for none.
+        numbered: Append a number to the path rather than replace a run of another command.
+        options: How pictures are drawn: `cmap` and `scale` of `activations` and `grads`, `crops` of `survey`.
+
+    Raises:
+        UsageError: If the run did not finish, or was read from a folder.
+        OutputError: If something cannot be written.
+    """
+    verb, write = _WRITERS[type(result)]
+    provenance = result.provenance
+    is_empty = isinstance(result, Activations | Gradients | Attributions | Attention) and not result.inputs
+    if provenance is None or getattr(result, "failure", None) is not None or is_empty:
+        raise UsageError("This run did not finish, or was read from a folder, so it cannot be saved.")
+    with new_run(Path(path), numbered=numbered) as run:
+        files = write(run.path, result, **options)
+        stored = write_result(run.path, result)
+        folder = run.finish(record_of(verb, command, provenance, **files.pictures))
+    return SavedRun(folder, (*files.listed, *stored), files.pictures.get("grids", ()), files.remarks)
+
+
+def _write_inspection(
+    folder: Path,
+    result: Activations | Gradients,
+    *,
+    cmap: str = "auto",
+    scale: Literal["channel", "layer"] = "channel",
+) -> RunFiles:
+    """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
+    if isinstance(result, Gradients):
+        maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
+    else:
+        maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
+    document = describe_gradients(result) if isinstance(result, Gradients) else describe_activations(result)
+    draw_document(document).save(folder / OVERVIEW, compress_level=6)
+    drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+    names = tables.write_tables(folder, _tables(result))
+    shown: list[StoredPicture] = []
+    if isinstance(result, Activations) and result.token_maps:
+        last = max(token_map.input_index for token_map in result.token_maps)
+        photographs = [photograph_of(result, index) for index in range(1 + last)]
+        draw_document(describe_token_norms(result, photographs)).save(folder / TOKENS, compress_level=6)
+        names.append(TOKENS)
+        (folder / "inputs").mkdir()
+        for index, photograph in enumerate(photographs):
+            name = write_photograph(folder, f"{index:03d}", photograph)
+            shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
+    if result.tensors:
+        saved: Any = result.tensors  # `SavedTensors`, which this room does not import
+        write_tensors(folder / tensor_file, saved.spooled, saved.spool)
+        names.append(tensor_file)
+    thumbnails = tuple(_write_pictures(folder, result.inputs, result.provenance))
+    entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
+    return RunFiles(names, entries)
+
+
+def _draw_grids(
+    folder: Path,
+    maps: Sequence[FeatureMaps],
+    inputs: Sequence[InputRecord],
+    row_count: int,
+    *,
+    cmap: str,
+    scale: Literal["channel", "layer"],
+) -> list[Grid]:
+    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(inputs))}" for layer_maps in maps]
+
+    def draw(layer_maps: FeatureMaps, name: str) -> Grid:
+        input_name = inputs[layer_maps.input_index].name
+        picture, grid = grids.draw_for_run(layer_maps, name, cmap=cmap, scale=scale, input_name=input_name)
+        (folder / name).write_bytes(grids.encode_png(picture))
+        return grid
+
+    if not names:
+        return []
+    (folder / "grids").mkdir()
+    # NumPy and zlib let go of the interpreter for most of the work.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(draw, maps, names))
+
+
+def _tables(result: Activations | Gradients) -> dict[str, str]:
+    texts = {"layers.csv": tables.rows_to_csv(result)}
+    if isinstance(result, Gradients):
+        texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
+        texts["parameters.csv"] = tables.csv_text(parameter_columns(result), result.parameters)
+    elif result.cost is not None:
+        texts["cost.csv"] = tables.csv_text((Column("layer"), *COSTS), result.cost.modules)
+    if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
+        texts["tokens.csv"] = tables.tokens_to_csv(result)
+    if result.comparison is not None:
+        texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
+    if isinstance(result, Gradients) and result.inputs_alone:
+        texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
+    return texts
+
+
+def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance | None) -> list[str | None]:
+    names: list[str | None] = [None] * len(inputs)
+    for index, record in enumerate(inputs[:SHOWN_INPUTS]):
+        if provenance and record.size is not None and record in provenance.pictures:
+            (folder / "inputs").mkdir(exist_ok=True)
+            name = names[index] = f"inputs/{index:03d}.png"
+            Image.fromarray(provenance.pictures[record]).save(folder / name)
+    return names
+
+
+_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles]]] = {
+    Activations: ("activations", _write_inspection),
+    Attention: ("attention", write_attention),
+    Attributions: ("attribute", write_attributions),
+    Differences: ("diff", write_differences),
+    Gradients: ("grads", _write_inspection),
+    History: ("history", write_history),
+    Survey: ("survey", write_survey),
+}

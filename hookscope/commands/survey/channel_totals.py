@@ -1,0 +1,212 @@
+"""What channels have done over the inputs so far, in numbers that merge: over batches, then over chunks in their order.
+
+Counts are exact. Means and sums of squared deviations merge as Chan, Golub and LeVeque do it (1979), in float64: the
+same merges in the same order give the same bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.commands.survey.channel_rows import MOST_PLACE_AXES, ChannelRows
+
+HALVES = 2
+"""Lists of the greatest are kept for each half of the data: every second input. The greatest of all are among both."""
+
+_NONE = -1
+_GREATEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of each channel, each (C,) float64."""
+
+    count: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+
+    def merge(self, other: "Moments") -> None:
+        """Take in those of other values."""
+        count = self.count + other.count
+        share = np.divide(other.count, count, out=np.zeros_like(count), where=count > 0)
+        delta = other.mean - self.mean
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of values above 1e154 are infinite
+            between = np.where((self.count > 0) & (other.count > 0), delta * delta * self.count * share, 0.0)
+        self.deviations = self.deviations + other.deviations + between
+        self.mean = self.mean + delta * share
+        self.count = count
+
+
+def _moments_of(counts: NDArray[np.float64], means: NDArray[np.float64], deviations: NDArray[np.float64]) -> Moments:
+    """Return the moments over axis 0 of moments (N, C)."""
+    count = counts.sum(0)
+    mean = np.divide((counts * means).sum(0), count, out=np.zeros_like(count), where=count > 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Moments(count, mean, (deviations + counts * (means - mean) ** 2).sum(0))
+
+
+@dataclass(slots=True)
+class TopLists:
+    """The inputs with the greatest values of each channel, by half of the data.
+
+    Attributes:
+        values: (2, C, k), the greatest first; -Inf where there are fewer inputs.
+        inputs: Their numbers, (2, C, k); -1 likewise.
+        positions: Where in the output, (2, C, k, 3); -1 for axes that it lacks.
+    """
+
+    values: NDArray[np.float64]
+    inputs: NDArray[np.int64]
+    positions: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls, channels: int, count: int) -> "TopLists":
+        """Return lists of no inputs."""
+        shape = (HALVES, channels, count)
+        positions = np.full((*shape, MOST_PLACE_AXES), _NONE, np.int32)
+        return cls(np.full(shape, -np.inf), np.full(shape, _NONE, np.int64), positions)
+
+    @property
+    def thresholds(self) -> NDArray[np.float64]:
+        """The value above which an input enters a list, of the half where that is lower, (C,)."""
+        least: NDArray[np.float64] = self.values[:, :, -1].min(0)
+        return least
+
+    def add(self, rows: ChannelRows, numbers: NDArray[np.int64]) -> None:
+        """Take in inputs, (N,), which come after all others so far."""
+        for half in range(HALVES):
+            (chosen,) = np.nonzero(numbers % HALVES == half)
+            if not chosen.size:
+                continue
+            (improved,) = np.nonzero((rows.high[chosen] > self.values[half, :, -1]).any(0))
+            if not improved.size:
+                continue
+            at = np.ix_(chosen, improved)
+            places = np.full((chosen.size, improved.size, MOST_PLACE_AXES), _NONE, np.int32)
+            if rows.places:
+                coords = np.unravel_index(rows.positions[at].clip(0), rows.places)
+                for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
+                    places[:, :, axis] = place
+            self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
+
+    def merge(self, other: "TopLists") -> None:
+        """Take in the lists of other inputs, which come after these."""
+        everything = np.arange(self.values.shape[1])
+        for half in range(HALVES):
+            places = other.positions[half].swapaxes(0, 1)
+            self._take(half, everything, other.values[half], other.inputs[half], places)
+
+    def _take(
+        self,
+        half: int,
+        channels: NDArray[np.int64],
+        values: NDArray[np.float64],
+        inputs: NDArray[np.int64],
+        positions: NDArray[np.int32],
+    ) -> None:
+        """Merge candidates (channels, M), positions (M, channels, 3), behind those that are listed: stable in ties."""
+        both = np.concatenate([self.values[half, channels], values], 1)
+        order = np.argsort(-both, 1, kind="stable")[:, : self.values.shape[2]]
+        numbers = np.concatenate([self.inputs[half, channels], inputs], 1)
+        places = np.concatenate([self.positions[half, channels], positions.swapaxes(0, 1)], 1)
+        self.values[half, channels] = np.take_along_axis(both, order, 1)
+        self.inputs[half, channels] = np.take_along_axis(numbers, order, 1)
+        self.positions[half, channels] = np.take_along_axis(places, order[:, :, None], 1)
+
+
+@dataclass(slots=True)
+class ChannelTotals:
+    """The channels of one output over inputs, all arrays by channel, (C,).
+
+    Attributes:
+        values: Moments of the finite values.
+        high: Greatest finite value; -Inf without any.
+        low: Smallest finite value; Inf without any.
+        total: Values, finite or not.
+        firing: Inputs on which the channel is anywhere other than zero.
+        pooled: Moments over inputs of the channel's mean over positions.
+        by_class: Of each class, by its number, how many inputs there were and the sum of those means, (1 + C,).
+        sample: Those means of some of the inputs, (S, C) float32.
+        is_by_input: Whether axis 0 of the output counts inputs in every batch; else only the first four are known.
+        is_of_one_size: Whether there are as many channels in every batch; else nothing is known of them.
+    """
+
+    values: Moments
+    high: NDArray[np.float64]
+    low: NDArray[np.float64]
+    total: NDArray[np.int64]
+    firing: NDArray[np.int64]
+    pooled: Moments
+    top: TopLists
+    by_class: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    sample: list[NDArray[np.float32]] = field(default_factory=list)
+    is_by_input: bool = True
+    is_of_one_size: bool = True
+
+    @classmethod
+    def empty(cls, channels: int, top: int) -> "ChannelTotals":
+        """Return those of no inputs."""
+
+        def moments() -> Moments:
+            return Moments(*(np.zeros(channels) for _ in range(3)))
+
+        return cls(
+            values=moments(),
+            high=np.full(channels, -np.inf),
+            low=np.full(channels, np.inf),
+            total=np.zeros(channels, np.int64),
+            firing=np.zeros(channels, np.int64),
+            pooled=moments(),
+            top=TopLists.empty(channels, top),
+        )
+
+    def add(
+        self, rows: ChannelRows, numbers: NDArray[np.int64], classes: Sequence[int], sampled: Sequence[int]
+    ) -> None:
+        """Take in a batch.
+
+        Args:
+            rows: Of the batch.
+            numbers: Those of its inputs, (N,), ascending, and above all before.
+            classes: The number of each input's class; none without classes.
+            sampled: Places in the batch of the inputs that belong to the sample.
+        """
+        self.values.merge(_moments_of(rows.finite, rows.mean, rows.deviations))
+        self.high = np.maximum(self.high, rows.high.max(0))
+        self.low = np.minimum(self.low, rows.low.min(0))
+        self.total += rows.high.shape[0] * rows.place_count
+        if rows.high.shape[0] != numbers.size:
+            self.is_by_input = False
+            return
+        fires = (rows.high > 0) | (rows.low < 0) & np.isfinite(rows.low) | (rows.finite < rows.place_count)
+        self.firing += fires.sum(0)
+        ones = np.ones_like(rows.mean)
+        self.pooled.merge(_moments_of(ones, rows.mean, np.zeros_like(rows.mean)))
+        for label in dict.fromkeys(classes):
+            of_class = rows.mean[[index == label for index in classes]]
+            summed = np.concatenate([[of_class.shape[0]], of_class.sum(0)])
+            self.by_class[label] = self.by_class[label] + summed if label in self.by_class else summed
+        if sampled:
+            self.sample.append(rows.mean[list(sampled)].clip(-_GREATEST, _GREATEST).astype(np.float32))
+        self.top.add(rows, numbers)
+
+    def merge(self, other: "ChannelTotals") -> None:
+        """Take in what the channels did over the inputs of the next chunk."""
+        self.values.merge(other.values)
+        self.high, self.low = np.maximum(self.high, other.high), np.minimum(self.low, other.low)
+        self.total = self.total + other.total
+        self.firing = self.firing + other.firing
+        self.is_by_input = self.is_by_input and other.is_by_input
+        self.pooled.merge(other.pooled)
+        self.by_class = merged_classes(self.by_class, other.by_class)
+        self.sample += other.sample
+        self.top.merge(other.top)
+
+
+def merged_classes(
+    first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]]
+) -> dict[int, NDArray[np.float64]]:
+    """Return the sums by class of both."""
+    return {**first, **{label: first[label] + sums if label in first else sums for label, sums in second.items()}}

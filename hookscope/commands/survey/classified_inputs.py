@@ -1,0 +1,220 @@
+"""Count which inputs of all chunks are classified right, and find where the surest wrong ones lie apart."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.commands.check.measuring.labelled_pictures import classes_of
+from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.measure_chunk import MeasuredInput
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
+from hookscope.results.failures import OutsideKind, OutsideRange
+
+MOST_WRONG = 8
+"""Wrong inputs that are looked into: as many as a reader looks through."""
+
+MOST_MEMBERS = 64
+"""Inputs of a class, at most, that go through the network again."""
+
+# Below and above the range of each of `LOOKS`, and below that of the layouts' correlations.
+_KINDS: tuple[tuple[OutsideKind, OutsideKind], ...] = (("dark", "bright"), ("flat", "harsh"), ("narrow", "wide"))
+_ORDER: tuple[OutsideKind, ...] = ("inverted", *(kind for pair in _KINDS for kind in pair), "other layout")
+_WAYS_OUT = 2 * len(_KINDS) + 1
+
+_HIGHEST_RATE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class WrongInput:
+    """A wrong input: its number among all, and what is known of it."""
+
+    number: int
+    measured: MeasuredInput
+    name: str
+    taken_for: int
+    probabilities: tuple[float, float]
+    looks: NDArray[np.float64]
+    layout: NDArray[np.float32]
+
+    @property
+    def surety(self) -> float:
+        """How much more probable the network holds the wrong class than the right one; above all for NaN."""
+        return 2.0 if self.taken_for < 0 else self.probabilities[0] - self.probabilities[1]
+
+
+@dataclass(slots=True)
+class Spread:
+    """Names of inputs of a class, evenly spread over all so far: fewer than twice `MOST_MEMBERS`."""
+
+    step: int = 1
+    seen: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, name: str) -> None:
+        """Take in the next one."""
+        if self.seen % self.step == 0:
+            self.names.append(name)
+        self.seen += 1
+        if len(self.names) == 2 * MOST_MEMBERS:
+            self.names, self.step = self.names[::2], 2 * self.step
+
+
+@dataclass(slots=True)
+class ClassifiedInputs:
+    """Inputs of all chunks so far, in their order.
+
+    Attributes:
+        labels: Names of the classes of the data by their numbers.
+        categories: Names of the classes of the network.
+        source: The folder or file with the classes.
+        right_count: Pictures among those that are right; `layout_sum` is over them.
+    """
+
+    labels: Sequence[str]
+    categories: Sequence[str]
+    source: str = ""
+    class_count: int = 0
+    mapping: str = ""
+    seen: Counter[int] = field(default_factory=Counter)
+    right: Counter[int] = field(default_factory=Counter)
+    taken_for: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    given: Counter[int] = field(default_factory=Counter)
+    worst: list[WrongInput] = field(default_factory=list)
+    members: defaultdict[int, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    right_count: int = 0
+    layout_sum: NDArray[np.float64] | None = None
+    low: NDArray[np.float64] | None = None
+    high: NDArray[np.float64] | None = None
+
+    def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
+        """Take in the inputs of the next chunk, the first of which has the number `offset`."""
+        self.class_count, self.mapping = judged.class_count, judged.mapping
+        for place, sample in enumerate(inputs):
+            label, best = sample.label, int(judged.taken_for[place])
+            assert label is not None  # noqa: S101 - judged inputs have one
+            self.seen[label] += 1
+            if judged.is_right[place]:
+                self.right[label] += 1
+                self.members[label].add(sample.name_in(offset))
+                continue
+            self.taken_for[label][best] += 1
+            self.given[best] += 1
+            high, low = judged.probabilities[place].tolist()
+            looks, layout = judged.looks[place], judged.layouts[place]
+            number = offset + sample.number
+            self.worst.append(WrongInput(number, sample, sample.name_in(offset), best, (high, low), looks, layout))
+        self.worst = sorted(self.worst, key=lambda wrong: (-wrong.surety, wrong.number))[:MOST_WRONG]
+        self._add_looks(judged)
+
+    def _add_looks(self, judged: JudgedInputs) -> None:
+        of_right = judged.is_right & ~np.isnan(judged.layouts).any(1)
+        if not of_right.any():
+            return
+        looks = judged.looks[of_right]
+        low, high = np.fmin.reduce(looks), np.fmax.reduce(looks)
+        self.low = low if self.low is None else np.fmin(self.low, low)
+        self.high = high if self.high is None else np.fmax(self.high, high)
+        summed = judged.layouts[of_right].astype(np.float64).sum(0)
+        self.layout_sum = summed if self.layout_sum is None else self.layout_sum + summed
+        self.right_count += int(of_right.sum())
+
+    @property
+    def range_rate(self) -> float:
+        """See `Failures.range_rate`: of n + 1 inputs alike, any is as often the least, or the greatest."""
+        return min(1.0, _WAYS_OUT / (self.right_count + 1))
+
+    @property
+    def knows_ranges(self) -> bool:
+        """Whether enough inputs are right for one beyond their range to mean something."""
+        return self.range_rate <= _HIGHEST_RATE
+
+    def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:
+        """Return for each of `worst` where it lies outside the range of those that are right; the chunks come again."""
+        if self.layout_sum is None or self.low is None or self.high is None or not self.knows_ranges:
+            return [() for _ in self.worst]
+        mean = self.layout_sum / self.right_count
+        least, most = math.inf, -math.inf
+        for judged in chunks:
+            of_right = correlations(judged.layouts[judged.is_right], mean)
+            finite = of_right[~np.isnan(of_right)]
+            least, most = min(least, finite.min(initial=math.inf)), max(most, finite.max(initial=-math.inf))
+        per_input = []
+        for wrong in self.worst:
+            layout = self._of_layout(wrong, mean, float(least), float(most))
+            ways = [*([layout] if layout else []), *self._of_looks(wrong)]
+            per_input.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
+        return per_input
+
+    def _of_looks(self, wrong: WrongInput) -> Iterator[OutsideRange]:
+        assert self.low is not None  # noqa: S101 - `outside` has seen to it
+        assert self.high is not None  # noqa: S101
+        ranges = zip(_KINDS, wrong.looks.tolist(), self.low.tolist(), self.high.tolist(), strict=True)
+        for (below, above), value, low, high in ranges:
+            if value < low or value > high:
+                yield OutsideRange(below if value < low else above, value, low, high)
+
+    def _of_layout(
+        self, wrong: WrongInput, mean: NDArray[np.float64], least: float, most: float
+    ) -> OutsideRange | None:
+        """Return the layout of an input that is below the range by more than its width; None for others."""
+        value = float(correlations(wrong.layout[None], mean)[0])
+        if not value < least - (most - least):
+            return None
+        return OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
+
+    def labels_at(self) -> Mapping[int, int]:
+        """Return the number of the label that stands for each class of the network."""
+        classes, _ = classes_of(self.labels, self._known, self.class_count, in_folders=True)
+        return {index: self.labels.index(label) for label, indices in classes.items() for index in indices}
+
+    @property
+    def _known(self) -> Sequence[str]:
+        return self.categories if len(self.categories) == self.class_count else ()
+
+    def name(self, index: int) -> str:
+        """Return the name of a class of the network: its own, the label that stands for it, or its number."""
+        if index < 0:
+            return "NaN"
+        if self._known:
+            return self._known[index]
+        label = self.labels_at().get(index)
+        return f"class {index}" if label is None else self.labels[label]
+
+    def accuracy(self) -> Accuracy:
+        """Return how many are right, of all and by class."""
+        labels_at = self.labels_at()
+        indices = {label: tuple(index for index, other in labels_at.items() if other == label) for label in self.seen}
+        classes = []
+        for label in sorted(self.seen):
+            mistaken = self.taken_for[label].most_common(1)
+            name, count = (self.name(mistaken[0][0]), mistaken[0][1]) if mistaken else ("", 0)
+            classes.append(
+                ClassAccuracy(
+                    self.labels[label], indices[label], self.seen[label], self.right[label], name, count,
+                    sum(self.given[index] for index in indices[label]),
+                )
+            )  # fmt: skip
+        worst = tuple(
+            WrongPicture(
+                wrong.name, wrong.measured.sha256, self.labels[wrong.measured.label or 0], self.name(wrong.taken_for),
+                *(None if math.isnan(share) else share for share in wrong.probabilities),
+            )
+            for wrong in self.worst
+        )  # fmt: skip
+        total, right = sum(self.seen.values()), sum(self.right.values())
+        return Accuracy(self.source, self.mapping, self.class_count, total, right, tuple(classes), worst)
+
+
+def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of each layout, (N, P), with the mean one; NaN for one that is the same everywhere."""
+    apart = layouts.astype(np.float64)
+    apart = apart - apart.mean(1, keepdims=True)
+    centred = mean - mean.mean()
+    lengths = np.sqrt((apart**2).sum(1)) * np.sqrt((centred**2).sum())
+    cosines = np.full(len(apart), np.nan)
+    np.divide(apart @ centred, lengths, out=cosines, where=lengths > 0)
+    return cosines

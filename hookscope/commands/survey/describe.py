@@ -1,0 +1,315 @@
+"""A survey as a document: the answer, what else deserves a look, layers over depth, channels by search."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, remarks_of
+from hookscope.commands.survey.describe_failures import (
+    failure_heading,
+    failure_reasons,
+    method_words,
+    neighbour_words,
+    wrong_title,
+)
+from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
+from hookscope.reporting.document import (
+    ChannelSearch,
+    DepthChart,
+    Document,
+    Facts,
+    Level,
+    Listing,
+    Part,
+    Picture,
+    Pictures,
+    Section,
+    Series,
+    Table,
+    Text,
+)
+from hookscope.reporting.run_facts import model_facts
+from hookscope.reporting.terminal import model_subject, verified
+from hookscope.results.accuracy import accuracy_words, lowest_words
+from hookscope.results.headroom import FORMATS
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.survey import NONFINITE_OUTPUT, CropSheet, Survey, SurveyRow, WrongStrip, channel_counts
+from hookscope.results.table_rows import TableRows
+from hookscope.text import are, counted, figure, printable, some_of
+
+_MOST_NAMES = 3
+_MOST_CLASSES = 8
+_MOST_NAME = 60
+_MOST_TABLES = 5
+
+_TIGHT = 10.0
+"""A headroom below this factor is pointed at. Ours."""
+
+
+def describe_survey(
+    result: Survey,
+    record: RunRecord | None = None,
+    *,
+    crops: Sequence[CropSheet] = (),
+    wrong: Sequence[WrongStrip] = (),
+) -> Document:
+    """Describe a survey. `record` is that of its run and lists the pictures, as `crops` and `wrong` do before."""
+    crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
+    verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
+    channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
+    parts: dict[tuple[str, str, str], list[Part]] = {
+        ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
+        ("depth", "Over depth", "Over depth"): [*_charts(result)],
+        ("layers", "Layers", "Layers"): [_layers(result)],
+        ("channels", "Channels", "Channels"): [
+            ChannelSearch(
+                rows=result.rows,
+                columns=CHANNELS,
+                sheets=crops,
+                has_classes=bool(result.classes),
+                all_in="channels.csv",
+            )
+        ],
+        ("left-out", "Left out", "Left out"): [*_left_out(result)],
+    }
+    return Document(
+        title=f"{result.model.name} over {inputs_text(result)}",
+        subtitle=channels,
+        page_title=f"{result.model.name} · survey",
+        about=[*model_subject(result.model, inputs_text(result), result.dtype, result.device), *verification],
+        answer=answer(result),
+        level=level_of(result),
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=_facts(result),
+        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        making=_making(result, record),
+        main="channels",
+    )
+
+
+def _facts(result: Survey) -> Facts:
+    left_out = f", {counted(len(result.unusable), 'other')} left out" if result.unusable else ""
+    facts = [
+        *model_facts(result.model),
+        ("Inputs", f"{result.input_count:,}{left_out}", bool(result.unusable)),
+        ("Outputs", f"{len(result.rows):,} with {counted(channel_counts(result.rows), 'channel')}", False),
+        ("Device", f"{result.device}, {result.dtype}", False),
+    ]
+    if result.classes:
+        named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:_MOST_CLASSES])
+        facts.append(("Classes", f"{len(result.classes):,}: {named}", False))
+    return facts
+
+
+def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
+    digest = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
+    cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
+    made = [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
+    if record is None:
+        return made
+    return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
+
+
+def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
+    failures = result.failures
+    if failures is None or not failures.inputs:
+        return
+    files = {strip.index: strip.path for strip in strips}
+    pictures = [
+        Picture(
+            name=failure_heading(failed),
+            caption="the input and those with near features",
+            file=files.get(place, ""),
+            lines=[*failure_reasons(failed, failures), *filter(None, [neighbour_words(failed, failures)])],
+        )
+        for place, failed in enumerate(failures.inputs)
+    ]
+    has_near = any(failed.neighbours for failed in failures.inputs)
+    legend = "On the left the wrong input, then correctly classified inputs with the nearest features."
+    yield Pictures(wrong_title(failures), legend if has_near and files else "", pictures)
+    yield Text(method_words(failures))
+
+
+def _charts(result: Survey) -> Iterator[DepthChart]:
+    """Yield how often values are not 0, with dead channels, and the range of the values."""
+    if not any(row.channels for row in result.rows):
+        return
+    rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
+    dead = [len(row.dead_channels) / len(row.channels) if row.dead_channels else None for row in rows]
+    zeros = [row.activation.zero_fraction for row in rows]
+    if any(dead) or any(zeros):
+        firing = [None if share is None else 1 - share for share in zeros]
+        yield DepthChart(
+            title="How often values are not zero, and channels that never fire",
+            labels=labels,
+            series=[
+                Series("values that are not zero", firing, shape="area"),
+                Series("dead, share of channels", dead, "red", "dots"),
+            ],
+            axis="percent",
+        )
+    broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
+    yield DepthChart(
+        title="Range of the values against float16",
+        labels=labels,
+        series=[
+            Series("float16's greatest", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
+            Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
+            Series("std", [row.activation.std for row in rows], "grey"),
+            Series("mean |x|", [row.activation.mean_abs for row in rows]),
+        ],
+        marks=[("holds NaN or Inf", "fail", broken)],
+    )
+
+
+def _layers(result: Survey) -> Table:
+    levels = [_level_of_row(row) for row in result.rows]
+    remark = "" if result.rows else "No layer finished."
+    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels, remark=remark)
+
+
+def _level_of_row(row: SurveyRow) -> Level:
+    """Return what calls for a look; as many dead channels as make a flag in other results do."""
+    remark = remarks_of(row)
+    if "NaN" in remark or FLOAT16 in remark:
+        return "fail"
+    return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
+
+
+def _left_out(result: Survey) -> Iterator[Listing]:
+    if result.uncalled:
+        title = f"{counted(len(result.uncalled), 'selected layer')} without a row"
+        lines = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
+        yield Listing(title=title, lines=lines)
+    if result.unusable:
+        title = f"{counted(len(result.unusable), 'input')} left out"
+        yield Listing(title=title, lines=[unusable.message for unusable in result.unusable])
+
+
+def answer(result: Survey) -> list[str]:
+    """Return the answer in sentences, the one that matters most first."""
+    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result)]
+    if not any(row.channels for row in result.rows):
+        sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
+    elif not result.dead_count:
+        sentences.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
+    return [
+        *sentences,
+        *rows_used(result.tables, f"on {inputs_text(result)}"),
+        *_massive(result),
+        *_tight(result),
+        *_selective(result),
+        *_duplicates(result),
+    ]
+
+
+def inputs_text(result: Survey) -> str:
+    """Return how many inputs were measured: "5,000 inputs"."""
+    return counted(result.input_count, "input")
+
+
+def level_of(result: Survey) -> Level:
+    """Return what the answer begins with: "fail", "warn", "good", or "" for inputs that are classified wrong."""
+    if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
+        return "fail"
+    if result.dead_count:
+        return "warn"
+    return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
+
+
+def _nonfinite(result: Survey) -> Iterator[str]:
+    if broken := result.nonfinite_inputs:
+        names = some_of([printable(PurePath(path).name, _MOST_NAME) for path in broken], _MOST_NAMES)
+        held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
+        yield f"{held} NaN or Inf before any layer: {names}."
+    labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
+    if labels:
+        yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
+    elif any(warning.startswith(NONFINITE_OUTPUT) for warning in result.warnings):
+        yield "NaN or Inf in what the network returns."
+
+
+def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
+    """Yield a sentence for each embedding and codebook, those of which least is used first."""
+    tables = sorted(table_rows, key=lambda entry: entry.used_count / max(1, entry.row_count))
+    for table in tables[:_MOST_TABLES]:
+        rows = counted(table.row_count, "row")
+        yield f"{table.used_count:,} of {rows} of {printable(table.name, _MOST_NAME)} used {when}."
+    if len(tables) > _MOST_TABLES:
+        yield f"{counted(len(tables) - _MOST_TABLES, 'more embedding')} used a greater share of their rows."
+
+
+def _overflowing(result: Survey) -> Iterator[str]:
+    rows = [row for row in result.rows if any(room.format == FLOAT16 and room.overflowing for room in row.headroom)]
+    if rows:
+        worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
+        more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
+        yield (
+            f"{_name(worst)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest number, "
+            f"{FORMATS[FLOAT16].greatest:,.0f}.{more}"
+        )
+
+
+def _dead(result: Survey) -> Iterator[str]:
+    if not result.dead_count:
+        return
+    rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
+    named = [f"{_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
+    of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
+    dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
+    most = percent_bound(result.dead_bound)
+    yield (
+        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {most} of such inputs, with 95% "
+        "confidence."
+    )
+
+
+def _accuracy(result: Survey) -> Iterator[str]:
+    if result.accuracy is not None:
+        yield f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
+
+
+def _massive(result: Survey) -> Iterator[str]:
+    rows = [row for row in result.rows if row.massive]
+    if rows:
+        named = [f"{_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
+        yield f"Massive activations, above 100 and 1,000 times the median, in {some_of(named, 2)}."
+
+
+def _tight(result: Survey) -> Iterator[str]:
+    margins = [(row, room.factor) for row in result.rows for room in row.headroom if room.format == FLOAT16]
+    factors = [(row, factor) for row, factor in margins if factor is not None]
+    if factors:
+        row, least = min(factors, key=lambda pair: pair[1])
+        if least >= 1:
+            factor = f"{'only ' if least < _TIGHT else ''}{figure(least, 3)} times"
+            yield f"All values of these outputs fit float16: its limit is {factor} the largest, in {_name(row)}."
+
+
+def _selective(result: Survey) -> Iterator[str]:
+    scored = [(row.selectivity, row) for row in result.rows if row.selectivity is not None]
+    if scored:
+        (share, channel), row = max(scored, key=lambda pair: pair[0])
+        best = printable(row.channels[channel].best_class, _MOST_NAME)
+        explained = share_in_words(percent_text(max(0.0, share)))
+        yield (
+            f"The most selective channel is {channel} of {_name(row)}: the class explains {explained} of how it varies "
+            f"between inputs; it is greatest for {best}."
+        )
+
+
+def _duplicates(result: Survey) -> Iterator[str]:
+    rows = [(len(row.duplicates), row) for row in result.rows if row.duplicates]
+    if rows:
+        count, row = max(rows, key=lambda pair: pair[0])
+        verb = "copies" if count == 1 else "copy"
+        yield (
+            f"{counted(count, 'channel')} in the output of {_name(row)} almost {verb} another channel "
+            "(|r| of 0.99 or more)."
+        )
+
+
+def _name(row: SurveyRow) -> str:
+    """Return the row's label, and that it is a layer where it is only a number, as in nn.Sequential."""
+    name = printable(row.label or "(model)", _MOST_NAME)
+    return name if any(map(str.isalpha, name)) else f"layer {name}"

@@ -1,0 +1,136 @@
+"""Why inputs are classified wrong, in sentences, and as strips of pictures: the input, and those with near features."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.reporting.columns import number_text
+from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
+from hookscope.results.survey import Survey, WrongStrip
+from hookscope.text import counted, printable
+
+TILE, GAP = 96, 4
+
+_MOST_NAME = 60
+
+_OUTSIDE = {
+    "inverted": ("inverted", "correlation with the mean picture"),
+    "dark": ("dark", "mean"),
+    "bright": ("bright", "mean"),
+    "flat": ("flat", "standard deviation"),
+    "harsh": ("harsh", "standard deviation"),
+    "narrow": ("of a narrow crop", "width over height"),
+    "wide": ("of a wide crop", "width over height"),
+    "other layout": ("of another layout", "correlation with the mean picture"),
+}
+
+
+def failure_heading(miss: FailedInput) -> str:
+    """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
+    label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
+    if miss.probability is None or miss.label_probability is None:
+        return f"{printable(miss.input)}: {label}, scores with NaN"
+    return (
+        f"{printable(miss.input)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
+    )
+
+
+def failure_reasons(miss: FailedInput, failures: Failures) -> list[str]:
+    """Return what may be the reason, in sentences; none where `wrong_title` has that no input has one."""
+    return _reasons(miss, failures) or ([] if _without_reasons(failures) else ["No reason found."])
+
+
+def wrong_title(failures: Failures) -> str:
+    """Return "Wrong inputs, most confident first"; if no input has a reason, that is part of the title."""
+    title = "Wrong inputs, most confident first"
+    if not _without_reasons(failures):
+        return title
+    return f"{title}: no reason found{' in what could be looked at' if failures.remarks else ''}"
+
+
+def _without_reasons(failures: Failures) -> bool:
+    return not any(_reasons(miss, failures) for miss in failures.inputs)
+
+
+def _reasons(miss: FailedInput, failures: Failures) -> list[str]:
+    sentences = []
+    if miss.outside:
+        traits = ", ".join(map(_outside, miss.outside))
+        sentences.append(f"Unlike all {failures.compared_count:,} that are classified right, its picture is {traits}.")
+    if miss.leaves_at:
+        where, p = printable(miss.leaves_at, _MOST_NAME), number_text(miss.p_value, 2)
+        if miss.is_like_other:
+            other = printable(miss.taken_for, _MOST_NAME)
+            sentences.append(
+                f"From {where} on it is unlike its class (p {p}), and nowhere unlike {other}: its label may be wrong, "
+                "or it shows both."
+            )
+        else:
+            sentences.append(f"It leaves its class at {where} (p {p}).")
+    return sentences
+
+
+def neighbour_words(miss: FailedInput, failures: Failures) -> str:
+    """Return "Nearest at pool: data/green/1.png (green), …", "" without neighbours."""
+    if not miss.neighbours:
+        return ""
+    near = ", ".join(
+        f"{PurePath(printable(peer.input)).name} ({printable(peer.label, _MOST_NAME)})" for peer in miss.neighbours
+    )
+    return f"Nearest at {printable(failures.neighbour_row, _MOST_NAME)}: {near}."
+
+
+def method_words(failures: Failures) -> list[str]:
+    """Return how often something is said of an input by chance, and what was not looked at."""
+    if not failures.inputs:
+        return []
+    words = []
+    if failures.range_rate <= failures.departure_rate:
+        words.append(
+            f"An ordinary input lies outside one of the ranges of the {failures.compared_count:,} that are classified "
+            f"right with a probability of at most {failures.range_rate:.1%}."
+        )
+    if failures.sampled_count:
+        words.append(
+            f"An ordinary input is reported to leave its class with a probability of at most "
+            f"{failures.departure_rate:.0%}; {counted(failures.sampled_count, 'input')} of these classes ran again."
+        )
+    return [*words, *failures.remarks]
+
+
+def _outside(out: OutsideRange) -> str:
+    word, measure = _OUTSIDE[out.kind]
+    value, low, high = (number_text(number, 3) for number in (out.value, out.low, out.high))
+    return f"{word} ({measure} {value}, theirs {low} to {high})"
+
+
+def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
+    """Yield a strip for each wrong input that is a picture: it, then its neighbours."""
+    failures = result.failures
+    if failures is None or result.pictures is None:
+        return
+    wanted = {name for row in failures.inputs for name in (row.input, *(peer.input for peer in row.neighbours))}
+    pictures = {name: _tile(pixels) for name, pixels in result.pictures(sorted(wanted))}
+    for place, miss in enumerate(failures.inputs):
+        near: tuple[NearInput, ...] = miss.neighbours
+        tiles = [pictures.get(miss.input), *(pictures.get(peer.input) for peer in near)]
+        if tiles[0] is None:
+            continue
+        strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), (255, 255, 255))
+        for column, tile in enumerate(tiles):
+            if tile is not None:
+                strip.paste(tile, (column * (TILE + GAP), 0))
+        yield WrongStrip(place, f"wrong/{place}.jpg"), strip
+
+
+def _tile(pixels: NDArray[np.uint8]) -> Image.Image:
+    picture = Image.fromarray(pixels).convert("RGB")
+    scale = TILE / max(picture.size)
+    size = tuple(max(1, round(side * scale)) for side in picture.size)
+    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX
+    tile = Image.new("RGB", (TILE, TILE), (255, 255, 255))
+    tile.paste(picture.resize((size[0], size[1]), resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
+    return tile

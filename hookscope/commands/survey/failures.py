@@ -1,0 +1,241 @@
+"""Why inputs are classified wrong: the surest go through the network again, with members of their classes."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.commands.survey.classified_inputs import MOST_MEMBERS, ClassifiedInputs, WrongInput
+from hookscope.commands.survey.departures import FEWEST_MEMBERS, departure_p_values, first_departure
+from hookscope.commands.survey.features import pooled
+from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.pictures import path_of
+from hookscope.inputs import Batch
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.network import queued
+from hookscope.inspection.session import Session
+from hookscope.parameters import arg
+from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
+from hookscope.results.repeats import fold_repeats
+from hookscope.text import counted, printable, some_of
+
+_NEIGHBOURS = 3
+# Members of the other class whose own departure is looked at.
+_COMPARED = 15
+# Values of features that are kept at a time.
+_MOST_VALUES = 2**26
+
+Features = Mapping[str, Sequence[NDArray[np.float32]]]
+"""Means over positions of each row, (C,), by the name of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondPass:
+    """How inputs go through the network again."""
+
+    session: Session
+    layers: Sequence[str]
+    ops: bool
+    batch_size: int
+
+    def features(self, names: Sequence[str]) -> tuple[Features, Sequence[str]]:
+        """Return features of inputs, and the labels of the rows; without rows whose channels do not stay the same."""
+        recorder = _Recorder({*names})
+        files = [path for path in dict.fromkeys(map(path_of, names)) if path is not None]
+        inputs = replace(self.session.inputs, files=files, batch=None, pictures={})
+        try:
+            run = inspect(
+                self.session.loaded,
+                queued(inputs, self.batch_size, lambda _error: None),
+                ForwardOptions(layers=self.layers, ops=self.ops, seed=self.session.seed),
+                on_tensor=recorder.see,
+                on_output=recorder.keep,
+                on_batch=lambda _count: recorder.latest.clear(),
+            )
+        except ForwardError:
+            return {}, ()
+        by_name = recorder.found
+        labels = [row.label for row in fold_repeats(run).rows if all(row.label in rows for rows in by_name.values())]
+        labels = [label for label in labels if len({rows[label].size for rows in by_name.values()}) == 1]
+        return {name: [rows[label] for label in labels] for name, rows in by_name.items()}, labels
+
+
+@dataclass(slots=True)
+class _Recorder:
+    wanted: set[str]
+    latest: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    found: dict[str, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        if channel_axis is not None and channel_axis > 0 and not tensor.is_nested and tensor.numel():
+            self.latest[label] = pooled(tensor, channel_axis, "avg", label).numpy()
+
+    def keep(self, batch: Batch, _output: object) -> None:
+        count = len(batch.indices)
+        rows = {label: values for label, values in self.latest.items() if len(values) == count}
+        for place, record in enumerate(batch.records):
+            if record.name in self.wanted:
+                self.found[record.name] = {label: values[place].copy() for label, values in rows.items()}
+
+
+def explained(
+    classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: SecondPass | None, channel_count: int
+) -> Failures:
+    """Return the most confident wrong inputs with what may be the reason.
+
+    Args:
+        classified: All inputs.
+        chunks: What is known of them, chunk by chunk, again.
+        again: How to run some of them again; None where there is no network.
+        channel_count: Of all rows.
+    """
+    outside = classified.outside(chunks)
+    compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
+    facts = [_Known()] * len(outside) if compared is None else [compared.known_of(wrong) for wrong in classified.worst]
+    return Failures(
+        tuple(
+            _failed(classified, wrong, ranges, more)
+            for wrong, ranges, more in zip(classified.worst, outside, facts, strict=True)
+        ),
+        compared_count=classified.right_count,
+        range_rate=classified.range_rate,
+        sampled_count=0 if compared is None else sum(map(len, compared.members.values())),
+        neighbour_row="" if compared is None else compared.neighbour_row,
+        remarks=tuple(_remarks(classified, compared)) if classified.worst else (),
+    )
+
+
+def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
+    if not classified.knows_ranges:
+        count = counted(classified.right_count, "picture")
+        yield f"Ranges of pictures were not checked: {count} classified right are too few."
+    if compared is None:
+        yield (
+            "The layer where an input leaves its class was not searched for, because merging has no network. To "
+            f"search, run the command of the shards with {arg('resume')} and without {arg('shard')}."
+        )
+        return
+    thin = [label for label, member in compared.members.items() if len(member) < FEWEST_MEMBERS]
+    if thin:
+        names = some_of([f"'{printable(classified.labels[label], 80)}'" for label in thin], 3)
+        yield (
+            f"The layer where an input leaves its class was not searched for in {names}: that needs at least "
+            f"{FEWEST_MEMBERS} inputs of the class that are classified right."
+        )
+
+
+def _failed(
+    classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...], facts: "_Known"
+) -> FailedInput:
+    share, label_share = (None if math.isnan(probability) else probability for probability in wrong.probabilities)
+    return FailedInput(
+        input=wrong.name,
+        sha256=wrong.measured.sha256,
+        label=classified.labels[_label_of(wrong)],
+        taken_for=classified.name(wrong.taken_for),
+        probability=share,
+        label_probability=label_share,
+        outside=outside,
+        **facts._asdict(),
+    )
+
+
+def _label_of(wrong: WrongInput) -> int:
+    assert wrong.measured.label is not None  # noqa: S101 - only inputs with a label are judged
+    return wrong.measured.label
+
+
+class _Known(NamedTuple):
+    """What features say of a wrong input; see `FailedInput`."""
+
+    leaves_at: str = ""
+    p_value: float | None = None
+    is_like_other: bool = False
+    neighbours: tuple[NearInput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Features of wrong inputs, and of members of their classes and of those that they are taken for.
+
+    Attributes:
+        members: Names of inputs that are right, by the number of their label.
+        labels_at: The label that stands for a class of the network.
+    """
+
+    classified: ClassifiedInputs
+    features: Features
+    rows: Sequence[str]
+    members: Mapping[int, Sequence[str]]
+    labels_at: Mapping[int, int]
+
+    @property
+    def neighbour_row(self) -> str:
+        """The last row that does not have as many channels as there are classes; the last one if all have."""
+        sizes = [feature.size for feature in next(iter(self.features.values()), ())]
+        fitting = [row for row, size in zip(self.rows, sizes, strict=True) if size != self.classified.class_count]
+        return (fitting or [*self.rows] or [""])[-1]
+
+    def known_of(self, wrong: WrongInput) -> _Known:
+        """Return where a wrong input leaves its class, and what is near to it."""
+        if wrong.name not in self.features or not self.rows:
+            return _Known()
+        label, other = _label_of(wrong), self.labels_at.get(wrong.taken_for)
+        near = self._neighbours(wrong.name)
+        p_values = self._p_values(wrong.name, label)
+        first = None if p_values is None else first_departure(p_values)
+        if p_values is None or first is None:
+            return _Known(neighbours=near)
+        is_like = other is not None and self._is_like(wrong.name, other, label, first)
+        return _Known(self.rows[first], float(p_values[first]), is_like, near)
+
+    def _p_values(self, name: str, label: int) -> NDArray[np.float64] | None:
+        """Return the p-values of an input among the members of a class; None where there are too few."""
+        members = [other for other in self.members[label] if other != name]
+        if len(members) < FEWEST_MEMBERS:
+            return None
+        stacked = [np.stack(rows) for rows in zip(*(self.features[member] for member in members), strict=True)]
+        return departure_p_values(self.features[name], stacked)
+
+    def _is_like(self, name: str, other: int, label: int, first: int) -> bool:
+        """Tell whether an input that leaves its class in a row is like those of another class: see `FailedInput`."""
+        among_others = self._p_values(name, other)
+        if among_others is None or first_departure(among_others) is not None:
+            return False
+        theirs = [self._p_values(member, label) for member in self.members[other][:_COMPARED]]
+        firsts = [first_departure(p_values) for p_values in theirs if p_values is not None]
+        ranked = sorted(len(self.rows) if index is None else index for index in firsts)
+        return first <= ranked[len(ranked) // 2]
+
+    def _neighbours(self, name: str) -> tuple[NearInput, ...]:
+        at = self.rows.index(self.neighbour_row)
+        feature = self.features[name][at].astype(np.float64)
+        candidates = [
+            NearInput(member, self.classified.labels[label], float(np.linalg.norm(self.features[member][at] - feature)))
+            for label, names in self.members.items()
+            for member in names
+        ]
+        return tuple(sorted(candidates, key=lambda near: near.distance)[:_NEIGHBOURS])
+
+
+def _compared(classified: ClassifiedInputs, again: SecondPass, channel_count: int) -> _Compared:
+    labels_at = classified.labels_at()
+    labels = sorted(
+        {*map(_label_of, classified.worst)}
+        | {labels_at.get(wrong.taken_for, _label_of(wrong)) for wrong in classified.worst}
+    )
+    most = max(FEWEST_MEMBERS, min(MOST_MEMBERS, _MOST_VALUES // max(1, channel_count * len(labels))))
+    chosen = {label: _evenly(classified.members[label].names, most) for label in labels}
+    names = [*(wrong.name for wrong in classified.worst), *(name for group in chosen.values() for name in group)]
+    features, rows = again.features(names)
+    members = {label: [name for name in group if name in features] for label, group in chosen.items()}
+    return _Compared(classified, features, rows, members, labels_at)
+
+
+def _evenly(names: Sequence[str], most: int) -> list[str]:
+    count = min(most, len(names))
+    return [names[at * len(names) // count] for at in range(count)]

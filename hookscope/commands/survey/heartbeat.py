@@ -1,0 +1,80 @@
+"""Processes of one survey tell each other that they live and how far they are, by a file each beside the chunks."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hookscope.commands.survey.plan import ChunkFolder, Share
+from hookscope.errors import InputError
+from hookscope.parameters import arg
+from hookscope.regular_files import read_bounded
+
+_BETWEEN_BEATS = 2.0  # seconds
+_LONGEST_SILENCE = 20.0
+_LONGEST_HEARTBEAT = 64  # bytes
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """The heartbeat of this process, and what it hears of the others.
+
+    Attributes:
+        finished: Inputs of its share that are finished.
+    """
+
+    folder: ChunkFolder
+    share: Share
+    finished: int = 0
+    _heard: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Write this process's file every few seconds, in a thread, which a killed process does not have."""
+        stopped = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not stopped.is_set():
+                with suppress(OSError):  # a full disk: chunks cannot be written either, and that is reported
+                    self._path(self.share.index).write_text(f"{count} {self.finished}", encoding="ascii")
+                count += 1
+                stopped.wait(_BETWEEN_BEATS)
+
+        thread = threading.Thread(target=beat, name="hookscope-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def listen(self) -> int:
+        """Return how many inputs all processes have finished.
+
+        Raises:
+            InputError: If nothing was heard for long of a process that has not finished its share.
+        """
+        total, now = self.finished, time.monotonic()
+        for index in range(self.share.count):
+            if index == self.share.index:
+                continue
+            text = ""
+            with suppress(OSError, UnicodeDecodeError):
+                text = read_bounded(self._path(index), _LONGEST_HEARTBEAT).decode("ascii")
+            last, since = self._heard.get(index, ("", now))
+            if text != last or index not in self._heard:
+                self._heard[index] = text, now
+            elif now - since > _LONGEST_SILENCE and not self.folder.is_done(replace(self.share, index=index)):
+                raise InputError(
+                    f"Process {index + 1} of {self.share.count} has ended: nothing was heard of it for "
+                    f"{_LONGEST_SILENCE:.0f} s. Finished chunks stay; go on with {arg('resume')}."
+                )
+            finished = text.rpartition(" ")[2]
+            total += int(finished) if finished.isdecimal() else 0
+        return total
+
+    def _path(self, index: int) -> Path:
+        return self.folder.path / f"{index}-of-{self.share.count}.alive"

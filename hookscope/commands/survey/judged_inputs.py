@@ -1,0 +1,137 @@
+"""How inputs of known class are classified, and what their pictures are like: a few numbers kept of each input."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
+from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
+from hookscope.errors import UsageError
+from hookscope.inputs import Batch
+from hookscope.inputs.labelled_files import LabelledFiles
+from hookscope.inspection.losses import Output, class_probabilities
+from hookscope.results.inputs import Preprocessing
+from hookscope.statistics.storage import plain_array
+
+LOOKS = ("brightness", "contrast", "aspect")
+"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, width over height of the file's."""
+
+GRID = 8
+"""Height and width of the small pictures by which layouts are compared."""
+
+_NO_CLASS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedInputs:
+    """Inputs in order, each array (N, ...).
+
+    Attributes:
+        taken_for: The class with the greatest score; -1 for scores with NaN.
+        probabilities: Of that class, and of the label's, (N, 2).
+        is_right: Whether the label stands for that class.
+        looks: See `LOOKS`; NaN for what is no picture.
+        layouts: The grey picture as GRID x GRID means; NaN likewise.
+        class_count: Classes of the network.
+        mapping: How labels became classes of the network, in a sentence.
+    """
+
+    taken_for: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    is_right: NDArray[np.bool_]
+    looks: NDArray[np.float64]
+    layouts: NDArray[np.float32]
+    class_count: int = 0
+    mapping: str = ""
+
+
+@dataclass(slots=True)
+class InputJudge:
+    """Judges batches of inputs of known class, by the network's scores.
+
+    Attributes:
+        reason: Why inputs cannot be judged, in a sentence; "" if they can.
+    """
+
+    data: LabelledFiles
+    labels: Sequence[str]
+    categories: Sequence[str]
+    preprocessing: Preprocessing
+    reason: str = ""
+    class_count: int = 0
+    mapping: str = ""
+    classes: Classes = field(default_factory=dict)
+    _parts: list[tuple[NDArray[np.float64], ...]] = field(default_factory=list)
+
+    def add(self, batch: Batch, output: object) -> None:
+        """Judge a batch that went through the network."""
+        scores = class_scores(returned_tensors(output), len(batch.indices), None)
+        if isinstance(scores, str):
+            self.reason = scores
+            return
+        try:
+            self._map_classes(scores.shape[1])
+        except UsageError as error:
+            self.reason = str(error)
+            return
+        scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
+        broken = scores.isnan().any(1)
+        shares = class_probabilities(scores, Output("", scores), multi_label=False)[0].double()
+        taken_for = torch.where(broken, _NO_CLASS, scores.nan_to_num().argmax(1)).tolist()
+        wanted = [self.classes[self.data.labels_of(record.name)[0]] for record in batch.records]
+        rows = np.full((len(wanted), 4), np.nan)
+        for place, (best, indices) in enumerate(zip(taken_for, wanted, strict=True)):
+            rows[place, 0], rows[place, 3] = best, best in indices
+            if best >= 0:
+                rows[place, 1:3] = float(shares[place, best]), float(shares[place, [*indices]].max())
+        self._parts.append((rows, *self._pictures(batch)))
+
+    def _map_classes(self, class_count: int) -> None:
+        if self.classes:
+            return
+        if class_count < 2:
+            raise UsageError("The network has one score per input.")
+        categories = self.categories if len(self.categories) == class_count else ()
+        classes, self.mapping = classes_of(self.labels, categories, class_count, in_folders=self.data.in_folders)
+        self.class_count, self.classes = class_count, classes
+
+    def _pictures(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the looks and the layouts of a batch's pictures, scaled to 0-1 again."""
+        count = len(batch.indices)
+        looks, layouts = np.full((count, len(LOOKS)), np.nan), np.full((count, GRID * GRID), np.nan)
+        values = batch.args[0] if batch.args else None
+        if not isinstance(values, Tensor) or values.dim() != 4 or not values.is_floating_point() or not values.numel():
+            return looks, layouts
+        grey = values.detach().float()
+        if all(record.size is not None for record in batch.records):
+            for factors, undo in ((self.preprocessing.std, torch.mul), (self.preprocessing.mean, torch.add)):
+                grey = undo(grey, torch.tensor(factors, device=grey.device)[:, None, None]) if factors else grey
+        grey = grey.mean(1)
+        looks[:, 0] = plain_array(grey.mean((1, 2)).double().cpu())
+        looks[:, 1] = plain_array(grey.std((1, 2), correction=0).double().cpu())
+        sizes = [record.size for record in batch.records]
+        looks[:, 2] = [math.nan if size is None else size[0] / size[1] for size in sizes]
+        small = functional.adaptive_avg_pool2d(grey[:, None], GRID).flatten(1)
+        layouts[:] = plain_array(small.double().cpu())
+        return looks, layouts
+
+    def result(self) -> JudgedInputs | None:
+        """Return all inputs so far; None if they cannot be judged, or there are none."""
+        if self.reason or not self._parts:
+            return None
+        rows, looks, layouts = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        return JudgedInputs(
+            taken_for=rows[:, 0].astype(np.int64),
+            probabilities=rows[:, 1:3],
+            is_right=rows[:, 3] == 1,
+            looks=looks,
+            layouts=layouts.astype(np.float32),
+            class_count=self.class_count,
+            mapping=self.mapping,
+        )

@@ -1,0 +1,365 @@
+"""Run a network over one chunk of the inputs, and gather what its outputs and their channels do."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.commands.survey.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
+from hookscope.commands.survey.channel_totals import ChannelTotals
+from hookscope.commands.survey.features import FeatureSpool
+from hookscope.commands.survey.judged_inputs import InputJudge, JudgedInputs
+from hookscope.errors import HookscopeError, UnfitInputError
+from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
+from hookscope.hooks.observed import version_of
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs import Batch
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
+from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
+from hookscope.inspection.network import queued
+from hookscope.models import LoadedModel
+from hookscope.parameters import arg
+from hookscope.results.activations import LayerRow, UncalledLayer, Verification
+from hookscope.results.repeats import fold_repeats
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
+from hookscope.statistics.reduction import Reduction
+
+# Sums of the squares of so many larger values as there may be are beyond float64.
+_LARGEST_SQUARED = 1e140
+
+
+def _not_looked_at() -> str:
+    return f": operations between them were not looked at ({arg('ops')})."
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredInput:
+    """An input that was measured.
+
+    Attributes:
+        number: In the chunk, unusable ones counted.
+        sha256: Digest of its file; None for one in memory.
+        label: Number of its class; None without classes.
+        is_nonfinite: Whether it holds NaN, or Inf that is no part of a mask given by name.
+    """
+
+    number: int
+    name: str
+    sha256: str | None
+    label: int | None = None
+    is_nonfinite: bool = False
+
+    def name_in(self, offset: int) -> str:
+        """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
+        is_numbered = self.sha256 is not None or self.name.endswith("]")
+        return self.name if is_numbered else f"{self.name}[{offset + self.number}]"
+
+
+@dataclass(slots=True)
+class ChunkRow:
+    """One output over a chunk.
+
+    Attributes:
+        row: Without statistics.
+        reduction: Of all values, in bins; without channels.
+        totals: Of its channels; None without them.
+    """
+
+    row: LayerRow
+    reduction: Reduction
+    totals: ChannelTotals | None
+
+
+@dataclass(slots=True)
+class MeasuredChunk:
+    """What was found in a chunk.
+
+    Attributes:
+        place_count: Inputs of the chunk, unusable ones counted.
+        features: Of its inputs; None if they were not asked for.
+        judged: How they are classified; None without classes, and where they cannot be judged.
+        rows_used: Of embeddings and codebooks by name, whether each row was looked up.
+    """
+
+    inputs: list[MeasuredInput]
+    place_count: int
+    rows: list[ChunkRow]
+    unusable: list[Unusable]
+    uncalled: tuple[UncalledLayer, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verification: Verification | None = None
+    seconds: float = 0.0
+    features: FeatureSpool | None = None
+    judged: JudgedInputs | None = None
+    rows_used: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """How chunks are measured.
+
+    Attributes:
+        observed: What is observed; whether the first batch is verified is left to `measure_chunk`.
+        sample: Inputs of each chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
+        class_of: The number of an input's class by its name; None without classes.
+        new_features: Makes what takes the features of a chunk; None without features.
+        new_judge: Makes what judges the inputs of a chunk; None without classes.
+    """
+
+    observed: ForwardOptions
+    batch_size: int
+    top: int
+    sample: int
+    sample_step: int
+    class_of: Callable[[str], int] | None = None
+    new_features: Callable[[], FeatureSpool] | None = None
+    new_judge: Callable[[], InputJudge] | None = None
+
+
+@dataclass(slots=True)
+class ChannelRecorder:
+    """Reduces the channels of every output in the hook, and adds a batch to the totals once it went well."""
+
+    options: MeasureOptions
+    features: FeatureSpool | None = None
+    judge: InputJudge | None = None
+    rows_used: RowsUsed | None = None
+    totals: dict[str, ChannelTotals] = field(default_factory=dict)
+    inputs: list[MeasuredInput] = field(default_factory=list)
+    sampled_count: int = 0
+    returns_nonfinite: bool = False
+    _latest: dict[str, Reduced] = field(default_factory=dict)
+    _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        """Reduce an output; one that comes again at once, as a container's, is not read again."""
+        if self.features is not None:
+            self.features.see(label, tensor, channel_axis)
+        if channel_axis is None or channel_axis == 0:
+            return
+        version = version_of(tensor)
+        if self._before is not None:
+            reference, old_version, axis, rows = self._before
+            if reference() is tensor and old_version == version >= 0 and axis == channel_axis:
+                self._latest[label] = rows
+                return
+        totals = self.totals.get(label)
+        channel_rows = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
+        if channel_rows is not None:
+            self._latest[label] = channel_rows
+            self._before = (weakref.ref(tensor), version, channel_axis, channel_rows)
+
+    def keep(self, batch: Batch, output: object) -> None:
+        """Add what was seen of a batch that went through the network."""
+        if not self.returns_nonfinite:
+            floating = [
+                tensor for _, tensor in tensors_in(output) if tensor.is_floating_point() and not tensor.is_nested
+            ]
+            self.returns_nonfinite = not all(bool(tensor.isfinite().all()) for tensor in floating)
+        numbers = np.array(batch.indices, np.int64)
+        class_of = self.options.class_of
+        classes = [] if class_of is None else [class_of(record.name) for record in batch.records]
+        step, room = self.options.sample_step, self.options.sample - self.sampled_count
+        sampled = [place for place, number in enumerate(batch.indices) if number % step == 0][: max(0, room)]
+        self.sampled_count += len(sampled)
+        fetched: dict[int, ChannelRows] = {}
+        for label, channel_rows in self._latest.items():
+            rows = fetched.setdefault(
+                id(channel_rows), channel_rows.fetched() if isinstance(channel_rows, RowsOnDevice) else channel_rows
+            )
+            totals = self.totals.get(label)
+            if totals is None:
+                totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.options.top)
+            if totals.high.size == rows.high.shape[1]:
+                totals.add(rows, numbers, classes, sampled)
+            else:
+                totals.is_of_one_size = False
+        if self.features is not None:
+            self.features.keep(len(numbers))
+        if self.rows_used is not None:
+            self.rows_used.keep()
+        if self.judge is not None and not self.judge.reason:
+            self.judge.add(batch, output)
+        labels: Sequence[int | None] = classes or [None] * len(numbers)
+        nonfinite = _nonfinite_inputs(batch)
+        self.inputs += [
+            MeasuredInput(number, record.name, record.sha256, label, bool(nonfinite[place]))
+            for place, (number, record, label) in enumerate(zip(batch.indices, batch.records, labels, strict=True))
+        ]
+
+    def end_batch(self, _finished: int) -> None:
+        """Drop what was seen of a batch that the network raised on."""
+        self._latest.clear()
+        self._before = None
+        if self.features is not None:
+            self.features.forget()
+        if self.rows_used is not None:
+            self.rows_used.forget()
+
+
+def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
+    """Return which inputs of a batch hold NaN or Inf, (N,); of arguments by name only NaN, as masks hold -Inf."""
+    nonfinite = np.zeros(len(batch.indices), np.bool_)
+    positional = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
+    for name, value in [*positional, *batch.kwargs.items()]:
+        listed = isinstance(value, list) and len(value) == len(nonfinite)
+        for _, tensor in () if name in batch.shared else tensors_in(value):
+            if not tensor.is_floating_point() or tensor.is_nested:
+                continue
+            broken = tensor.isnan() if name in batch.kwargs else ~tensor.isfinite()
+            if not listed and tensor.dim() and tensor.shape[0] == len(nonfinite):
+                nonfinite |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
+        if listed:
+            nonfinite |= [any(bool((~leaf.isfinite()).any()) for _, leaf in tensors_in(item)) for item in value]
+    return nonfinite
+
+
+def measure_chunk(
+    loaded: LoadedModel,
+    inputs: InputPipeline,
+    options: MeasureOptions,
+    *,
+    is_first: bool,
+    verify: bool,
+    on_batch: Callable[[int], None],
+) -> MeasuredChunk:
+    """Run the network over a chunk.
+
+    Args:
+        loaded: The network.
+        inputs: Those of the chunk.
+        options: As for all chunks.
+        is_first: Whether it is the first one of this process: if the network raises on every input of it, so does this.
+        verify: Whether to compare the first batch with a pass without hooks.
+        on_batch: Called after each batch with the number of inputs finished.
+
+    Raises:
+        ForwardError: If the network raised on every input of the first chunk.
+        LayerNotFoundError: If a pattern selects nothing.
+    """
+    began = time.perf_counter()
+    features = None if options.new_features is None else options.new_features()
+    judge = None if options.new_judge is None else options.new_judge()
+    rows_used = RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None
+    recorder = ChannelRecorder(options, features, judge, rows_used)
+    unusable: list[Unusable] = []
+
+    def report(error: HookscopeError) -> None:
+        texts = [f"{name}: {error.reason}" for name in error.names] if isinstance(error, UnfitInputError) else []
+        unusable.extend(
+            Unusable(text, error.exit_code) for text in texts or [str(error).replace(several_by_name(), ONE_TENSOR)]
+        )
+
+    def end_batch(finished: int) -> None:
+        recorder.end_batch(finished)
+        on_batch(finished)
+
+    try:
+        with rows_used or nullcontext():
+            run = inspect(
+                loaded,
+                queued(inputs, options.batch_size, report),
+                replace(options.observed, verify=verify),
+                on_tensor=recorder.see,
+                on_output=recorder.keep,
+                on_batch=end_batch,
+            )
+    except ForwardError as error:
+        if is_first:
+            raise _advising_files(error) from error
+        run = replace(error.inspection, rows=())
+    places = [record.number for record in recorder.inputs]
+    hidden = recorder.returns_nonfinite and not any(map(_holds_nonfinite, run.rows))
+    return MeasuredChunk(
+        inputs=recorder.inputs,
+        place_count=max([len(inputs.files), *(place + 1 for place in places)]),
+        rows=[
+            ChunkRow(row, reduction_of(row.activation), totals_of(row, recorder.totals))
+            for row in fold_repeats(run).rows
+        ],
+        unusable=unusable,
+        uncalled=run.uncalled,
+        warnings=(
+            *run.warnings,
+            *((NONFINITE_OUTPUT + ("." if options.observed.ops else _not_looked_at()),) if hidden else ()),
+        ),
+        notes=(*run.notes, *_not_judged(judge)),
+        verification=run.verification,
+        seconds=time.perf_counter() - began,
+        features=features,
+        judged=None if judge is None else judge.result(),
+        rows_used={} if rows_used is None else rows_used.used,
+    )
+
+
+def _holds_nonfinite(row: LayerRow) -> bool:
+    return bool(row.activation.nan_count or row.activation.inf_count)
+
+
+def _advising_files(error: ForwardError) -> ForwardError:
+    """Return the error with advice that a survey can follow: its inputs are files."""
+    failure = error.inspection.failure
+    if failure is None or not failure.remedy:
+        return error
+    return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
+
+
+def _not_judged(judge: InputJudge | None) -> tuple[str, ...]:
+    if judge is None or not judge.reason:
+        return ()
+    return (f"Whether inputs are classified right is not known. {judge.reason}",)
+
+
+def totals_of(row: LayerRow, totals: Mapping[str, ChannelTotals]) -> ChannelTotals | None:
+    """Return the totals of a row's channels."""
+    total = totals.get(row.label)
+    return total if total is not None and total.is_of_one_size else None
+
+
+def reduction_of(statistics: TensorStatistics) -> Reduction:
+    """Return the numbers that statistics follow from, values in bins, so that they merge."""
+    reduction = Reduction(
+        statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured
+    )
+    if statistics.unmeasured or not statistics.element_count:
+        return reduction
+    nonfinite = (statistics.nan_count or 0) + (statistics.inf_count or 0)
+    count = statistics.element_count - nonfinite
+    reduction = reduction._replace(
+        channel_axis=statistics.channel_axis,
+        nan_count=statistics.nan_count or 0,
+        nonzero_count=statistics.element_count - round((statistics.zero_fraction or 0.0) * statistics.element_count),
+        channel_nonzero=statistics.channel_nonzero,
+    )
+    low, high = statistics.min, statistics.max
+    if statistics.mean is None or statistics.std is None or low is None or high is None:
+        return reduction
+    largest = max(abs(low), abs(high))
+    exponent = math.frexp(largest)[1] if largest > _LARGEST_SQUARED else 0
+    std, mean_abs, l2 = (
+        math.ldexp(value or 0.0, -exponent) for value in (statistics.std, statistics.mean_abs, statistics.l2)
+    )
+    spread = statistics.distribution
+    if spread is not None and spread.values is not None:
+        keys, counts = spread.binned()
+        spread = replace(spread, values=None, keys=keys, counts=counts)
+    return reduction._replace(
+        finite_count=count,
+        mean=statistics.mean,
+        squared_deviations=std**2 * count,
+        min=low,
+        max=high,
+        abs_sum=mean_abs * count,
+        square_sum=l2**2,
+        distribution=spread,
+        exponent=exponent,
+    )

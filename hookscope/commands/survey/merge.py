@@ -1,0 +1,295 @@
+"""Merge chunks in their order into the survey of all inputs, one in memory at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.commands.survey.channel_totals import ChannelTotals
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
+from hookscope.commands.survey.classified_inputs import ClassifiedInputs
+from hookscope.commands.survey.duplicates import Duplicates, duplicates
+from hookscope.commands.survey.failures import SecondPass, explained
+from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
+from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.measure_chunk import MeasuredChunk
+from hookscope.commands.survey.pictures import InputPictures
+from hookscope.commands.survey.plan import Plan
+from hookscope.commands.survey.selectivity import Selectivity, selectivity
+from hookscope.errors import ModelError
+from hookscope.hooks.embedding_rows import merge_rows
+from hookscope.hooks.patterns import CONSTANTS
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inspection.rows import value_flags, with_whole_shape
+from hookscope.results.activations import LayerRow, UncalledLayer, Verification
+from hookscope.results.cost import ReceptiveField
+from hookscope.results.distribution import Distribution, edges_of
+from hookscope.results.failures import Failures
+from hookscope.results.headroom import headroom_of
+from hookscope.results.inputs import Provenance
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
+from hookscope.results.table_rows import TableRows
+from hookscope.statistics.reducer import summarise
+from hookscope.statistics.reduction import Reduction, merge
+
+# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
+_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
+
+_OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
+
+
+@dataclass(slots=True)
+class _MergedRow:
+    row: LayerRow
+    reduction: Reduction
+    totals: ChannelTotals | None
+    shapes: BatchShapes = field(default_factory=BatchShapes)
+
+
+@dataclass(slots=True)
+class Merging:
+    """Chunks merged so far, in their order.
+
+    Attributes:
+        offsets: Of each chunk the number of its first input, and its files.
+    """
+
+    plan: Plan
+    target: FeatureTarget | None = None
+    rows: dict[str, _MergedRow] = field(default_factory=dict)
+    input_count: int = 0
+    place_count: int = 0
+    class_counts: dict[int, int] = field(default_factory=dict)
+    nonfinite_inputs: list[str] = field(default_factory=list)
+    rows_used: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    unusable: list[Unusable] = field(default_factory=list)
+    uncalled: dict[str, UncalledLayer] | None = None
+    warnings: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    verification: Verification | None = None
+    offsets: list[tuple[int, ChunkFiles]] = field(default_factory=list)
+    features: FeatureParts | None = None
+    classified: ClassifiedInputs | None = None
+
+    def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
+        """Take in the next chunk."""
+        for row in chunk.rows:
+            label = row.row.label
+            if row.totals is not None:
+                inputs = row.totals.top.inputs
+                inputs[inputs >= 0] += self.place_count
+            merged = self.rows.get(label)
+            if merged is None:
+                merged = self.rows[label] = _MergedRow(row.row, row.reduction, row.totals)
+            else:
+                merged.row = replace(merged.row, also=tuple(dict.fromkeys((*merged.row.also, *row.row.also))))
+                merged.reduction = merge(merged.reduction, row.reduction)
+                merged.totals = _merged_totals(merged.totals, row.totals)
+            merged.shapes.add(len(chunk.inputs), row.reduction.shape)
+        for measured in chunk.inputs:
+            if measured.label is not None:
+                self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
+        if chunk.judged is not None:
+            if self.classified is None:
+                self.classified = ClassifiedInputs(
+                    self.plan.classes, self.plan.model.categories, self.plan.labels_source
+                )
+            self.classified.add(chunk.inputs, chunk.judged, self.place_count)
+        self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]
+        merge_rows(self.rows_used, chunk.rows_used)
+        self.offsets.append((self.place_count, files))
+        self.input_count += len(chunk.inputs)
+        self.place_count += chunk.place_count
+        self.unusable += chunk.unusable
+        if chunk.inputs:
+            silent = {uncalled.layer: uncalled for uncalled in chunk.uncalled}
+            self.uncalled = (
+                silent
+                if self.uncalled is None
+                else {name: uncalled for name, uncalled in self.uncalled.items() if name in silent}
+            )
+        self.warnings |= dict.fromkeys(chunk.warnings)
+        self.notes |= dict.fromkeys(chunk.notes)
+        self.verification = self.verification or chunk.verification
+        if self.target is not None:
+            self.features = self.features or FeatureParts(self.target)
+            self.features.add(files, sidecar, self.offsets[-1][0])
+
+    def result(self, source: InputPipeline | None = None, again: SecondPass | None = None) -> Survey:
+        """Return the survey of all chunks, and write the features.
+
+        Args:
+            source: Where inputs in memory come from, to draw them again.
+            again: How to run some of the inputs again; None where there is no network.
+
+        Raises:
+            ModelError: If no input could be measured.
+            OutputError: If features cannot be written.
+        """
+        if not self.input_count:
+            first = self.unusable[0].message if self.unusable else "there are none"
+            raise ModelError(f"None of the inputs could be measured: {first}")
+        plan = self.plan
+        names = self._names()
+        summaries = summarise([row.reduction for row in self.rows.values()])
+        rows = tuple(
+            self._row(index, row, statistics, names)
+            for index, (row, statistics) in enumerate(zip(self.rows.values(), summaries, strict=True))
+        )
+        pictures = InputPictures(plan.preprocessing)
+        if source is not None:
+            pictures = InputPictures(plan.preprocessing, source.files, source.batch)
+        features = None if self.features is None else self.features.write(plan.model.name, plan.classes)
+        counts = {
+            name: self.class_counts[number] for number, name in enumerate(plan.classes) if number in self.class_counts
+        }
+        return Survey(
+            model=plan.model,
+            input_count=self.input_count,
+            rows=rows,
+            classes=counts,
+            accuracy=None if self.classified is None else self.classified.accuracy(),
+            failures=self._failures(again, channel_counts(rows)),
+            uncalled=tuple((self.uncalled or {}).values()),
+            unusable=tuple(self.unusable),
+            nonfinite_inputs=tuple(self.nonfinite_inputs),
+            tables=tuple(TableRows(name, mask.size, int(mask.sum())) for name, mask in self.rows_used.items()),
+            model_digest=plan.signature["model"],
+            warnings=tuple(self.warnings),
+            notes=(*self.notes, *self._remarks()),
+            seed=plan.seed,
+            device=plan.device,
+            dtype=plan.dtype,
+            batch_size=plan.batch_size,
+            chunk_size=plan.chunk_size,
+            chunk_count=len(plan.chunk_sizes),
+            features=features,
+            verification=self.verification,
+            provenance=Provenance(
+                plan.patterns,
+                plan.preprocessing,
+                unusable_inputs=tuple(unusable.message for unusable in self.unusable),
+                versions=plan.versions,
+                threads=plan.threads,
+            ),
+            names=names,
+            pictures=pictures,
+        )
+
+    def _failures(self, again: SecondPass | None, channel_count: int) -> Failures | None:
+        return (
+            None if self.classified is None else explained(self.classified, self._judged_again(), again, channel_count)
+        )
+
+    def _judged_again(self) -> Iterator[JudgedInputs]:
+        for _, files in self.offsets:
+            sidecar = read_sidecar(files)
+            judged = None if sidecar is None else read_judged(files, sidecar)
+            if judged is not None:
+                yield judged
+
+    def _remarks(self) -> Iterator[str]:
+        apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]
+        if apart:
+            more = f" and {len(apart) - 1:,} more" if len(apart) > 1 else ""
+            yield f"Axis 0 of {apart[0]}{more} does not count inputs: which inputs excite its channels is not known."
+
+    def _names(self) -> dict[int, str]:
+        """Return the names of the inputs in lists, by their numbers: of those in memory with their numbers."""
+        listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
+        wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
+        names: dict[int, str] = {}
+        for offset, files in self.offsets:
+            sidecar = read_sidecar(files)
+            for sample in () if sidecar is None else sidecar.inputs:
+                number = offset + sample.number
+                if number in wanted:
+                    names[number] = sample.name_in(offset)
+        return names
+
+    def _row(self, index: int, merged: _MergedRow, statistics: TensorStatistics, names: Mapping[int, str]) -> SurveyRow:
+        row = merged.row
+        statistics = with_whole_shape(statistics, merged.shapes)
+        nonzero = merged.reduction.channel_nonzero
+        channels = Channels()
+        is_constant = row.owner is not None and row.kind in CONSTANTS  # zeros that start a state are no dead channels
+        totals = None if is_constant else merged.totals
+        if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
+            channels = self._channels(totals, nonzero, names)
+        flags = [*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)]
+        return SurveyRow(
+            index=index,
+            layer=row.layer,
+            kind=row.kind,
+            call=row.call,
+            slot=row.slot,
+            parameter_count=row.parameter_count,
+            activation=statistics,
+            flags=tuple(flags),
+            aliases=row.aliases,
+            also=row.also,
+            source=row.source,
+            channels=channels,
+            headroom=headroom_of(statistics),
+            massive=_massive(channels, statistics.distribution),
+            receptive_field=self._field(row),
+        )
+
+    def _channels(self, totals: ChannelTotals, nonzero: NDArray[np.float64], names: Mapping[int, str]) -> Channels:
+        count = totals.high.size
+        values, top = totals.values, totals.top
+        by_class = selectivity(totals) if self.plan.classes and totals.is_by_input else Selectivity.none(count)
+        twins = duplicates(np.concatenate(totals.sample)) if totals.sample else Duplicates.none(count)
+        has_any = values.count > 0
+        variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
+        inputs = totals.pooled.count
+        firing = np.full(count, np.nan)
+        if totals.is_by_input:
+            np.divide(totals.firing, inputs, out=firing, where=inputs > 0)
+        arrays = ChannelArrays(
+            firing_inputs=firing,
+            firing_positions=nonzero / totals.total,
+            mean=np.where(has_any, values.mean, np.nan),
+            std=np.where(has_any, np.sqrt(variance), np.nan),
+            min=np.where(has_any, totals.low, np.nan),
+            max=np.where(has_any, totals.high, np.nan),
+            nonfinite_count=(totals.total - values.count).astype(np.int64),
+            best_class=by_class.best,
+            selectivity=by_class.share,
+            duplicate_of=twins.of,
+            correlation=twins.correlation,
+            top_values=top.values,
+            top_inputs=top.inputs if totals.is_by_input else np.full_like(top.inputs, -1),
+            top_positions=top.positions,
+        )
+        return Channels(arrays, names, self.plan.classes)
+
+    def _field(self, row: LayerRow) -> ReceptiveField | None:
+        is_module = row.owner is None and not row.slot
+        fields = (placed.field for placed in self.plan.fields if (placed.layer, placed.call) == (row.layer, row.call))
+        return next(fields, None) if is_module else None
+
+
+def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) -> ChannelTotals | None:
+    if first is None or second is None or first.high.size != second.high.size:
+        return None
+    first.merge(second)
+    return first
+
+
+def _massive(channels: Channels, spread: Distribution | None) -> tuple[int, ...]:
+    """Return the channels with massive activations: see `SurveyRow.massive`."""
+    arrays = channels.arrays
+    if spread is None or arrays is None:
+        return ()
+    keys, counts = spread.binned()
+    order = np.argsort(np.abs(keys), kind="stable")
+    below = np.cumsum(counts[order])
+    middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
+    median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
+    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
+    greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
+    return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())

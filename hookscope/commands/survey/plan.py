@@ -1,0 +1,214 @@
+"""How a data set is cut into chunks, what is common to them, and the folder where finished ones wait."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hookscope.checkpoints.folders import natural_order
+from hookscope.commands.survey.chunk_files import ChunkFiles
+from hookscope.commands.survey.features import FeatureDtype, Pool
+from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import in_batches
+from hookscope.inputs.clips import Clip, Source
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.parameters import arg
+from hookscope.regular_files import NotRegularError, read_bounded
+from hookscope.results.cost import ReceptiveField
+from hookscope.results.inputs import Preprocessing
+from hookscope.results.network import ModelInfo
+from hookscope.results.runs.atomic import reason_of, whole_file
+from hookscope.results.runs.store import checked
+from hookscope.text import safe_text
+
+PLAN = "plan.json"
+FORMAT = 1
+
+_MOST_PLAN_BYTES = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedField:
+    """The receptive field of the call of a module."""
+
+    layer: str
+    call: int
+    field: ReceptiveField
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is common to the chunks of a survey.
+
+    Attributes:
+        signature: See `hookscope.commands.survey.signature`.
+        chunk_sizes: How many files, or inputs in memory, each chunk has.
+        patterns: Of layers.
+        classes: Names of the classes by their numbers; () without classes.
+        features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
+        fields: Receptive fields, for crops.
+        spatial: Size of the network's first input without batch and channels, (H, W).
+        labels_source: The folder or file with the classes.
+    """
+
+    format: int
+    signature: Mapping[str, str]
+    model: ModelInfo
+    preprocessing: Preprocessing
+    chunk_sizes: tuple[int, ...]
+    chunk_size: int
+    batch_size: int
+    patterns: tuple[str, ...]
+    classes: tuple[str, ...]
+    features: str
+    pool: Pool
+    feature_dtype: FeatureDtype
+    seed: int
+    device: str
+    dtype: str
+    versions: Mapping[str, str]
+    threads: int
+    fields: tuple[PlacedField, ...] = ()
+    spatial: tuple[int, ...] = ()
+    labels_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The chunks that a process measures: every `count`-th one from `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def holds(self, chunk: int) -> bool:
+        """Tell whether a chunk is of this share."""
+        return chunk % self.count == self.index
+
+
+def parse_share(text: str) -> Share:
+    """Return the share that `--shard` means: "3/8" is the third of eight.
+
+    Raises:
+        UsageError: If it is malformed.
+    """
+    index, _, count = text.partition("/")
+    if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
+        return Share(int(index) - 1, int(count))
+    raise UsageError(f"{arg('shard')} {text!r} is no share: give the number of this part and of all, as 3/8.")
+
+
+def in_order(files: Sequence[Source]) -> list[Source]:
+    """Return files in natural order of their paths, each once, then pictures in memory in theirs."""
+    paths: dict[Path, Source] = {}
+    for file in files:
+        if isinstance(file, Clip | Path):
+            paths.setdefault(file.folder if isinstance(file, Clip) else file, file)
+    return [paths[path] for path in sorted(paths, key=natural_order)] + [
+        file for file in files if not isinstance(file, Clip | Path)
+    ]
+
+
+def cut(inputs: InputPipeline, chunk_size: int) -> list[InputPipeline]:
+    """Return the inputs of each chunk."""
+    if inputs.files:
+        files = inputs.files
+        parts = [files[begin : begin + chunk_size] for begin in range(0, len(files), chunk_size)]
+        return [replace(inputs, files=part, pictures={}) for part in parts]
+    return [replace(inputs, batch=_from_zero(part), pictures={}) for part in _batches(inputs.batch, chunk_size)]
+
+
+def _batches(batch: Batch | None, size: int) -> Iterator[Batch]:
+    if batch is None:
+        raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")
+    return in_batches(batch, size)
+
+
+def _from_zero(batch: Batch) -> Batch:
+    return replace(batch, indices=tuple(range(len(batch.indices))))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFolder:
+    """The folder where finished chunks wait until the survey is whole."""
+
+    path: Path
+
+    def files(self, index: int) -> ChunkFiles:
+        """Return the files of a chunk."""
+        return ChunkFiles(self.path, index)
+
+    def make(self) -> None:
+        """Make the folder; OutputError if it cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refusal(reason_of(error)) from error
+
+    def mark_done(self, share: Share) -> None:
+        """Note that a process has finished its share; OutputError if it cannot be written."""
+        try:
+            self._mark(share).touch()
+        except OSError as error:
+            raise self._refusal(reason_of(error)) from error
+
+    def is_done(self, share: Share) -> bool:
+        """Tell whether a process has finished its share."""
+        return self._mark(share).exists()
+
+    def forget_done(self) -> None:
+        """Forget which processes have finished, and which were alive."""
+        for pattern in ("*.done", "*.alive"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    def _mark(self, share: Share) -> Path:
+        return self.path / f"{share.index}-of-{share.count}.done"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write the plan, whole; OutputError if it cannot be written."""
+        categories = plan.model.categories if plan.classes else ()
+        document = asdict(replace(plan, model=replace(plan.model, categories=categories)))
+        try:
+            with whole_file(self.path / PLAN) as file:
+                file.write(json.dumps(document, default=str).encode())
+        except OSError as error:
+            raise self._refusal(reason_of(error)) from error
+
+    def read_plan(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            InputError: If there is none, or it is damaged.
+        """
+        where = safe_text(str(self.path))
+        try:
+            document: Any = json.loads(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES, follow_links=False))
+            plan: Plan = checked(Plan, document if isinstance(document, dict) else {})
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InputError(
+                f"Cannot merge '{where}': there is no {PLAN}. Give the folder of {arg('out')} that the shards "
+                "were given."
+            ) from error
+        except (OSError, NotRegularError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"Cannot merge '{where}': its {PLAN} is damaged. Run a shard with {arg('resume')}."
+            ) from error
+        if plan.format != FORMAT:
+            raise InputError(f"Cannot merge '{where}': it is of another version of hookscope. Run the shards again.")
+        return plan
+
+    def remove(self) -> None:
+        """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
+        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", "*.alive", ".partial-*"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+        try:
+            self.path.rmdir()
+        except OSError:  # something else is in it
+            return
+
+    def _refusal(self, reason: str) -> OutputError:
+        where = safe_text(str(self.path))
+        return OutputError(f"Cannot write to '{where}': {reason}. Name another folder.")

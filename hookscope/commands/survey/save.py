@@ -1,0 +1,45 @@
+"""The files of `survey`: the overview, crops, and channels as CSV."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from hookscope.commands.survey import columns as survey_columns
+from hookscope.commands.survey.columns import channel_rows
+from hookscope.commands.survey.describe import describe_survey
+from hookscope.commands.survey.describe_failures import wrong_strips
+from hookscope.commands.survey.draw_crops import crop_sheets
+from hookscope.reporting.overviews.document import draw_document
+from hookscope.reporting.tables import csv_text, write_tables
+from hookscope.results.runs.directory import OVERVIEW, RunFiles
+from hookscope.results.survey import CropSheet, Survey, WrongStrip
+from hookscope.text import counted
+
+CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
+
+
+def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> RunFiles:
+    """Write the files of `hookscope survey`.
+
+    `crops`: channels of each row whose crops are drawn; None for as many as make 128 of all rows, 0 for none.
+    """
+    sheets: list[CropSheet] = []
+    wrong: list[WrongStrip] = []
+    images: dict[str, Image.Image] = {}
+    for sheet, picture in crop_sheets(result, crops):
+        (folder / "crops").mkdir(exist_ok=True)
+        picture.save(folder / sheet.path, quality=85)
+        sheets.append(sheet)
+        images[sheet.path] = picture.crop((0, 0, picture.width, sheet.tile))
+    for strip, picture in wrong_strips(result):
+        (folder / "wrong").mkdir(exist_ok=True)
+        picture.save(folder / strip.path, quality=90)
+        wrong.append(strip)
+        images[strip.path] = picture
+    document = describe_survey(result, crops=sheets, wrong=wrong)
+    draw_document(document, images).save(folder / OVERVIEW, compress_level=6)
+    texts = {CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result))}
+    texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
+    drawn = [counted(len(sheets), "sheet") + " of crops"] if sheets else []
+    entries = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(wrong)}
+    return RunFiles([*drawn, *write_tables(folder, texts)], entries)

@@ -1,0 +1,451 @@
+"""A watched training as a document: the first verdict and the end, curves over steps, layers over watched steps."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hookscope.commands.survey.describe import rows_used
+from hookscope.commands.watch.heat_maps import heat_maps
+from hookscope.reporting.columns import Column, integer_text, number_text, percent_text, rate_text
+from hookscope.reporting.document import (
+    Document,
+    Facts,
+    FindingLine,
+    Findings,
+    HeatMaps,
+    Level,
+    Part,
+    RowDetails,
+    Section,
+    StepChart,
+    StepCharts,
+    Table,
+    Text,
+)
+from hookscope.reporting.steps import Floats, as_floats
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
+from hookscope.text import are, counted, some_of
+
+CLOSED = "closed"
+PROCESS_ENDED = "the process ended"
+"""`TrainingEnd.reason` of a training that was watched to its end."""
+
+# The end of a sentence: in names of layers, no space follows a dot.
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z0-9'])")
+_LOWERED = ("The ", "A ", "An ", "All ", "Its ", "No ", "One ")
+
+_FEW_PLACES = 2
+_FEW_STEPS = 5
+_FEW_SPANS = 3
+_FEW_JUMPS = 6
+_BEFORE = 10  # steps before the first verdict that the page shows
+_MOST_SKIPPED = 500
+
+
+@dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """The verdicts of one rule that began at one step.
+
+    Attributes:
+        verdicts: The verdicts, one for each place.
+        ended: The step at which the verdict ended, by place; without the verdicts that did not end.
+    """
+
+    verdicts: tuple[TrainingFinding, ...]
+    ended: Mapping[str, int]
+
+    @property
+    def first(self) -> TrainingFinding:
+        """The verdict that came first."""
+        return self.verdicts[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The places of the verdicts, in order."""
+        return tuple(verdict.where for verdict in self.verdicts)
+
+    @property
+    def level(self) -> Literal["fail", "warn"]:
+        """The level of the rule."""
+        return self.first.level
+
+    @property
+    def began(self) -> int:
+        """The step at which the verdicts began."""
+        return self.first.step
+
+    @property
+    def over(self) -> int | None:
+        """The step at which the last of the verdicts ended; None if one did not end."""
+        return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
+
+
+def objections(log: TrainingLog) -> list[FindingGroup]:
+    """Return the objections in order; verdicts of one rule that begin at one step are one objection.
+
+    A resumed training begins its verdicts again: a verdict that was open goes on.
+    """
+    groups: dict[tuple[str, int], tuple[list[TrainingFinding], dict[str, int]]] = {}
+    since: dict[tuple[str, str], int] = {}
+    for verdict in sorted(log.verdicts, key=lambda entry: entry.step):
+        place = (verdict.rule, verdict.where)
+        if verdict.state == "began" and place not in since:
+            since[place] = verdict.step
+            groups.setdefault((verdict.rule, verdict.step), ([], {}))[0].append(verdict)
+        elif verdict.state == "ended" and place in since:
+            groups[verdict.rule, since.pop(place)][1][verdict.where] = verdict.step
+    return [FindingGroup(tuple(began), ended) for began, ended in groups.values()]
+
+
+def last_step(log: TrainingLog) -> int:
+    """Return the last step in the log; 0 for none."""
+    seen = (log.steps, log.watched, log.verdicts, log.ends)
+    return max((entry.step for entries in seen for entry in entries), default=0)
+
+
+def first_step(log: TrainingLog) -> int:
+    """Return the first step in the log; 1 for none."""
+    seen = (log.steps, log.watched, log.verdicts)
+    return min((entry.step for entries in seen for entry in entries), default=1)
+
+
+def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
+    """Return the steps in order of their numbers."""
+    return sorted(log.steps, key=lambda step: step.step)
+
+
+def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
+    """Return the objection to look at first: the earliest failure, or else the earliest warning."""
+    return min(raised, key=lambda objection: (objection.level != "fail", objection.began), default=None)
+
+
+def finding(log: TrainingLog) -> str:
+    """Return the result of the rules in one sentence."""
+    raised = objections(log)
+    first = decisive(raised)
+    if first is None:
+        steps = len(log.steps) or len(log.watched)
+        return f"No rule objected in {counted(steps, 'step')}." if steps else "No step was recorded."
+    sentence, _ = _sentences(first)
+    return sentence
+
+
+def _sentences(objection: FindingGroup) -> tuple[str, str]:
+    """Return the first sentence of a message, with step and place, and the other sentences."""
+    message, where = objection.first.message, objection.first.where
+    ends = _SENTENCE_END.search(message)
+    first, rest = (message[: ends.end()], message[ends.end() :].strip()) if ends else (message, "")
+    if first.startswith(_LOWERED):
+        first = first[0].lower() + first[1:]
+    place = f" {where}:" if where and where not in message else ""
+    more = len(objection.places) - 1
+    if more:
+        rest = f"The same holds at {counted(more, 'more place')}. {rest}".rstrip()
+    return f"At step {objection.began:,},{place} {first}", rest
+
+
+def answer(log: TrainingLog) -> list[str]:
+    """Return sentences on the first objection, others, skipped steps, rows used, edits, and the end of the training."""
+    raised = objections(log)
+    first = decisive(raised)
+    sentences = [finding(log)]
+    if first is not None and (rest := _sentences(first)[1]):
+        sentences.append(rest)
+    if first is not None and first.over is not None:
+        sentences.append(f"It passed again at step {first.over:,}.")
+    others = [objection for objection in raised if objection is not first]
+    if others:
+        rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
+        sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
+    skipped = [step.step for step in steps_in_order(log) if step.skipped]
+    if skipped:
+        numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
+        sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
+    return [*sentences, *_rows_used(log), *_edits(log), *_ending(log)]
+
+
+def _rows_used(log: TrainingLog) -> Iterator[str]:
+    """Yield a sentence for each embedding and codebook of the last step in which any was watched."""
+    last = max((step for step in log.watched if step.tables), key=lambda step: step.step, default=None)
+    if last is not None:
+        yield from rows_used(last.tables, f"at step {last.step:,}")
+
+
+def _edits(log: TrainingLog) -> list[str]:
+    """Return a sentence for every edit, with the steps in which it was in force."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for step in steps_in_order(log):
+        for text, _ in step.edits:
+            runs = spans.setdefault(text, [])
+            if runs and runs[-1][1] == step.step - 1:
+                runs[-1] = (runs[-1][0], step.step)
+            else:
+                runs.append((step.step, step.step))
+    sentences = [
+        f"Edited by {text} in {some_of([_span_text(*span) for span in ranges], _FEW_SPANS)}."
+        for text, ranges in spans.items()
+    ]
+    left_out = len(sentences) - _FEW_STEPS
+    if left_out > 0:
+        sentences[_FEW_STEPS:] = [f"{counted(left_out, 'other edit')} {are(left_out)} in watch.jsonl."]
+    return sentences
+
+
+def _span_text(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _ending(log: TrainingLog) -> list[str]:
+    last = f"step {last_step(log):,}"
+    if len(log.ends) < len(log.starts):
+        cut = " Its last line is incomplete." if log.cut_short else ""
+        return [f"The record stops at {last} without an end: the training still runs, or was killed.{cut}"]
+    if log.ends and log.ends[-1].reason == PROCESS_ENDED:
+        return [f"The process ended after {last}."]
+    if log.ends and log.ends[-1].reason != CLOSED:
+        return [f"It ended after {last} ({log.ends[-1].reason.rstrip('.')})."]
+    return []
+
+
+def places_text(objection: FindingGroup) -> str:
+    """Return the places of an objection: "fc1.weight, fc1.bias and 58 more"."""
+    return some_of([where or "(training)" for where in objection.places], _FEW_PLACES)
+
+
+def describe_training(log: TrainingLog) -> Document:
+    """Describe a watched training."""
+    objected = objections(log)
+    first = decisive(objected)
+    low = first_step(log)
+    high = max(low, last_step(log))
+    steps = steps_in_order(log)
+    networks = list(dict.fromkeys(name for start in log.starts for name in start.networks))
+    named = some_of(networks, 3) or "a network"
+    watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} watched in full"
+    skipped = [f"{step.step:,}" for step in steps if step.skipped]
+    parts: dict[tuple[str, str, str], list[Part]] = {
+        ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(objected, low, high)] if objected else [],
+        ("before", "Before it", "The steps before it"): [_steps_before(steps, first)] if first and steps else [],
+        ("steps", "Over steps", "Over steps"): [_charts(steps, low, high)] if steps else [],
+        ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
+        ("layers", "Layers", "Layers over steps"): [_maps(log, objected)],
+    }
+    return Document(
+        title=f"Training of {named}",
+        subtitle=" · ".join([*_optimizers(log)[:2], watched]),
+        page_title=f"{named} · training",
+        answer=answer(log),
+        level=first.level if first else "good",
+        facts=_facts(log, steps),
+        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        making=_making(log),
+        main="layers",
+    )
+
+
+def _optimizers(log: TrainingLog) -> list[str]:
+    return list(dict.fromkeys(name for start in log.starts for name in start.optimizers))
+
+
+def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings:
+    def line(objection: FindingGroup) -> FindingLine:
+        end = high + 1 if objection.over is None else objection.over
+        unit = 1000 / (high - low + 1)
+        ended = {place: f"to {step:,}" for place, step in objection.ended.items()}
+        return FindingLine(
+            level=objection.level,
+            rule=objection.first.rule,
+            message=objection.first.message,
+            where=places_text(objection) if any(objection.places) else "",
+            places=[(place, ended.get(place, "")) for place in objection.places if place],
+            when=_when(objection.began, objection.over),
+            spans=[(round((objection.began - low) * unit, 1), round(max(4.0, (end - objection.began) * unit), 1))],
+        )
+
+    ends = (f"step {low:,}", f"{high:,}")
+    return Findings(findings=[line(objection) for objection in objected], ends=ends, all_in="watch.jsonl")
+
+
+def _when(began: int, over: int | None) -> str:
+    return f"from step {began:,} on" if over is None else f"from step {began:,} to {over:,}"
+
+
+def _steps_before(steps: Sequence[TrainingStep], first: FindingGroup) -> Table:
+    rows = [step for step in steps if step.step <= first.began][-_BEFORE - 1 :]
+
+    def rates(step: TrainingStep) -> str:
+        more = ", …" if len(step.learning_rates) > 3 else ""
+        return ", ".join(map(rate_text, step.learning_rates[:3])) + more
+
+    def remarks(step: TrainingStep) -> str:
+        return ", ".join(["skipped"] * step.skipped + [first.first.rule] * (step.step == first.began))
+
+    columns = (
+        Column("step", "step", rank=0, text=integer_text),
+        Column("loss", "loss"),
+        Column("gradient_norm", "gradient norm"),
+        Column("norm_before_clipping", "before clipping"),
+        Column("", "largest gradient", value=lambda step: step.largest[0][0] if step.largest else None, words=True),
+        Column("", "its norm", value=lambda step: step.largest[0][1] if step.largest else None),
+        Column("", "learning rates", shown=rates),
+        Column("", "remarks", shown=remarks, words=True),
+    )
+    levels: list[Level] = ["fail" if step.step == first.began else "" for step in rows]
+    return Table(title="Steps", columns=columns, rows=rows, levels=levels, is_extra=True)
+
+
+def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> StepCharts:
+    loss, norm, before = (
+        as_floats(getattr(step, name) for step in steps) for name in ("loss", "gradient_norm", "norm_before_clipping")
+    )
+    clipped = [("before clipping", before)] if not np.isnan(before).all() else []
+    skipped = np.array([step.skipped for step in steps], np.bool_)
+    charts = [
+        StepChart(title="Loss", lines=[("loss", loss)]),
+        StepChart(
+            title="Gradient norm", lines=[*clipped, ("as the optimiser got it", norm)], marks=[("skipped", skipped)]
+        ),
+        StepChart(title="Learning rate", lines=_rate_lines(steps), is_extra=True),
+    ]
+    numbers = np.array([step.step for step in steps], np.int64)
+    return StepCharts(numbers, low, high, charts[bool(np.isnan(loss).all()) :])
+
+
+def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
+    """Return the learning rate of each group; of more than two different ones the largest and the smallest."""
+    count = max(len(step.learning_rates) for step in steps)
+    groups = [
+        as_floats(step.learning_rates[group] if group < len(step.learning_rates) else None for step in steps)
+        for group in range(count)
+    ]
+    different = [*{rates.tobytes(): rates for rates in groups}.values()]
+    if not different:
+        return [("learning rate", np.full(len(steps), np.nan))]
+    if len(different) == 1:
+        return [("all groups" if count > 1 else "learning rate", groups[0])]
+    if len(different) == 2:
+        return [*zip(("first", "second"), different, strict=True)]
+    together = np.stack(different)
+    ends = (("largest", np.fmax.reduce(together)), ("smallest", np.fmin.reduce(together)))
+    return [(f"{name} of {count} groups", rates) for name, rates in ends]
+
+
+def _skipped(steps: Sequence[str]) -> Text:
+    more = f" and {len(steps) - _MOST_SKIPPED:,} more" if len(steps) > _MOST_SKIPPED else ""
+    reason = (
+        "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few while it looks for its "
+        "scale are usual."
+    )
+    return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
+
+
+def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
+    parameters: dict[str, WatchedParameter] = {}
+    layers: dict[str, WatchedLayer] = {}
+    for step in sorted(log.watched, key=lambda step: step.step):
+        parameters |= {row.name: row for row in step.parameters}
+        layers |= {row.label: row for row in step.layers}
+    findings: dict[str, list[FindingLine]] = {}
+    for objection in objected:
+        for verdict in objection.verdicts:
+            when = _when(verdict.step, objection.ended.get(verdict.where))
+            line = FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, when=when)
+            findings.setdefault(verdict.where, []).append(line)
+
+    def details(name: str) -> RowDetails:
+        parameter, layer = parameters.get(name), layers.get(name)
+        kinds = [f"output of {layer.kind}"] if layer else []
+        return RowDetails(
+            kind=", ".join([*kinds, *(["parameter"] if parameter else [])]),
+            status=parameter.status if parameter else "",
+            findings=findings.get(name, ()),
+            facts_title="At the last watched step",
+            facts=[*(_parameter_facts(parameter) if parameter else ()), *(_layer_facts(layer) if layer else ())],
+        )
+
+    nothing = f"Nothing was measured at the {counted(len(log.watched), 'watched step')}."
+    return HeatMaps(
+        maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings),
+        details=details,
+        legend="A column for each watched step. Magenta: NaN or Inf. Grey: exactly 0. Blank: nothing measured, as for "
+        "frozen parameters.",
+        empty=nothing if log.watched else "No step was watched in full before the record stops.",
+        all_in="watch.jsonl",
+        example="layer1 weight",
+        drawn=("gradient-norm", "dead-share"),
+    )
+
+
+def _parameter_facts(row: WatchedParameter) -> list[tuple[str, str]]:
+    return [
+        ("status", row.status),
+        ("‖w‖", number_text(row.weight_norm)),
+        ("‖g‖", number_text(row.gradient_norm)),
+        ("max |g|", number_text(row.gradient_max)),
+        ("exact zeros of g", percent_text(row.gradient_zero_fraction)),
+        ("‖Δw‖", number_text(row.update_norm)),
+    ]
+
+
+def _layer_facts(row: WatchedLayer) -> list[tuple[str, str]]:
+    return [
+        ("mean", number_text(row.mean)),
+        ("std", number_text(row.std)),
+        ("min", number_text(row.min)),
+        ("max", number_text(row.max)),
+        ("exact zeros", percent_text(row.zero_fraction)),
+        ("dead channels", percent_text(row.dead_channel_fraction)),
+        ("saturated", percent_text(row.saturated_fraction)),
+    ]
+
+
+def _facts(log: TrainingLog, steps: Sequence[TrainingStep]) -> Facts:
+    optimizers = _optimizers(log)
+    facts = [("Optimiser", "; ".join(optimizers), False)] if optimizers else []
+    jumps = [step for step in sorted(log.watched, key=lambda step: step.step) if step.reason != "every"]
+    facts.append(("Steps", f"{len(steps):,}, {len(log.watched):,} of them watched in full", False))
+    if jumps:
+        words = some_of([f"{step.step:,} ({step.reason})" for step in jumps], _FEW_JUMPS)
+        facts.append(("Watched after a jump", words, True))
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
+    if losses:
+        words = f"{number_text(losses[0][1])} at step {losses[0][0]:,}, {number_text(losses[-1][1])} at the end"
+        facts.append(("Loss", words, not np.isfinite(losses[-1][1])))
+    norms = [(norm, step.step) for step in steps if _is_finite(norm := step.gradient_norm)]
+    if norms:
+        norm, step = max(norms, key=lambda pair: pair[0] or 0.0)
+        facts.append(("Largest gradient norm", f"{number_text(norm)} at step {step:,}, as the optimiser got it", False))
+    clipped = [(norm, step.step) for step in steps if _is_finite(norm := step.norm_before_clipping)]
+    if clipped:
+        norm, step = max(clipped, key=lambda pair: pair[0] or 0.0)
+        words = (
+            f"in {counted(len(clipped), 'step')}; before it the norm was up to {number_text(norm)}, at step {step:,}"
+        )
+        facts.append(("Clipping", words, False))
+    skipped = sum(step.skipped for step in steps)
+    if skipped:
+        facts.append(("Skipped", counted(skipped, "step"), True))
+    ended = log.ends[-1].reason if log.ends and len(log.ends) >= len(log.starts) else ""
+    if ended:
+        facts.append(("Ended", ended, ended not in (CLOSED, PROCESS_ENDED)))
+    return facts
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and bool(np.isfinite(value))
+
+
+def _making(log: TrainingLog) -> list[tuple[str, str]]:
+    made = []
+    for start in log.starts:
+        layers = f", layers {' '.join(start.patterns)}" if start.patterns else ""
+        words = f"at step {start.step:,}, every {start.every:,} steps in full{layers}"
+        made.append(("Started", f"{start.started} {words}"))
+    if log.starts:
+        versions = ", ".join(f"{name} {number}" for name, number in log.starts[-1].versions.items())
+        made.append(("Versions", versions))
+    made += [(f"Ended at step {end.step:,}", end.reason) for end in log.ends]
+    return made

@@ -1,0 +1,108 @@
+"""What a watch writes to its file, keeps in memory and prints."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hookscope.commands.watch.closing import Watched
+from hookscope.commands.watch.training_log import TrainingLogFile, TrainingRecord
+from hookscope.results.training import (
+    TrainingEnd,
+    TrainingFinding,
+    TrainingLog,
+    TrainingStart,
+    TrainingStep,
+    WatchedStep,
+)
+from hookscope.text import safe_text
+
+# Watched steps and verdicts kept in memory; the file has all of them.
+_KEPT_WATCHED = 20
+_KEPT_VERDICTS = 1_000
+
+
+class Journal:
+    """Writes each record to the file, keeps the last ones in memory, and prints lines.
+
+    Attributes:
+        last_step: Number of the last step that the file held when it was opened; 0 without a file.
+    """
+
+    def __init__(self, out: Path | None, *, resume: bool, on_line: Callable[[str], None] | None, seen: Watched) -> None:
+        """Open the file in `out`; `on_line` gets the lines instead of stderr, and `seen` counts the records.
+
+        Raises:
+            OutputError: As `TrainingLogFile`.
+        """
+        self._on_line = on_line or _to_stderr
+        self._seen = seen
+        self._said: set[str] = set()
+        self._starts: list[TrainingStart] = []
+        self._watched: deque[WatchedStep] = deque(maxlen=_KEPT_WATCHED)
+        self._verdicts: deque[TrainingFinding] = deque(maxlen=_KEPT_VERDICTS)
+        self._ends: list[TrainingEnd] = []
+        self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self.say)
+        self.last_step = 0 if self._file is None else self._file.last_step
+
+    @property
+    def verdicts(self) -> tuple[TrainingFinding, ...]:
+        """The last verdicts, in order."""
+        return tuple(self._verdicts)
+
+    def log(self, steps: Iterable[TrainingStep]) -> TrainingLog:
+        """Return the records in memory, with the steps, which are not kept here."""
+        return TrainingLog(tuple(self._starts), tuple(steps), tuple(self._watched), self.verdicts, tuple(self._ends))
+
+    def begin(self, start: TrainingStart) -> None:
+        """Record the start of a training."""
+        self._starts.append(start)
+        self._write(start)
+
+    def add_step(self, step: TrainingStep) -> None:
+        """Record a step."""
+        self._write(step)
+        self._seen.add_step(step)
+
+    def add_watched(self, watched: WatchedStep) -> None:
+        """Record the measurements of a step that was watched in full."""
+        self._watched.append(watched)
+        self._seen.add_watched(watched)
+        self._write(watched)
+
+    def add_verdict(self, verdict: TrainingFinding) -> None:
+        """Record and print the beginning or the end of a verdict."""
+        self._verdicts.append(verdict)
+        self._seen.add_verdict(verdict)
+        self._write(verdict)
+        ended = " ended" if verdict.state == "ended" else ""
+        self.say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")
+
+    def end(self, end: TrainingEnd) -> None:
+        """Record the end of a training, and close the file."""
+        self._ends.append(end)
+        self._write(end)
+        if self._file is not None:
+            self._file.close()
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._on_line(safe_text(line))
+
+    def say_once(self, topic: str, line: str) -> None:
+        """Print a line, unless one about the same thing was printed."""
+        if topic not in self._said:
+            self._said.add(topic)
+            self.say(line)
+
+    def _write(self, record: TrainingRecord) -> None:
+        if self._file is not None:
+            self._file.append(record)
+
+
+def _to_stderr(line: str) -> None:
+    try:
+        sys.stderr.write(f"hookscope.watch: {line}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return

@@ -1,0 +1,341 @@
+"""Judge the steps of a training by the rules."""
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookscope.commands.watch import rules
+from hookscope.commands.watch.idle import IdleParameters
+from hookscope.commands.watch.journal import Journal
+from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, WatchedNetwork
+from hookscope.commands.watch.parameters import ParameterNumbers
+from hookscope.commands.watch.repeats import LastStep
+from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
+from hookscope.commands.watch.rules import StepFinding
+from hookscope.commands.watch.steps import ArrivedStep
+from hookscope.commands.watch.verdicts import Verdicts
+from hookscope.results.activations import LayerRow
+from hookscope.results.training import WatchedStep
+
+_NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+
+# A write to a parameter is named as a possible cause in so many steps.
+_SHORTLY = 5
+
+# After so many steps with a loss below 0, it is looked at why.
+_BELOW_ZERO = 10
+_ROUNDING = 1e-6
+
+
+class Judge:
+    """Judges every step, and in more detail the steps that were watched in full.
+
+    Attributes:
+        ring: The last steps.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[WatchedNetwork],
+        optimizers: Sequence[Optimizer],
+        names: ParameterNames,
+        journal: Journal,
+        *,
+        is_distributed: bool,
+    ) -> None:
+        """Judge no step yet; verdicts go to the journal."""
+        self._networks = networks
+        self._names = names
+        self._journal = journal
+        self._is_distributed = is_distributed
+        self._optimizers = optimizers
+        self._is_adaptive = any(type(optimizer) is not torch.optim.SGD for optimizer in optimizers)
+        self._has_optimizer = not any(isinstance(optimizer, GraphLeaves) for optimizer in optimizers)
+        self.ring = Ring()
+        self._verdicts = Verdicts()
+        self._idle = IdleParameters()
+        self._skips = 0
+        self._stepped_though_skipped: int | None = None
+        self._was_broken = False
+        self._has_one_optimizer = len(optimizers) == 1
+        self._below_zero = 0
+        self._why_below_zero: str | None = None
+        self._first = self._jumped = 0  # steps
+        self._outside: list[StepFinding] = []  # to weights that were changed before the last step
+        self._written: dict[str, int] = {}  # the last step before which a parameter was written to
+        self._usual: dict[str, Usual] = {}  # before a jump, by rule
+        self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
+
+    @property
+    def open_count(self) -> int:
+        """Number of verdicts that have begun and not ended."""
+        return self._verdicts.count
+
+    def judge(self, arrived: ArrivedStep) -> str:
+        """Judge a step; return the reason to watch the next step in full, "" without one."""
+        record = arrived.record
+        is_broken = not arrived.is_finite and not record.skipped
+        broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
+        # The scale of a GradScaler may make Inf, but never NaN.
+        has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
+        not_finite: list[StepFinding] = []
+        if is_broken or has_nan_loss:
+            bad_weights = arrived.step.bad_weights
+            not_finite = rules.first_not_finite(
+                record,
+                self.ring,
+                broken,
+                self._names.in_order(arrived.names),
+                bad_weights,
+                stepped_though_skipped=self._stepped_though_skipped,
+                operations=arrived.step.operations,
+                is_distributed=self._is_distributed,
+            )
+        outside = self._outside_changes(arrived)
+        if not len(self.ring):
+            self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
+        loss_jump, norm_jump = self.ring.add(record)
+        diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss)) or self._loss_below_zero(arrived)
+        has_more_zeros = not record.skipped and self._idle.count(arrived)
+        became_broken = is_broken and not self._was_broken
+        if not record.skipped:
+            self._was_broken = is_broken
+        self._skips = self._skips + 1 if record.skipped else 0
+        unreset = arrived.step.unreset
+        unusual = (
+            is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any or outside
+        )
+        if not unusual and not self._verdicts.count:  # as at nearly every step
+            return ""
+        by_rule: dict[str, list[StepFinding]] = {
+            name: [objection for objection in not_finite if objection.rule == name] for name in _NOT_FINITE
+        }
+        # A standing verdict is compared with the steps before it, and only by values that are sound.
+        loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
+        norm = norm_of(record)
+        norm = norm if norm and math.isfinite(norm) and not record.skipped else None
+        self._judge_jump(by_rule, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
+        grown = rules.grown_gradients(record, norm_jump, self.ring)
+        self._judge_jump(by_rule, "gradient-jump", "gradient norm", norm_jump, norm, grown)
+        if by_rule.get("gradient-jump"):
+            self._jumped = record.step
+        if loss is not None:
+            by_rule["loss-diverges"] = diverging
+        if written := self._written_before(record.step):
+            by_rule = {
+                rule: [replace(objection, message=f"{objection.message} {written}") for objection in objections]
+                for rule, objections in by_rule.items()
+            }
+        if outside:
+            self._report(record.step, {"large-update": outside}, {objection.where for objection in outside})
+        by_rule["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        by_rule["repeated-step"] = []  # `judge_repeat` objects
+        by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
+        if not record.skipped:
+            by_rule["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
+            by_rule["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
+            by_rule["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
+        # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
+        sound = {
+            "non-finite-loss": loss is not None,
+            "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
+            "non-finite-weight": arrived.step.bad_weights == [],
+        }
+        unjudged = [
+            name for name in _NOT_FINITE if not by_rule[name] and (is_broken or has_nan_loss or not sound[name])
+        ]
+        self._report(record.step, {name: objections for name, objections in by_rule.items() if name not in unjudged})
+        return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+
+    def _judge_jump(
+        self,
+        by_rule: dict[str, list[StepFinding]],
+        rule: str,
+        quantity: str,
+        jump: Jump | None,
+        value: float | None,
+        where: str = "",
+    ) -> None:
+        """Add the objection to a jump, or to a value that is still as far above the steps before a standing verdict.
+
+        `where` is a sentence on the part that has jumped.
+        """
+        objections = rules.jump_objection(rule, quantity, jump, where)
+        stands = self._verdicts.stands(rule)
+        if jump is not None and objections and not stands:
+            self._usual[rule] = jump.usual
+        if stands and not objections and value is not None:
+            objections = rules.jump_objection(rule, quantity, Jump(value, self._usual[rule]))
+        if objections or value is not None:
+            by_rule[rule] = objections
+
+    def _still_stepped(self) -> dict[str, str]:
+        """Return why frozen parameters still move, by name."""
+        held = self._idle.still_stepped
+        sentences: dict[str, str] = {}
+        for optimizer in self._optimizers if held else ():
+            for group in optimizer.param_groups:
+                for name in held.keys() & {*self._names.of(group["params"])}:
+                    sentences[name] = rules.still_stepped(type(optimizer).__name__, group, is_zero=held[name])
+        return sentences
+
+    @property
+    def doubts_weights(self) -> bool:
+        """Whether weights were not finite: they are examined at every step until they are."""
+        return self._verdicts.stands("non-finite-weight")
+
+    def judge_repeat(self, number: int, last: LastStep, optimizer: str) -> None:
+        """Judge a step with the gradients of the last one, when it begins."""
+        if last.scaler == "skipped":
+            self._stepped_though_skipped = last.number
+        self._report(number, {"repeated-step": rules.repeated_step(last, optimizer)})
+
+    def judge_watched(
+        self,
+        watched: WatchedStep,
+        arrived: ArrivedStep,
+        numbers: ParameterNumbers,
+        parameters: Mapping[str, Tensor],
+        layers: Mapping[str, Sequence[LayerRow]],
+    ) -> None:
+        """Judge the measurements of a step that was watched in full.
+
+        Args:
+            watched: The measurements.
+            arrived: The step.
+            numbers: The numbers of its parameters, from which the rows of `grads` are made.
+            parameters: The parameters that were measured, by name.
+            layers: The rows of the layers of each network, by its prefix.
+        """
+        judged: dict[str, list[StepFinding]] = {}
+        measured: set[str] = set()
+        has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
+        for network in self._networks:
+            rows = layers.get(network.prefix, ())
+            if rows:
+                for name, objections in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
+                    judged.setdefault(name, []).extend(objections)
+                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
+            reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
+            if has_gradient and reached and not judged.get("non-finite-activation"):
+                measured |= {*reached, f"{network.prefix}(model)"}
+                by_rule = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
+                for name, objections in by_rule.items():
+                    judged.setdefault(name, []).extend(objections)
+        self._report(watched.step, judged, measured)
+        if not arrived.record.skipped and arrived.is_finite:
+            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+            outside = self._outside
+            named = {objection.where for objection in outside}
+            others = [row for row in watched.parameters if row.name not in named]
+            changed = {row.name for row in others if row.update_ratio is not None}
+            updates = rules.large_updates(others, shapes, self._causes_of_updates(arrived))
+            self._report(watched.step, {"large-update": [*outside, *updates]}, changed | named)
+        self._report(watched.step, {"unoptimised-parameter": self._unoptimised()})
+
+    @property
+    def asks_below_zero(self) -> bool:
+        """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
+        is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
+        return is_asked and self._has_one_optimizer and bool(self._networks)
+
+    def _loss_below_zero(self, arrived: ArrivedStep) -> list[StepFinding]:
+        """Count the steps in a row with a loss below 0; return the objection to them."""
+        loss = arrived.record.loss
+        # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
+        if loss is None or loss > -_ROUNDING or arrived.record.losses:
+            self._below_zero, self._why_below_zero = 0, None
+            return []
+        self._below_zero += 1
+        if arrived.step.below_zero is not None:
+            self._why_below_zero = arrived.step.below_zero
+        why = self._why_below_zero
+        return rules.loss_below_zero(loss, self._below_zero, why) if why else []
+
+    def _outside_changes(self, arrived: ArrivedStep) -> list[StepFinding]:
+        """Note what something other than an optimiser has written to before a step; return the objections to it."""
+        step = arrived.record.step
+        if not len(self.ring):
+            self._first = step
+        for reading in arrived.step.outside:
+            self._written.update(dict.fromkeys(reading.written, step))
+        # Weights that are clipped in every step are clipped for the first time after the first.
+        self._outside = rules.outside_changes(arrived.outside, step) if step > self._first + 1 else []
+        return self._outside
+
+    def _written_before(self, step: int) -> str:
+        """Return a sentence on the parameters that were written to shortly before a step; "" without one."""
+        names = [name for name, at in self._written.items() if step - at < _SHORTLY]
+        if not names:
+            return ""
+        at = max(self._written[name] for name in names)
+        return f"Something other than the optimizer wrote to {rules.listed(names)} between steps {at - 1} and {at}."
+
+    def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
+        step = arrived.record.step
+        causes = dict.fromkeys(arrived.names, "its gradient has jumped") if self._jumped == step else {}
+        causes |= rules.small_weights(arrived.outside)
+        wrote = "something other than the optimizer wrote to it between steps"
+        return causes | {
+            name: f"{wrote} {at - 1} and {at}" for name, at in self._written.items() if step - at < _SHORTLY
+        }
+
+    def _judged_gradients(
+        self,
+        network: WatchedNetwork,
+        layers: Sequence[LayerRow],
+        parameters: Mapping[str, Tensor],
+        numbers: ParameterNumbers,
+        loss: float | None,
+    ) -> dict[str, list[StepFinding]]:
+        inspected = network.inspected()
+        kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
+        results = [
+            numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
+            for index, (name, own_name) in enumerate(
+                (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
+            )
+        ]
+        names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
+        judged = rules.judged_parameters(inspected.info, layers, results, loss, network.prefix, names)
+        if not judged.setdefault("zero-gradient", []):
+            self._counted.add(network.prefix)
+        return judged
+
+    def _unoptimised(self) -> list[StepFinding]:
+        names = self._names.not_optimised() if self._has_optimizer else ()
+        message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
+        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
+
+    def _report(
+        self, step: int, by_rule: Mapping[str, Sequence[StepFinding]], measured: AbstractSet[str] | None = None
+    ) -> None:
+        """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
+        for rule, objections in by_rule.items():
+            if objections or self._verdicts.stands(rule):
+                for verdict in self._verdicts.judged(step, rule, objections, measured):
+                    self._journal.add_verdict(verdict)
+
+
+def _is_sound(row: LayerRow) -> bool:
+    """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
+    activation = row.activation
+    return activation.unmeasured is None and not activation.nan_count and not activation.inf_count
+
+
+def _reason_to_look(
+    loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
+) -> str:
+    """Return the reason to watch the next step in full; "" without one."""
+    if became_broken:
+        return "non-finite"
+    if loss_jump is not None:
+        return "loss"
+    if norm_jump is not None:
+        return "gradient norm"
+    return "zero gradient" if has_more_zeros else ""

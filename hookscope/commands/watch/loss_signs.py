@@ -1,0 +1,103 @@
+"""Why a loss is below 0, if it cannot be by its kind: read from the graph that computes it.
+
+Losses that may be below 0, such as log-likelihoods of densities, similarities and policy gradients, are no such kind.
+"""
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from hookscope.commands.watch.backward_calls import is_loss_scale
+
+_OUT_OF_RANGE = "its targets lie outside 0 to 1, or weights are negative"
+_NO_LOGARITHMS = "its input holds no log-probabilities: use cross_entropy, or log_softmax before it"
+_WEIGHTS = "weights are negative"
+
+# Functions that are never below 0, by the name of their node; with what is wrong if one is.
+_NEVER_BELOW = {
+    "NllLoss": ("nll_loss", _NO_LOGARITHMS),
+    "NllLoss2D": ("nll_loss", _NO_LOGARITHMS),
+    "CtcLoss": ("ctc_loss", _NO_LOGARITHMS),
+    "BinaryCrossEntropy": ("binary_cross_entropy", _OUT_OF_RANGE),
+    "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", _OUT_OF_RANGE),
+    "MseLoss": ("mse_loss", _WEIGHTS),
+    "SmoothL1Loss": ("smooth_l1_loss", _WEIGHTS),
+    "HuberLoss": ("huber_loss", _WEIGHTS),
+    "SoftMarginLoss": ("soft_margin_loss", _WEIGHTS),
+    "MultiMarginLoss": ("multi_margin_loss", _WEIGHTS),
+}
+
+_NEVER_ABOVE = {"LogSoftmax": "log_softmax", "LogSigmoid": "logsigmoid"}
+
+# Nodes that keep the sign of their only input.
+_KEEP_SIGN = frozenset(
+    {
+        *("Mean", "Sum", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Select", "Slice", "Index"),
+        *("Gather", "Expand", "Alias", "ReshapeAlias"),
+    }
+)
+
+# Between a loss function and `backward` there are few nodes.
+_MOST_NODES = 16
+
+
+def why_below_zero(loss: Tensor) -> str:
+    """Return why a loss below 0 is wrong, as the end of a sentence; "" if it may be below 0, or if it is not known."""
+    try:
+        return _reason(loss.grad_fn)
+    except (RuntimeError, AttributeError):  # what nodes have saved is freed, or named otherwise in this torch
+        return ""
+
+
+def _reason(node: Node | None) -> str:
+    node, sign = _loss_function(node)
+    if node is None:
+        return ""
+    name = _name(node)
+    if name in _NEVER_ABOVE:
+        return "" if sign < 0 else f"it is {_NEVER_ABOVE[name]} without a minus, so training makes it smaller"
+    function, wrong = _NEVER_BELOW[name]
+    below = node.next_functions[0][0]
+    if function == "nll_loss" and below is not None and _name(below) == "LogSoftmax":
+        function, wrong = "cross_entropy", _WEIGHTS
+    if sign < 0:
+        return f"it is {function} with its sign changed, so training makes {function} larger"
+    return f"it is {function}, which is below 0 only if {wrong}"
+
+
+def _loss_function(node: Node | None) -> tuple[Node | None, float]:
+    """Return the node of the known function that a loss comes from, and the sign of the factor between."""
+    sign = 1.0
+    for _ in range(_MOST_NODES):
+        if node is None or _name(node) in _NEVER_BELOW or _name(node) in _NEVER_ABOVE:
+            return node, sign
+        inputs = [below for below, _ in node.next_functions if below is not None]
+        sign *= _sign_of(node) if len(inputs) == 1 else 0.0
+        if not sign:
+            break
+        node = inputs[0]
+    return None, 0.0
+
+
+def _name(node: Node) -> str:
+    return node.name().rstrip("0123456789").removesuffix("Backward")
+
+
+def _sign_of(node: Node) -> float:
+    """Return 1 if a node keeps the sign of its input, -1 if it changes it, 0 if that is not known."""
+    name = _name(node)
+    if name in _KEEP_SIGN:
+        return 1.0
+    if name == "Neg":
+        return -1.0
+    return _sign_of_factor(node) if name in ("Mul", "Div") else 0.0
+
+
+def _sign_of_factor(node: Node) -> float:
+    """Return 1 or -1 for a multiplication by a number; 0 for anything else, such as weights or rewards."""
+    if is_loss_scale(node):
+        return 1.0
+    saved = [getattr(node, f"_saved_{name}", None) for name in ("other", "self")]
+    factor = next((operand for operand in saved if operand is not None), None)
+    if isinstance(factor, Tensor):
+        factor = factor.item() if factor.is_cpu and factor.dim() == 0 else 0.0
+    return 0.0 if not isinstance(factor, int | float) or not factor else 1.0 if factor > 0 else -1.0

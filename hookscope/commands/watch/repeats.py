@@ -1,0 +1,127 @@
+"""Whether an optimiser steps again with the gradients of its last step, because none have arrived since.
+
+One gradient stands for all of an optimiser's. A backward pass, a reset or an assignment replaces it or changes its
+version; comparing these is all that nearly every step costs. Values are compared only where it seems unchanged: a
+replayed CUDA graph, for example, writes without changing the version.
+"""
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookscope.commands.watch.gradients import GradientReading, norms_together, parameters_of
+from hookscope.commands.watch.resets import some_values
+
+Scaler = Literal["", "stepped", "skipped"]
+
+
+@dataclass(slots=True)
+class LastStep:
+    """The last step of one optimiser.
+
+    Attributes:
+        number: Number of the step.
+        reading: Its gradients.
+        read_version: Version of the last of them when they were read, before the step.
+        gradient: That gradient.
+        version: Its version after the step.
+        is_changed: Whether the gradients may differ from those that were read.
+        values: Some values of the first gradient and of the last, if they may differ.
+        scaler: What a GradScaler did, if it was asked to step.
+    """
+
+    number: int
+    reading: GradientReading
+    read_version: int
+    gradient: "weakref.ref[Tensor]"
+    version: int
+    is_changed: bool = False
+    values: list[Tensor] = field(default_factory=list)
+    scaler: Scaler = ""
+
+    def ended(self, *, is_changed: bool) -> None:
+        """Note the gradient as it is now: an optimiser, an edit or clipping may have changed it."""
+        held = self.gradient()
+        if held is not None:
+            self.version = held._version
+            unscaled = self.reading.scale is not None  # by a fused optimiser
+            self.is_changed |= is_changed or unscaled or self.version != self.read_version
+            self.values = self._ends() if self.is_changed else []
+
+    def seems_unchanged(self) -> bool:
+        """Tell whether the gradient is the same tensor, of the same version."""
+        held = self.reading.parameters[-1].grad
+        return held is not None and held is self.gradient() and held._version == self.version
+
+    def has_same_values(self, optimizer: Optimizer) -> bool:
+        """Compare the values; this waits for the device."""
+        held = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+        if len(held) != len(self.reading.parameters):
+            return False
+        if self.is_changed:
+            now = self._ends()
+            return len(now) == len(self.values) > 0 and all(map(_equal, now, self.values))
+        return all(
+            now == before or (math.isnan(now) and math.isnan(before))
+            for now, before in zip(_numbers(norms_together(held)), _numbers(self.reading.norms), strict=True)
+        )
+
+    def _ends(self) -> list[Tensor]:
+        """Return some values of the first gradient and of the last; none of sparse ones."""
+        ends = [self.reading.parameters[at].grad for at in (0, -1)]
+        return [some_values(end) for end in ends if end is not None and end.layout is torch.strided]
+
+
+class LastSteps:
+    """The last steps of all optimisers."""
+
+    def __init__(self) -> None:
+        """Know of no step yet."""
+        self._last: dict[int, LastStep | None] = {}  # None: its gradients change without a trace
+
+    def read(self, optimizer: Optimizer, reading: GradientReading, number: int) -> None:
+        """Note the gradients that an optimiser is about to step with."""
+        key = id(optimizer)
+        if self._last.get(key, self) is None:
+            return
+        self._last.pop(key, None)
+        gradient = reading.parameters[-1].grad if reading.parameters else None
+        if gradient is not None and not gradient.is_inference():
+            version = gradient._version
+            self._last[key] = LastStep(number, reading, version, weakref.ref(gradient), version)
+
+    def ended(self, optimizer: Optimizer, *, is_changed: bool = False) -> None:
+        """Note that an optimiser has stepped, or that clipping or a GradScaler has changed its gradients since."""
+        last = self._last.get(id(optimizer))
+        if last is not None:
+            last.ended(is_changed=is_changed)
+
+    def scaled(self, optimizer: Optimizer, scaler: Scaler) -> None:
+        """Note what a GradScaler did in the last step of an optimiser."""
+        last = self._last.get(id(optimizer))
+        if last is not None:
+            last.scaler = scaler
+
+    def unchanged_since(self, optimizer: Optimizer) -> LastStep | None:
+        """Return the last step of an optimiser if the gradients are still those of it; else None."""
+        last = self._last.get(id(optimizer))
+        if last is None or not last.seems_unchanged():
+            return None
+        if last.has_same_values(optimizer):
+            return last
+        self._last[id(optimizer)] = None
+        return None
+
+
+def _equal(values: Tensor, others: Tensor) -> bool:
+    is_alike = (values.shape, values.dtype) == (others.shape, others.dtype)
+    return is_alike and torch.allclose(values, others, rtol=0, atol=0, equal_nan=True)
+
+
+def _numbers(norms: list[float] | Tensor) -> list[float]:
+    return norms.tolist() if isinstance(norms, Tensor) else norms

@@ -1,0 +1,620 @@
+"""The rules of a training: rules for every step, and rules of `check` and `grads` for watched steps."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import Literal
+
+from hookscope.commands.check.measuring.training_state import moves_by
+from hookscope.commands.watch.activations import saturated_fraction
+from hookscope.commands.watch.loss_operations import LossOperations
+from hookscope.commands.watch.outside_writes import OutsideChange
+from hookscope.commands.watch.repeats import LastStep
+from hookscope.commands.watch.ring import Jump, Ring, norm_of
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.check import CheckMeasurements
+from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.training import TrainingStep, WatchedParameter
+from hookscope.rules import RULES
+from hookscope.rules.rule import RuleFinding, RuleTerms, terms_of
+from hookscope.rules.settings import CheckSettings
+from hookscope.text import counted, figure, in_words, safe_text, some_of
+
+Level = Literal["fail", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRule:
+    """A rule for every step.
+
+    Attributes:
+        limit: The limit; None for a rule without a number.
+        meaning: One sentence that is true if the rule objects.
+        basis: The trainings on which the limit was tried.
+        patience: Number of judgements in a row that must pass before a verdict ends.
+    """
+
+    level: Level
+    limit: float | None
+    meaning: str
+    basis: str = ""
+    patience: int = 20
+
+
+_HEALTHY = "ten healthy trainings of 300 steps, under four seeds: jumps stay below 7.1"
+
+TRAINING_RULES: Mapping[str, TrainingRule] = {
+    "non-finite-loss": TrainingRule("fail", 0, "The loss is NaN or Inf."),
+    "non-finite-gradient": TrainingRule("fail", 0, "A gradient at the optimiser holds NaN or Inf."),
+    "non-finite-weight": TrainingRule("fail", 0, "A weight holds NaN or Inf before the step."),
+    "loss-jump": TrainingRule(
+        "warn", 12, "The loss is far above that of the last 200 steps, in robust deviations of its logarithm.", _HEALTHY
+    ),
+    "loss-diverges": TrainingRule(
+        "warn",
+        100,
+        "The loss is this many times that of the first step, or is below 0 though its kind cannot be.",
+        "ten healthy trainings of 300 steps, under four seeds: 5.7 at most",
+    ),
+    "gradient-jump": TrainingRule(
+        "warn", 12, "The gradient norm, before clipping, is as far above that of the last 200 steps.", _HEALTHY
+    ),
+    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for this many steps."),
+    "dead-gradient": TrainingRule(
+        "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
+    ),
+    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
+    "unoptimised-parameter": TrainingRule("warn", None, "A trainable parameter belongs to no optimiser.", patience=1),
+    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
+    "gradients-not-reset": TrainingRule(
+        "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
+    ),
+    "repeated-step": TrainingRule("warn", None, "An optimiser stepped again with the gradients of its last step."),
+    "large-update": TrainingRule(
+        "warn",
+        1.0,
+        "One step, or something else before it, changes a weight by more than this share of its norm.",
+        _HEALTHY,
+        patience=2,
+    ),
+}
+"""The rules that exist only for trainings, by name; their limits are fixed."""
+
+OF_ONE_PLACE = frozenset(
+    {
+        *("non-finite-weight", "non-finite-gradient"),
+        *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
+    }
+)
+"""Rules that name one of several places, the first or the worst: they pass where they object to none."""
+
+_LAYER_RULES = (
+    *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
+    *("dead-layer", "dead-channels", "saturated-activation"),
+)
+
+# A rule runs only if the rules before it did not object.
+_GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+
+WATCHED_RULES = (*_LAYER_RULES, *_GRADIENT_RULES)
+"""The rules of `hookscope check` and `grads` that judge watched steps.
+
+The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
+rules of `check` need the values of weights and channels, or are off by default.
+"""
+
+# The name of a rule's limit, if it is not `max_fraction`.
+_LIMITS: Mapping[str, str] = {
+    "zero-gradient": "rounding",
+    "vanishing-gradient": "min_ratio",
+    "gradient-imbalance": "max_ratio",
+    "overflowing-activation": "max_magnitude",
+    "fp16-headroom": "max_fraction_of_range",
+}
+
+_FP16_MAX = 65504.0
+
+# Watched steps in a row that must pass before a verdict on them ends.
+_WATCHED_PATIENCE = 2
+
+_SHOWN_NAMES = 3
+
+# Factors by which gradients have grown are alike up to this ratio.
+_NOT_ALIKE = 3
+
+# A weight is small if its norm has fallen below this share.
+_FALLEN = 0.1
+
+# With fewer steps, "as usual" is not claimed.
+_FEWEST_USUAL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinding:
+    """An objection of a rule at one step.
+
+    Attributes:
+        where: A parameter, the label of a layer's output, or "" for the training as a whole.
+        message: One sentence with value and limit.
+    """
+
+    rule: str
+    level: Level
+    where: str
+    value: float | None
+    limit: float | None
+    message: str
+
+
+def patience_of(rule: str) -> int:
+    """Return how many judgements in a row must pass before a verdict of a rule ends."""
+    return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
+
+
+def objection(rule: str, where: str, value: float | None, message: str) -> StepFinding:
+    """Return an objection of a rule for every step."""
+    training_rule = TRAINING_RULES[rule]
+    return StepFinding(rule, training_rule.level, where, value, training_rule.limit, safe_text(message))
+
+
+def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[StepFinding]:
+    """Return the objection to a loss or norm that is far above the last steps; none below the limit.
+
+    `where` is a sentence on the part that has jumped.
+    """
+    limit = TRAINING_RULES[rule].limit or math.inf
+    if jump is None or jump.deviations <= limit:
+        return []
+    message = (
+        f"The {quantity} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
+        f"{figure(jump.usual.median, 4)}, the median of the last {jump.usual.count} steps (limit {limit:g}).{where}"
+    )
+    return [objection(rule, "", jump.deviations, message)]
+
+
+def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
+    """Return a sentence on the parameters whose gradients have grown at a jump of the norm; "" if it is not known.
+
+    Among the ten largest gradients those have grown whose factor is above the square root of the norm's. Clipping
+    changes the factors, so they are compared with each other only.
+    """
+    if jump is None:
+        return ""
+    usual = _usual_gradients([past for past in ring if past.step < step.step and not past.skipped])
+    times = {name: norm / usual[name] for name, norm in step.largest if usual.get(name) and norm}
+    is_clipped = step.norm_before_clipping is not None and step.norm_before_clipping != step.gradient_norm
+    least, most = min(times.values(), default=1.0), max(times.values(), default=1.0)
+    limit = math.sqrt(least * most) if is_clipped else math.sqrt(jump.value / jump.usual.median)
+    names = sorted((name for name in times if times[name] > limit), key=times.__getitem__, reverse=True)
+    grown = f"The gradient{'s' if names[1:] else ''} of {listed(names)} {'have' if names[1:] else 'has'}"
+    if is_clipped:
+        return f" {grown} grown most, compared with the others." if most > _NOT_ALIKE * least else ""
+    if not names:
+        return ""
+    if len(names) == len(times):
+        remark = f" All of the largest gradients have grown, most that of '{names[0]}'"
+        return f"{remark}: {figure(most, 3)} times its usual norm."
+    others = max(times[name] for name in times if name not in names)
+    up_to = "up to " if names[1:] else ""
+    return f" {grown} {up_to}{figure(most, 3)} times the usual norm, the others at most {figure(others, 2)} times."
+
+
+def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
+    """Return the median norm of each parameter's gradient; where it is not listed, at most the smallest listed one."""
+    names = {name for step in steps for name, _ in step.largest}
+    norms: dict[str, list[float]] = {name: [] for name in names}
+    for step in steps:
+        largest = dict(step.largest)
+        for name in names if largest else ():
+            norms[name].append(largest.get(name, min(largest.values())))
+    return {name: median_low(values) for name, values in norms.items() if values}
+
+
+def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[StepFinding]:
+    """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
+    limit = TRAINING_RULES["loss-diverges"].limit or math.inf
+    if loss is None or growth is None or growth[0] < limit:
+        return []
+    message = (
+        f"The loss is {figure(loss, 4)}, which is {figure(growth[0], 3)} times the first step's {figure(growth[1], 4)} "
+        f"(limit {limit:g}): lower the learning rate, or warm it up."
+    )
+    return [objection("loss-diverges", "", growth[0], message)]
+
+
+def loss_below_zero(loss: float, count: int, reason: str) -> list[StepFinding]:
+    """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
+    message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
+    return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
+
+
+def first_not_finite(
+    step: TrainingStep,
+    ring: Ring,
+    broken: Sequence[str],
+    trained: Sequence[str],
+    bad_weights: Sequence[str] | None,
+    *,
+    stepped_though_skipped: int | None = None,
+    operations: Mapping[str, LossOperations] | None = None,
+    is_distributed: bool = False,
+) -> list[StepFinding]:
+    """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
+
+    Args:
+        step: The step.
+        ring: The steps before.
+        broken: Parameters whose gradient is not finite, in the order of the network.
+        trained: Parameters with a gradient, in the order of the network.
+        bad_weights: Weights that were not finite before the step; None if this is not known.
+        stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
+        operations: The operations of the losses, by the place of their `backward`.
+        is_distributed: Whether the gradients are those of several processes, and the loss that of one.
+    """
+    earlier = _first_broken(step, ring)
+    with_gradient = len(trained)
+    batch = f"look at the batch of step {step.step}"
+    if bad_weights is None:  # not examined
+        batch += ", and at the weights before it"
+    history = _history(step, ring, "" if bad_weights else batch)
+    objections: list[StepFinding] = []
+    if bad_weights:
+        origin = "an earlier update made NaN or Inf"
+        if earlier is None and stepped_though_skipped == step.step - 1:
+            origin = (
+                f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
+            )
+        elif earlier is None:
+            origin = "its batch is not the cause, but the update before it, or whatever else wrote to the weights"
+        message = (
+            f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
+            f"(limit 0): {origin}. {history}"
+        )
+        objections.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
+    if step.loss is not None and not math.isfinite(step.loss):
+        weights = (
+            "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
+        )
+        if bad_weights and earlier is None:
+            weights = " Weights were not finite before the step, so its batch is not the cause."
+        gradients = (
+            f" {len(broken)} of {counted(with_gradient, 'gradient')} {'is' if len(broken) == 1 else 'are'} not finite."
+        )
+        places = [place for place, loss in step.losses if not math.isfinite(loss)]
+        at = f" at {places[0]}" if places else ""
+        skipped = " GradScaler skips the step." if step.skipped else ""
+        message = (
+            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''}{skipped} "
+            f"{history}"
+        )
+        objections.append(objection("non-finite-loss", "", step.loss, message))
+    elif broken:
+        last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
+        made = (
+            f"'{last}' is the last of them in the network: the backward pass of its layer, or of what follows, made it"
+        )
+        if not bad_weights and step.loss is not None:
+            suspected = _suspected(last, trained[-1], operations or {})
+            made = suspected or made
+            history = _history(step, ring, "" if suspected else "look at what follows that layer")
+        hold = "hold" if len(broken) > 1 else "holds"
+        elsewhere = ", on this or another process" if is_distributed else ""
+        message = (
+            f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
+            f"{loss}. {made}{elsewhere}. {history}"
+        )
+        objections.append(objection("non-finite-gradient", last, float(len(broken)), message))
+    return objections
+
+
+def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
+    """Return why the loss itself is suspected of NaN in its gradients; "" if nothing points to it."""
+    steep = [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
+    is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
+    if steep:
+        layer = (
+            "" if is_behind else f", or the backward pass of what follows '{last}', the last of them in the network,"
+        )
+        them = "their derivatives are" if len(steep) > 1 else "its derivative is"
+        return (
+            f"Operations of the loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. At 0, or at "
+            f"another end of the range, {them} infinite though the loss is finite: keep the input away from there, as "
+            "by adding 1e-8"
+        )
+    names = [name for operation in operations.values() for name in operation.all]
+    if not is_behind or not names:
+        return ""
+    return (
+        f"They reach '{last}', in the last layer that is trained: operations of the loss itself made them "
+        f"({some_of(names, _SHOWN_NAMES)}), or what follows that layer"
+    )
+
+
+def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
+    """Return the first step with NaN or Inf before a step."""
+    before = [past for past in ring if past.step < step.step and not past.skipped]
+    return next((past.step for past in before if not all(map(math.isfinite, _known_numbers(past)))), None)
+
+
+def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
+    """Return what happened before the first NaN or Inf, and what to do: look at `suspect`, if it is not ""."""
+    before = [past for past in ring if past.step < step.step and not past.skipped]
+    earlier = _first_broken(step, ring)
+    if earlier is not None:
+        return f"The first NaN or Inf came at step {earlier}."
+    norms = [norm for past in before if (norm := norm_of(past)) is not None and math.isfinite(norm)]
+    losses = [past.loss for past in before if past.loss is not None and math.isfinite(past.loss)]
+    if len(norms) < 2:
+        return f"There are no steps before it to compare with{suspect and f': lower the learning rate, or {suspect}'}."
+    usual = median_low(norms)
+    tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
+    loss = f", the loss {' → '.join(figure(value, 3) for value in losses[-4:])}" if losses else ""
+    if _has_exploded(norms) or _has_exploded(losses):
+        remedy = "lower the learning rate, warm it up or clip gradients"
+        return f"Before it the gradient norm went {tail} (median {figure(usual, 3)}){loss}: {remedy}."
+    if len(norms) < _FEWEST_USUAL:
+        return f"Before it the gradient norm went {tail}{loss}{suspect and f': lower the learning rate, or {suspect}'}."
+    return f"Before it the gradient norm went {tail}{loss}, as usual{suspect and f': {suspect}'}."
+
+
+def _has_exploded(values: Sequence[float]) -> bool:
+    """Tell whether the last value is more than ten times the median of all, for values that are not negative."""
+    usual = median_low(values) if values else 0.0
+    return usual > 0 and values[-1] > 10 * usual
+
+
+def _known_numbers(step: TrainingStep) -> list[float]:
+    return [value for value in (step.loss, step.gradient_norm) if value is not None]
+
+
+def large_updates(
+    rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
+) -> list[StepFinding]:
+    """Return the objections to weights that one step changes too much; biases and scales are exempt.
+
+    `causes` has what is known to have made the update large, or the weight small, by weight.
+    """
+    limit = TRAINING_RULES["large-update"].limit or math.inf
+    beyond = [
+        (ratio, row.name)
+        for row in rows
+        if (ratio := row.update_ratio) is not None
+        and ratio > limit
+        and sum(size > 1 for size in shapes.get(row.name, ())) >= 2
+    ]
+    return [
+        objection(
+            "large-update",
+            name,
+            ratio,
+            f"The step changes '{name}' by {figure(ratio, 3)} of its norm (limit {limit:g}): "
+            f"{causes.get(name, 'the learning rate is too high')}.",
+        )
+        for ratio, name in sorted(beyond, reverse=True)
+    ]
+
+
+def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[StepFinding]:
+    """Return the objections to weights that something other than the optimiser has changed too much before a step.
+
+    What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
+    last step. Values older than that step must differ more than if all steps since had changed the weight at right
+    angles to it: change² = now² - before². New random values give change² = now² + before².
+    """
+    limit = TRAINING_RULES["large-update"].limit or math.inf
+    when = f"between steps {step - 1} and {step}"
+    objections = []
+    for change in changes:
+        now = min(change.before, change.now) if change.is_fresh else change.now
+        ratio = change.change / now if now else math.inf if change.change > 0 else 0.0
+        is_old = change.is_written and change.change > math.hypot(change.now, change.before / 2)
+        if not ratio > limit or not (change.is_fresh or is_old):
+            continue
+        if change.norm == 0:
+            message = f"Something other than the optimizer set '{change.name}' to 0 {when}."
+        elif change.is_fresh:
+            message = (
+                f"Something other than the optimizer changed '{change.name}' {when}, by {figure(ratio, 3)} of its norm "
+                f"(limit {limit:g})."
+            )
+        else:
+            message = (
+                f"Something other than the optimizer wrote to '{change.name}' {when}: it differs from step "
+                f"{change.since} by {figure(ratio, 3)} of its norm (limit {limit:g})."
+            )
+        objections.append(objection("large-update", change.name, ratio, message))
+    return objections
+
+
+def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
+    """Return why an update is large for weights whose norm has fallen much since an earlier step."""
+    return {
+        change.name: f"its norm has fallen to {figure(change.now / change.before, 2)} of that at step {change.since}, "
+        "and what made it small is at fault, not the learning rate"
+        for change in changes
+        if 0 <= change.now < _FALLEN * change.before
+    }
+
+
+def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
+    """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
+    limit = TRAINING_RULES[rule].limit or math.inf
+    fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
+    return [
+        objection(rule, name, float(count), f"'{name}' {fault} for {count} steps (limit {limit:g}).")
+        for name, count in counts.items()
+        if count >= limit
+    ]
+
+
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[StepFinding]:
+    """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
+    message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
+    return [
+        objection("frozen-parameter", name, None, message.format(name, still_stepped.get(name, ""))) for name in names
+    ]
+
+
+def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) -> str:
+    """Return the sentence on a frozen parameter that an optimiser still steps with, because it holds a gradient."""
+    by = moves_by(group)
+    holds = "is 0, not None" if is_zero else "still holds the gradient of an earlier step"
+    moves = "still moves it" if by or not is_zero else "still steps with it"
+    words = f", by {in_words(by)}" if by and is_zero else ""
+    return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
+
+
+def skipped_steps(count: int, largest: str) -> list[StepFinding]:
+    """Return the objection to steps that a GradScaler has skipped in a row."""
+    limit = TRAINING_RULES["skipped-steps"].limit or math.inf
+    if count < limit:
+        return []
+    where = f", first in '{largest}'" if largest else ""
+    message = (
+        f"GradScaler has skipped {count} steps in a row (limit {limit:g}): gradients overflow{where}. Start with a "
+        "lower init_scale; if that does not help, the network itself makes NaN or Inf."
+    )
+    return [objection("skipped-steps", largest, float(count), message)]
+
+
+def gradients_not_reset(count: int) -> list[StepFinding]:
+    """Return the objection to gradients that nothing has reset for this many steps."""
+    limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
+    if count < limit:
+        return []
+    message = (
+        f"The gradients of {count} steps in a row contain those of the step before (limit {limit:g}): nothing resets "
+        "them. Call optimizer.zero_grad() in every step."
+    )
+    return [objection("gradients-not-reset", "", float(count), message)]
+
+
+def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
+    """Return the objection to a step with the gradients of the last one."""
+    again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
+    if last.scaler == "skipped":
+        again = (
+            f"GradScaler skipped step {last.number}, because its gradients hold NaN or Inf, but then {optimizer} "
+            "stepped with them, without a backward pass between"
+        )
+    remedy = "call optimizer.step() once after each backward pass"
+    if last.scaler:
+        remedy = "leave out optimizer.step(), because scaler.step(optimizer) calls it"
+    message = f"{again}: {remedy}."
+    return [objection("repeated-step", "", None, message)]
+
+
+def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[StepFinding]]:
+    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
+    by_rule: dict[str, list[StepFinding]] = {}
+    dead: set[str] = set()
+    by_label = {row.label: row for row in rows}
+    for name in _LAYER_RULES:
+        # Outputs in other dtypes do not overflow in float16.
+        judged = [row for row in rows if row.activation.dtype == "float16"] if name == "fp16-headroom" else rows
+        forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
+        measured = CheckMeasurements(model, (), forward, origin_searched=False)
+        terms = terms_of(RULES[name], CheckSettings())
+        raised = [issue for issue in RULES[name].evaluate(measured, terms) if issue.target.where not in dead]
+        if name == "dead-layer":
+            dead.update(issue.target.where for issue in raised)
+        by_rule[name] = [_of_check(terms, issue, by_label, prefix) for issue in raised]
+        if by_rule.get("non-finite-activation"):  # nothing else can be judged
+            break
+    return by_rule
+
+
+def judged_parameters(
+    model: ModelInfo,
+    rows: Sequence[LayerRow],
+    parameters: Sequence[ParameterRow],
+    loss: float | None,
+    prefix: str,
+    names: Sequence[str],
+) -> dict[str, list[StepFinding]]:
+    """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
+
+    Args:
+        model: The network.
+        rows: Outputs of its layers; none if activations are not watched.
+        parameters: Its parameters.
+        loss: The loss of the step.
+        prefix: Prefix of the names of its parameters.
+        names: The rules to apply.
+    """
+    gradients = Gradients(
+        model=model,
+        inputs=_inputs_of(rows),
+        rows=tuple(rows),
+        loss=LossRecord("training", "", loss or 0.0),
+        gradients=(),
+        parameters=tuple(parameters),
+        mode="train",
+    )
+    measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
+    by_rule: dict[str, list[StepFinding]] = {}
+    for name in names:
+        terms = terms_of(RULES[name], CheckSettings())
+        by_rule[name] = [_of_check(terms, issue, {}, prefix) for issue in RULES[name].evaluate(measured, terms)]
+        if by_rule[name]:
+            break
+    return by_rule
+
+
+def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
+    """Return the rules that judge gradients of a watched step.
+
+    Args:
+        has_counted: Whether a gradient has exceeded rounding before: a zero gradient then means that it converged.
+        is_adaptive: Whether an optimiser adapts to gradients of different sizes.
+    """
+    left_out = {*(["zero-gradient"] if has_counted else []), *(["gradient-imbalance"] if is_adaptive else [])}
+    return [name for name in _GRADIENT_RULES if name not in left_out]
+
+
+def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> StepFinding:
+    """Return an objection of a rule of `check` or `grads` as one of the training."""
+    name = terms.rule.identifier
+    row = rows.get(raised.target.where)
+    # The smallest gradient belongs to a different weight at every step.
+    where = "" if name == "gradient-imbalance" else raised.target.where
+    limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
+    level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
+    return StepFinding(
+        name,
+        level,
+        f"{prefix}{where or '(model)'}",
+        None if row is None else _value_of(name, row),
+        0.0 if name == "non-finite-activation" else limit,
+        safe_text(f"{prefix and f'{prefix[:-1]}: '}{raised.message}"),
+    )
+
+
+def _value_of(rule: str, row: LayerRow) -> float | None:
+    statistics = row.activation
+    if rule == "non-finite-activation":
+        return float((statistics.nan_count or 0) + (statistics.inf_count or 0))
+    if rule == "saturated-activation":
+        return saturated_fraction(row)
+    if rule in ("overflowing-activation", "fp16-headroom"):
+        greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
+        return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
+    return statistics.dead_channel_fraction
+
+
+def _limit(terms: RuleTerms, name: str) -> float | None:
+    return terms.limit(name) if name in terms.rule.limits else None
+
+
+def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:
+    """Return as many inputs as the first output counts, for the sentences of rules."""
+    shape = next((row.activation.shape for row in rows if len(row.activation.shape) > 1), (1,))
+    return (InputRecord("batch", None, None, tuple(shape[1:]), ()),) * max(1, min(shape[0], 100_000))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names in quotes, and the number of the others."""
+    return some_of([f"'{name}'" for name in names], _SHOWN_NAMES)

@@ -1,0 +1,249 @@
+"""Run a training script as `python` runs it, and watch it once it has imported torch.
+
+torch is not imported here: a script may set environment variables before it imports torch. The script is `__main__` of
+this process, compiled under its own path. `runpy.run_path` is not enough: it clears `__main__` when the script ends,
+although functions of the script may still be called at exit.
+"""
+
+import atexit
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hookscope import options
+from hookscope.errors import UsageError
+from hookscope.regular_files import open_regular
+from hookscope.text import exception_line, printable, safe_text
+
+if TYPE_CHECKING:
+    from hookscope.commands.watch.script_watch import ScriptWatch
+
+_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+_KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py",), ("_dynamo", "eval_frame.py")))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script to run.
+
+    Attributes:
+        name: Path of the script, or name of a module.
+        arguments: `sys.argv[1:]` of the script.
+        option: The options of the watch; `folder` is that of the log as the user wrote it.
+    """
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    option: options.Watch
+    folder: str | None
+
+    def run(self) -> None:
+        """Run the script; its exceptions are raised, and printed without frames of hookscope.
+
+        Raises:
+            UsageError: If a module cannot be found.
+        """
+        watching = _Watching(self)
+        sys.argv = [self.name, *self.arguments]
+        _set_path("" if self.is_module else str(Path(os.path.realpath(self.name)).parent))
+        if "torch" in sys.modules:  # imported before this process reached the script
+            watching.begin()
+        else:
+            sys.meta_path.insert(0, _FindsTorch(watching.begin))
+        main = ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins, __cached__=None)
+        if "__annotations__" in vars(sys.modules["__main__"]):  # not in every version of Python
+            main.__annotations__ = {}
+        code: CodeType | None = None
+        try:
+            code = _prepare_module(main, self.name) if self.is_module else _prepare_file(main, self.name)
+            sys.modules["__main__"] = main
+            exec(code, main.__dict__)  # noqa: S102 - the user's own script
+        except UsageError as error:
+            if code is None:
+                watching.has_failed = True
+                raise
+            _end_with(error, watching)
+        except BaseException as error:  # noqa: BLE001 - any end of a script
+            _end_with(error, watching)
+
+
+@dataclass(slots=True)
+class _Watching:
+    """The watch of the script, which begins when torch is imported."""
+
+    script: Script
+    watch: "ScriptWatch | None" = None
+    process: int = 0
+    has_failed: bool = False
+
+    def __post_init__(self) -> None:
+        self.process = os.getpid()
+        atexit.register(self._end)
+
+    def begin(self) -> None:
+        if os.getpid() != self.process:
+            return
+        try:
+            from hookscope.commands.watch.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
+
+            self.watch = ScriptWatch(self.script.option, self.script.folder, say)
+        except UsageError as error:
+            say("\n".join(["error: an edit cannot be made", *str(error).split("\n")]))
+            raise SystemExit(error.exit_code) from None
+        except Exception as error:  # noqa: BLE001 - never into a script
+            say(f"Not watched, because hookscope failed: {exception_line(error)}.")
+
+    def _end(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if self.watch is not None and self.watch.has_watched:
+            self.watch.end("the process ended")
+        elif not self.has_failed:
+            say(
+                nothing_seen("the script did not import torch", 0)
+                if self.watch is None
+                else nothing_seen("no optimizer stepped", self.watch.started_count)
+            )
+
+
+def nothing_seen(why: str, started: int) -> str:
+    """Return the line on a script that did not train; `started` is the number of processes that it started."""
+    if not started:
+        return f"No training was seen: {why} in this process. Processes that a script starts are not watched."
+    subject = "process that it started is" if started == 1 else f"{started:,} processes that it started are"
+    return (
+        f"No training was seen: {why} in this process, and the {subject} not watched. Start such processes with "
+        "torchrun, or call hookscope.watch in the function that trains."
+    )
+
+
+def say(line: str) -> None:
+    """Print a line of the watch on stderr."""
+    try:
+        sys.stderr.write("\n".join(map(safe_text, f"hookscope watch: {line}".split("\n"))) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return
+
+
+def _set_path(folder: str) -> None:
+    """Replace the folder of hookscope's entry point in `sys.path` by that of the script."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder or os.getcwd()  # noqa: PTH109 - as Python does
+
+
+def _prepare_file(main: ModuleType, name: str) -> CodeType:
+    path = os.path.abspath(name)  # noqa: PTH100 - as Python does, links are kept
+    main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
+    with open_regular(Path(path)) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _prepare_module(main: ModuleType, name: str) -> CodeType:
+    spec = _found_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _found_spec(f"{name}.__main__")
+    loader = None if spec is None else spec.loader
+    code = loader.get_code(spec.name) if isinstance(loader, InspectLoader) and spec is not None else None
+    if spec is None or code is None:
+        raise UsageError(f"There is no module '{printable(name)}' to run: give its name as for `python -m`.")
+    main.__dict__.update(
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __spec__=spec,
+    )
+    sys.argv[0] = str(spec.origin)
+    return code
+
+
+def _found_spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:  # of the module or its package; any other error is the script's own
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+    except ValueError:
+        return None
+
+
+class _FindsTorch(MetaPathFinder):
+    """Calls a function once torch has been imported, and then removes itself."""
+
+    def __init__(self, imported: Callable[[], None]) -> None:
+        self._imported = imported
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._imported)
+        return spec
+
+
+def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # the method of the class remains
+        execute(module)
+        imported()
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
+    """Raise the error that ended the script; the interpreter prints it without frames of hookscope."""
+    watching.has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
+    if watching.watch is not None and not isinstance(error, SystemExit):
+        watching.watch.end(exception_line(error), has_failed=True)
+    shown = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:
+        _strip(value, set())
+        shown(kind, value, value.__traceback__)
+
+    sys.excepthook = excepthook
+    raise error
+
+
+def _strip(error: BaseException, seen: set[int]) -> None:
+    """Remove frames of hookscope, and all frames before the script, from an exception and those chained to it."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        if traceback.tb_frame.f_code is Script.run.__code__:
+            frames.clear()
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    is_ours = False
+    for frame in reversed(frames):
+        path = frame.tb_frame.f_code.co_filename
+        # Of torch, those that keep dynamo out of our functions go with them.
+        is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
+        if not is_ours:
+            frame.tb_next = kept
+            kept = frame
+    error.__traceback__ = kept
+    related: list[Any] = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+    for other in related:
+        if isinstance(other, BaseException):
+            _strip(other, seen)

@@ -1,0 +1,393 @@
+"""Watch the training of an unchanged script: find what it trains at the first step, and watch it."""
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hookscope import options
+from hookscope.commands.watch import torch_calls
+from hookscope.commands.watch.backward_calls import observe_backward, value_of
+from hookscope.commands.watch.closing import Watched, closing_line
+from hookscope.commands.watch.discovery import found_text, graph_of, living, networks_of, optimizers_among
+from hookscope.commands.watch.edits import parse_training_edit
+from hookscope.commands.watch.first_forward import before_first_forward
+from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
+from hookscope.commands.watch.networks import GraphLeaves, is_compiled
+from hookscope.commands.watch.rules import listed
+from hookscope.commands.watch.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
+from hookscope.commands.watch.started_processes import StartedProcesses
+from hookscope.commands.watch.steps import HeardLoss
+from hookscope.commands.watch.watch import InScript, Watch, with_gradients
+from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
+from hookscope.text import exception_line, in_words
+
+# A script that has called `backward` this often without a living optimiser has none. The first call may be a trial.
+_WITHOUT_OPTIMIZER = 2
+
+# The value of `every` for processes other than the first: they edit, but do not measure.
+_NEVER = 2**62
+
+# Losses kept until the first step of an optimiser.
+_KEPT_LOSSES = 1_000
+
+# Norms before clipping kept until the watch begins: one for each optimiser.
+_KEPT_CLIPS = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(
+    method: Callable[Concatenate["ScriptWatch", P], R],
+) -> Callable[Concatenate["ScriptWatch", P], R | None]:
+    """Do nothing in forked children or after an error, and keep hookscope's own errors out of the script."""
+
+    @wraps(method)
+    def guarded(self: "ScriptWatch", *args: P.args, **keywords: P.kwargs) -> R | None:
+        if self._is_over or os.getpid() != self._process:
+            return None
+        try:
+            return method(self, *args, **keywords)
+        except HookscopeError as error:
+            self._is_over = True
+            self._end_if_not_edited(str(error), error.exit_code)
+            self._say(f"Not watched: {error}")
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self._is_over = True
+            self._end_if_not_edited(f"hookscope failed: {exception_line(error)}", EXIT_BUG)
+            self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.")
+        return None
+
+    return cast("Callable[Concatenate[ScriptWatch, P], R | None]", guarded)
+
+
+class ScriptWatch:
+    """Watches the trainings of a script, one `Watch` at a time."""
+
+    def __init__(self, option: options.Watch, folder: str | None, say: Callable[[str], None]) -> None:
+        """Register hooks in torch, which has just been imported.
+
+        Raises:
+            UsageError: If an edit is malformed.
+        """
+        self._option, self._folder = option, folder
+        edits = [*map(parse_training_edit, option.edit)]
+        self._edits_layers = not all(edit.parameters_only for edit in edits)
+        self._print = say
+        self._process = os.getpid()
+        self._is_over = False
+        self._watch: Watch | None = None
+        self._watched: dict[int, Optimizer] = {}
+        self._retired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._heard: list[HeardLoss] = []
+        self._graphs: dict[str, Node] = {}
+        self._clipped: list[tuple[Sequence[Tensor], Tensor]] = []
+        self._places: dict[str, None] = {}
+        self._found = ""
+        self._waiting: list[str] = []
+        self._leaves: GraphLeaves | None = None
+        self._backward_count = 0
+        self._shards = Shards(option.every)
+        self._may_be_sharded = True  # until something is found that is not
+        self._is_compiled = False
+        self._said: set[str] = set()
+        self._seen = Watched()
+        self._speaks = True
+        self._started = StartedProcesses()
+        register_optimizer_step_pre_hook(_as_written(self._before_step))
+        register_optimizer_step_post_hook(_as_written(self._after_step))
+        observe_backward(self._before_backward, self._after_backward)
+        torch_calls.listen(self)
+        if self._option.edit:
+            before_first_forward(self._find_before_forward)
+
+    @property
+    def has_watched(self) -> bool:
+        """Whether a training was seen, or the reason was printed."""
+        return self._watch is not None or self._is_over
+
+    @property
+    def started_count(self) -> int:
+        """Number of processes that the script has started and that may train."""
+        return self._started.count
+
+    def end(self, reason: str, *, has_failed: bool = False) -> None:
+        """End the watch because the script ends, and print the last line. A second call does nothing.
+
+        With `has_failed`, an exception ended the script: if there was no step, no line is needed.
+        """
+        watch = self._watch
+        if watch is None or os.getpid() != self._process:
+            return
+        watch.end(reason)
+        if self._is_over:
+            return
+        self._is_over = True
+        self._announce()
+        if self._speaks and (self._seen.steps or not has_failed):
+            self._print(closing_line(self._seen, folder=self._folder, started=self._started.count))
+
+    # --- What torch calls --------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if id(optimizer) not in self._watched:
+            self._find_if_new(optimizer)
+        # This must run even after a failure: the other processes wait for it.
+        norms = self._norms_of(optimizer) if self._may_be_sharded else None
+        if norms is None:
+            return None
+        self._finish_step_of(optimizer)
+        return with_gradients(norms.read_gradients, args, keywords) if norms.begin_step(optimizer) else None
+
+    def _norms_of(self, optimizer: Optimizer) -> ShardedNorms | None:
+        return self._shards.of(optimizer) if os.getpid() == self._process else None
+
+    @_guarded
+    def _finish_step_of(self, optimizer: Optimizer) -> None:
+        if self._watch is not None:
+            self._watch.finish_if_stepped(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
+        norms = self._norms_of(optimizer) if self._may_be_sharded else None
+        if norms is not None:
+            norms.end_step()
+        self._finish()
+
+    @_guarded
+    def _find_if_new(self, optimizer: Optimizer) -> None:
+        if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
+            self._may_be_sharded = True
+            self._find(optimizer)
+
+    @_guarded
+    def _find_before_forward(self) -> None:
+        fresh = [optimizer for optimizer in optimizers_among(living()[1]) if id(optimizer) not in self._watched]
+        if fresh and (self._watch is None or fresh[-1] not in self._retired):
+            self._find(fresh[-1], step_begins=True)
+
+    @_guarded
+    def _before_backward(self, loss: Tensor | None, place: str) -> None:
+        if loss is None:
+            self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
+            return
+        if self._watch is None:
+            del self._heard[:-_KEPT_LOSSES]
+        elif self._watch.is_closed:
+            return
+        if self._edits_layers and self._watch is not None and self._backward_count < _WITHOUT_OPTIMIZER:
+            self._backward_count += 1
+            self._is_compiled = graph_of(loss)[1]
+            self._refuse_compiled()
+        if self._watch is not None:
+            self._watch.read_graph(loss)
+        self._places[place] = None
+        self._heard.append((place, value_of(loss)))
+        if loss.grad_fn is not None:
+            self._graphs[place] = loss.grad_fn
+        if self._leaves is not None:
+            self._leaves.param_groups[0]["params"] = graph_of(loss)[0]
+        elif self._watch is None and self._backward_count < _WITHOUT_OPTIMIZER:
+            self._backward_count += 1
+            leaves, self._is_compiled = graph_of(loss)
+            if self._backward_count == _WITHOUT_OPTIMIZER and leaves and not optimizers_among(living()[1]):
+                self._leaves = GraphLeaves(leaves)
+
+    @_guarded
+    def _after_backward(self) -> None:
+        if self._leaves is not None:
+            self._leaves.step()
+
+    @_guarded
+    def _clips(self, parameters: Sequence[Tensor]) -> bool:
+        return self._watch is None or not self._watch.clips(parameters)
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether a clipping must be kept for a later watch; called by `torch_calls`."""
+        if is_sharded(parameters):  # every process must return the same, even after a failure
+            return self._shards.is_active and os.getpid() == self._process
+        return bool(self._clips(parameters))
+
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Note a norm before clipping; called by `torch_calls`."""
+        if is_sharded(parameters):
+            norm = self._shards.whole_norm(norm)
+        self._keep_clipped(parameters, norm)
+
+    @_guarded
+    def _keep_clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        if is_sharded(parameters):
+            if self._watch is not None and not norm.isnan():
+                self._watch.clipped(parameters, norm)
+            return
+        self._clipped = [*self._clipped[1 - _KEPT_CLIPS :], (parameters, norm.clone())]
+
+    def scaled_step_begins(self, optimizer: Optimizer, _scale: Tensor | None) -> None:
+        """Find what is trained, even if the first steps are skipped; called by `torch_calls`."""
+        self._find_if_new(optimizer)
+        norms = self._norms_of(optimizer)
+        if norms is not None:
+            norms.has_stepped = False
+
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """End a step that was skipped; called by `torch_calls`."""
+        norms = self._norms_of(optimizer)
+        if norms is not None and not norms.has_stepped:
+            norms.skip_step()
+        self._finish()
+
+    # --- From one training to the next -------------------------------------------------------------------------------
+
+    def _find(self, optimizer: Optimizer, *, step_begins: bool = False) -> None:
+        """Watch what a new optimiser trains: the first one of the script, or one of a later training.
+
+        `step_begins` tells that nothing of the step has been computed yet.
+        """
+        last_step = self._let_go()
+        since = f", from step {last_step + 1:,} on" if last_step else ""
+        if optimizer in self._retired:  # an earlier training goes on, so its other optimisers may too
+            self._retired.clear()
+        is_first = self._speaks = not _rank()
+        if not is_first and not self._option.edit:
+            self._is_over = True
+            return
+        if self._option.edit and is_sharded(parameters_of(optimizer)):
+            raise UsageError("the network is sharded: each process has only a part of every parameter.")
+        self._refuse_compiled()
+        modules, others = living()
+        optimizers = [optimizer]
+        if isinstance(optimizer, GraphLeaves):  # found at the second step, from its second loss
+            last_step = max(last_step, self._backward_count - 1)
+            del self._heard[:-1]
+        else:
+            optimizers = [
+                candidate
+                for candidate in optimizers_among(others)
+                if candidate is optimizer or candidate not in self._retired
+            ]
+            self._leaves = None
+        parameters = [parameter for watched in optimizers for parameter in parameters_of(watched)]
+        networks = networks_of(parameters, modules)
+        sharded = is_sharded(parameters)
+        hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
+        self._watch = Watch(
+            tuple(networks),
+            optimizers,
+            self._option_of(is_first=is_first, sharded=sharded),
+            activations=not hides_layers and not sharded and is_first,
+            on_line=self._say,
+            script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
+        )
+        self._watched = {id(watched): watched for watched in optimizers}
+        self._may_be_sharded = sharded
+        self._found = f"{found_text(networks, optimizers)}{since}"
+        for clipped, norm in self._clipped:
+            self._watch.clipped(clipped, norm)
+        self._clipped = []
+        if self._option.edit:
+            begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
+            self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
+        self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
+
+    def _option_of(self, *, is_first: bool, sharded: bool) -> options.Watch:
+        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
+        return option if is_first else replace(option, every=_NEVER, out=None, eager_forward=False)
+
+    def _refuse_compiled(self) -> None:
+        if self._edits_layers and self._is_compiled:
+            raise UsageError(
+                "the loss comes out of compiled code, where hooks of layers do not fire. Train without torch.compile, "
+                "or edit parameters, with param:."
+            )
+
+    def _end_if_not_edited(self, why: str, code: int) -> None:
+        """End this process if the edits are not in force: it must not go on training without them."""
+        is_refused = self._edits_layers and self._is_compiled
+        if not self._option.edit or (self._watch is not None and self._watch.edits and not is_refused):
+            return
+        if self._watch is not None:
+            self._watch.end(why)
+        self._found = ""
+        self._print(f"The training ends, because its edits cannot be made: {why}")
+        raise SystemExit(code)
+
+    def _say_what_is_not_seen(self, watch: Watch, last_step: int, *, hides_layers: bool, sharded: bool) -> None:
+        if sharded:
+            self._say(
+                "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "
+                f"them and activations are not watched. Norms begin at step {last_step + FIRST_STEP}."
+            )
+        elif hides_layers:
+            self._say("The loss comes out of compiled code, where hooks do not fire: activations are not watched.")
+        frozen = watch.frozen_in_optimizers()
+        if frozen:
+            self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
+
+    def _let_go(self) -> int:
+        """End the current watch; return its last step. Objects that the script dropped are freed."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return 0
+        watch.end("another optimizer stepped")
+        self._announce()
+        self._retired.update(self._watched.values())
+        self._watched.clear()
+        last_step = watch.log.ends[-1].step
+        vars(watch).clear()  # its parts refer to each other, and to objects that the script may have dropped
+        return last_step
+
+    @_guarded
+    def _finish(self) -> None:
+        if self._watch is None:
+            return
+        if self._shards.refusal:
+            self._say_once(f"Norms are not known: {self._shards.refusal}.")
+        self._watch.finish_if_complete()
+        if self._found and (self._watch.is_closed or self._watch.log.steps):
+            self._announce()
+
+    def _announce(self) -> None:
+        """Print what was found, and the lines held back until then: the place of a loss is known after a step."""
+        subject, self._found = self._found, ""
+        if subject:
+            places = [*self._places]
+            where = f"loss{'es' if len(places) > 1 else ''} at {in_words(places)}" if places else "loss not seen"
+            waiting, self._waiting = self._waiting, []
+            for line in (f"watching {subject}, {where}", *waiting):
+                self._say(line)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        if not self._speaks or _rank():  # only the first process prints
+            return
+        if self._found:
+            self._waiting.append(line)
+        else:
+            self._print(line)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _as_written(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
+
+    @wraps(method)
+    def hook(*args: P.args, **keywords: P.kwargs) -> R:
+        return method(*args, **keywords)
+
+    return torch._disable_dynamo(hook)  # type: ignore[attr-defined]

@@ -1,0 +1,170 @@
+"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while there are listeners.
+
+Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
+would miss their calls. Both functions are wrappers that hold the inner function in a closure cell: the content of the
+cell is replaced, and restored later.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import CellType, GeneratorType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from hookscope.commands.watch.gradients import total_norm
+
+
+class Listener(Protocol):
+    """Is notified of calls; its methods must not raise."""
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether `clipped` should be called for these parameters, which are about to be clipped."""
+        ...
+
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Note that gradients were clipped; `norm` is their L2 norm before clipping."""
+        ...
+
+    def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Note that a GradScaler is about to step; `scale` is the scale of the gradients, None if they are unscaled."""
+        ...
+
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """Note that a GradScaler has stepped, or has skipped the step."""
+        ...
+
+
+_listeners: list[Listener] = []
+_undo: list[Callable[[], None]] = []
+
+
+def listen(listener: Listener) -> None:
+    """Notify `listener` of calls until `unlisten`."""
+    if not _listeners:
+        _install()
+    _listeners.append(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Stop notifying `listener`. A second call does nothing."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+        if not _listeners:
+            while _undo:
+                _undo.pop()()
+
+
+def sees_clipping() -> bool:
+    """Tell whether the clipping functions of this torch are wrappers, so that their calls can be observed."""
+    return _wrapped(clip_grad.clip_grad_norm_) is not None and _wrapped(clip_grad.clip_grad_value_) is not None
+
+
+def _install() -> None:
+    for public, observed in (
+        (clip_grad.clip_grad_norm_, _observed_norm_clipping),
+        (clip_grad.clip_grad_value_, _observed_value_clipping),
+    ):
+        cell = _wrapped(public)
+        if cell is not None:
+            original = cell.cell_contents
+            cell.cell_contents = observed(original)
+            _undo.append(functools.partial(_set_cell, cell, original))
+    step = GradScaler.step
+    GradScaler.step = _observed_step(step)  # type: ignore[method-assign]
+    _undo.append(functools.partial(setattr, GradScaler, "step", step))
+
+
+def _set_cell(cell: CellType, content: object) -> None:
+    cell.cell_contents = content
+
+
+def _wrapped(function: Any) -> CellType | None:
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    cells = dict(zip(code.co_freevars, closure or (), strict=True)) if code is not None else {}
+    return cells.get("func")
+
+
+def _observed_norm_clipping(clip: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(clip)
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **keywords: Any
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            return clip(parameters, max_norm, norm_type, *args, **keywords)
+        tensors, parameters = _kept(parameters)
+        listening = [listener for listener in _listeners if listener.clips(tensors)]
+        before = None if not listening or float(norm_type) == 2 else _gradient_norm(tensors)
+        norm = clip(parameters, max_norm, norm_type, *args, **keywords)
+        for observer in listening:
+            observer.clipped(tensors, norm.detach() if before is None else before)
+        return norm
+
+    return clip_grad_norm_
+
+
+def _observed_value_clipping(clip: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(clip)
+    def clip_grad_value_(parameters: Any, *args: Any, **keywords: Any) -> None:
+        if torch.compiler.is_compiling():
+            return clip(parameters, *args, **keywords)
+        tensors, parameters = _kept(parameters)
+        listening = [listener for listener in _listeners if listener.clips(tensors)]
+        before = _gradient_norm(tensors) if listening else None
+        clip(parameters, *args, **keywords)
+        for observer in listening:
+            if before is not None:
+                observer.clipped(tensors, before)
+        return None
+
+    return clip_grad_value_
+
+
+def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def observed(scaler: GradScaler, optimizer: Optimizer, *args: Any, **keywords: Any) -> Any:
+        if not scaler.is_enabled():
+            return step(scaler, optimizer, *args, **keywords)
+        for listener in _listeners:  # the first may add another listener
+            listener.scaled_step_begins(optimizer, _scale_of(scaler, optimizer))
+        try:
+            return step(scaler, optimizer, *args, **keywords)
+        finally:
+            for observer in reversed([*_listeners]):
+                observer.scaled_step_ended(optimizer)
+
+    return observed
+
+
+def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
+    """Return the scale that gradients still have, without waiting for the device."""
+    try:
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
+            return None
+        return scaler._get_scale_async()
+    except (AttributeError, KeyError, AssertionError):  # private: other versions of torch may lack it
+        return None
+
+
+def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
+    """Return the parameters as a list, and as an argument that can still be iterated: a list uses up a generator."""
+    if isinstance(parameters, Tensor):
+        return [parameters], parameters
+    tensors = list(parameters)
+    if isinstance(parameters, GeneratorType):
+        return tensors, _again(tensors)
+    return tensors, parameters if isinstance(parameters, Sequence) else tensors
+
+
+def _again(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+    yield from parameters
+
+
+def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    with torch.no_grad():
+        return total_norm(gradients) if gradients else None

@@ -1,0 +1,800 @@
+"""The watch of a training, which `hookscope.watch` returns."""
+
+import atexit
+import functools
+import math
+import os
+import platform
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hookscope import options
+from hookscope.commands.watch import torch_calls
+from hookscope.commands.watch.activations import ForwardPasses, watched_layer
+from hookscope.commands.watch.closing import Watched
+from hookscope.commands.watch.eager_forward import EagerForward
+from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
+from hookscope.commands.watch.gradients import GradientReading, norms_of, parameters_of, read_gradients
+from hookscope.commands.watch.journal import Journal
+from hookscope.commands.watch.judging import Judge
+from hookscope.commands.watch.loss_operations import LossOperations, operations_of
+from hookscope.commands.watch.loss_signs import why_below_zero
+from hookscope.commands.watch.networks import (
+    GraphLeaves,
+    Networks,
+    Optimizers,
+    ParameterNames,
+    WatchedNetwork,
+    setting_text,
+    watched_networks,
+    watched_optimizers,
+)
+from hookscope.commands.watch.outside_writes import OutsideWrites
+from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.commands.watch.repeats import LastStep, LastSteps
+from hookscope.commands.watch.resets import GradientResets
+from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
+from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
+from hookscope.commands.watch.transfers import Transfer, number_of
+from hookscope.errors import UsageError
+from hookscope.hooks.patterns import refuse_positions
+from hookscope.results.activations import LayerRow
+from hookscope.results.table_rows import TableRows
+from hookscope.results.training import (
+    TrainingEnd,
+    TrainingFinding,
+    TrainingLog,
+    TrainingStart,
+    WatchedLayer,
+    WatchedStep,
+)
+from hookscope.text import counted, exception_line, one_line
+
+# After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
+# would be watched.
+_REST = 10
+
+# On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
+_MOST_ON_THEIR_WAY = 32
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatenate["Watch", P], R | None]:
+    """Keep hookscope's own errors out of the training: an error prints a line and ends the watch."""
+
+    @functools.wraps(method)
+    def guarded(self: "Watch", *args: P.args, **keywords: P.kwargs) -> R | None:
+        if self._is_closed or os.getpid() != self._process:
+            return None
+        records = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `no_grad` costs several times as much, at every step
+        try:
+            return method(self, *args, **keywords)
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self._give_up(error)
+            return None
+        finally:
+            torch._C._set_grad_enabled(records)
+
+    return cast("Callable[Concatenate[Watch, P], R | None]", guarded)
+
+
+@dataclass(slots=True)
+class InScript:
+    """What the watches of a script share.
+
+    Attributes:
+        losses: Those that arrived; they belong to the next step of an optimiser.
+        graphs: Of the last losses, by place.
+        last_step: That of an earlier watch without a file.
+        shards: The norms of sharded networks.
+        seen: Counts over several watches.
+    """
+
+    losses: list[HeardLoss] = field(default_factory=list)
+    graphs: dict[str, Node] = field(default_factory=dict)
+    last_step: int = 0
+    shards: Shards | None = None
+    seen: Watched = field(default_factory=Watched)
+
+
+class Watch:
+    """The watch of a training, as `hookscope.watch` returns it.
+
+    It is a context manager: `with hookscope.watch(model, optimizer) as watch`.
+
+    Attributes:
+        out: Folder of the log; None without one.
+        notes: Sentences on what cannot be measured in this training.
+    """
+
+    def __init__(
+        self,
+        model: Networks,
+        optimizer: Optimizers,
+        option: options.Watch,
+        *,
+        activations: bool = True,
+        on_line: Callable[[str], None] | None = None,
+        script: InScript | None = None,
+    ) -> None:
+        """Register the hooks; see `hookscope.watch`. `finish_if_complete` ends a step of a script."""
+        layer, eager_forward = option.layer, option.eager_forward
+        refuse_positions(layer)
+        here = script or InScript()
+        self._process = os.getpid()
+        self._is_closed = True
+        if script is None:
+            self._networks = watched_networks(model, layer)
+            self._optimizers = watched_optimizers(optimizer, self._networks)
+        else:  # found in a script, so they belong together; there may be no network
+            self._networks = watched_networks(model, layer, sharded=here.shards is not None) if model else ()
+            self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
+        self._names = ParameterNames(self._networks, self._optimizers)
+        self._edits = TrainingEdits(self._networks)
+        fitted = self._edits.fit(option.edit)
+        self._every = option.every
+        self._patterns = tuple(layer)
+        self.out = None if option.out is None else Path(option.out)
+        self.notes = self._blind_spots(activations=activations and not eager_forward)
+        self._passes = [
+            EagerForward(network, functools.partial(self._failed_eagerly, network))
+            if network.compiled
+            else ForwardPasses(network, self._failed_in_forward)
+            for network in self._networks
+            if (eager_forward if network.compiled else activations)
+        ]
+        self._sent: deque[SentStep] = deque()
+        self._depths: dict[int, int] = {}
+        self._stepping: set[int] = set()
+        self._resets = GradientResets()
+        self._outside = OutsideWrites(self._names.of)
+        self._last = LastSteps()
+        self._again: set[int] = set()  # steps in progress that repeat the last one
+        # By optimizer, where a GradScaler is about to change gradients that were stepped with before.
+        self._unscaled: dict[int, LastStep] = {}
+        self._clipped_again: list[Optimizer] = []
+        self._is_called = script is None
+        self._graphs = here.graphs
+        self._operations: dict[str, LossOperations] = {}
+        self._failure: Exception | None = None
+        self._jump = ""
+        self._rests_until = 0
+        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, seen=here.seen)
+        self._judge = Judge(
+            self._networks,
+            self._optimizers,
+            self._names,
+            self._journal,
+            is_distributed=here.shards is not None
+            or any(isinstance(network.given, DistributedDataParallel) for network in self._networks),
+        )
+        self._first = 1 + max(here.last_step, self._journal.last_step)
+        self._shards = here.shards
+        self._heard = here.losses
+        self._expected = {id(member) for member in self._optimizers}
+        self._current = StepInProgress(self._first)
+        self._begin(fitted)
+
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """End a step: call this once per iteration of the loop, after `optimizer.step()`.
+
+        If gradients are accumulated, the loss of an iteration without an optimiser step counts towards the mean of the
+        next step.
+
+        Args:
+            loss: The loss: a number, or a tensor with one value, which is not waited for on an accelerator.
+        """
+        self._depths.clear()  # of a step that raised
+        self._stepped(loss)
+
+    @_guarded
+    def read_graph(self, loss: Tensor) -> None:
+        """Read from its graph why the loss is below 0, if it has been so for some steps."""
+        if self._judge.asks_below_zero:
+            self._current.below_zero = why_below_zero(loss)
+
+    @_guarded
+    def finish_if_complete(self) -> None:
+        """End the step if every optimiser of the previous step has stepped; in the first step, every optimiser."""
+        if self._current.stepped >= self._expected and not any(self._depths.values()):
+            self._finish_step()
+
+    @_guarded
+    def finish_if_stepped(self, optimizer: Optimizer) -> None:
+        """End the step if the optimiser, which is about to step, has already stepped in it."""
+        if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
+            self._finish_belatedly()
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """The edits in force, `"fc:grad:clip-norm(1)"`; assign new edits to replace them from the next forward pass on.
+
+        Without its edit, a frozen parameter is trained again. Weights keep the values that edits have given them.
+
+        Raises:
+            LayerNotFoundError: If an edit selects nothing.
+            UsageError: If an edit is malformed, cannot be made in this training, or the watch is closed.
+        """
+        return self._edits.fitted.texts
+
+    @edits.setter
+    def edits(self, edits: str | Sequence[str]) -> None:
+        if self._is_released:
+            raise UsageError("The watch is closed: nothing can be edited any more.")
+        self._put_in_force(self._edits.fit([edits] if isinstance(edits, str) else edits))
+
+    def close(self) -> None:
+        """Stop watching and editing, remove the hooks and close the file. A second call does nothing."""
+        self._close("closed")
+
+    def end(self, reason: str = "the process ended") -> None:
+        """Close a watch that the script left open."""
+        self._close(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close("closed" if error is None else exception_line(error))
+
+    def __repr__(self) -> str:
+        networks = ", ".join(network.name for network in self._networks)
+        state = "closed" if self._is_closed else f"at step {self._current.number}"
+        return f"<Watch of {networks}, {state}: {counted(self._judge.open_count, 'open verdict')}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the watch has ended: closed, or stopped after an error in hookscope."""
+        return self._is_closed
+
+    @property
+    def verdicts(self) -> tuple[TrainingFinding, ...]:
+        """The beginnings and ends of verdicts, in order; the last 1,000."""
+        return self._journal.verdicts
+
+    @property
+    def log(self) -> TrainingLog:
+        """The last 200 steps, the last 20 watched steps, and `verdicts`; the file has all of them."""
+        return self._journal.log(self._judge.ring)
+
+    # --- Beginning and ending ----------------------------------------------------------------------------------------
+
+    def _begin(self, edits: FittedEdits) -> None:
+        before, after = _as_written(self._before_step), _as_written(self._after_step)
+        # These hooks run last, after other hooks have changed the gradients.
+        handles = [optimizer.register_step_pre_hook(before) for optimizer in self._optimizers]
+        handles += [optimizer.register_step_post_hook(after) for optimizer in self._optimizers]
+        self._handles = handles
+        self._is_closed = self._is_released = False
+        torch_calls.listen(self)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+        start = TrainingStart(
+            step=self._first,
+            networks=tuple(network.name for network in self._networks),
+            optimizers=tuple(map(setting_text, self._optimizers)),
+            every=self._every,
+            patterns=self._patterns,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions={
+                "hookscope": version("hookscope"),
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+        )
+        self._journal.begin(start)
+        for note in self.notes:
+            self._journal.say(note)
+        self._put_in_force(edits)
+        self._prepare()
+
+    def _put_in_force(self, edits: FittedEdits) -> None:
+        self._edits.step = self._current.number
+        self._edits.put_in_force(edits)
+        self._outside.forget()
+        self._edited = frozenset(self._names.of([gradient.parameter for gradient in (*edits.gradients, *edits.frozen)]))
+        self._current.edited |= self._edited
+        self._untried = {*edits.texts}
+        for passes in self._passes:
+            passes.go_last()
+        for note in edits.notes():
+            self._journal.say_once(note, note)
+
+    def _close(self, reason: str) -> None:
+        if os.getpid() != self._process:
+            return
+        if not self._is_closed:
+            self._finish(reason)
+        if not self._is_released:
+            self._release()
+
+    def _finish(self, reason: str) -> None:
+        try:
+            with torch.no_grad():
+                if self._current.stepped:
+                    self._finish_step()
+                self._drain(wait=True)
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            self._journal.say(f"Watching ends: {exception_line(error)}. The training goes on.")
+        self._end(reason)
+
+    def _give_up(self, error: Exception) -> None:
+        edited = " Its edits stay." if self.edits else ""
+        self._journal.say(
+            f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}"
+        )
+        self._end(exception_line(error))
+        if not self.edits:
+            self._release()
+
+    def _release(self) -> None:
+        """Remove all hooks and edits from networks and optimisers."""
+        self._is_released = True
+        atexit.unregister(self._at_exit)
+        self._edits.put_in_force(FittedEdits())
+        self._resets.release()
+        for handle in self._handles:
+            handle.remove()
+
+    def _end(self, reason: str) -> None:
+        self._is_closed = True
+        torch_calls.unlisten(self)
+        for passes in self._passes:
+            passes.end()
+        self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
+
+    def _failed_in_forward(self, error: Exception) -> None:
+        # Hooks cannot be removed inside a forward pass; the next step removes them.
+        self._failure = self._failure or error
+
+    def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
+        """Go on without the activations of a compiled network whose eager forward pass fails."""
+        self._passes = [passes for passes in self._passes if passes.watched is not network]
+        reason = f"its eager forward pass fails: {exception_line(error)}."
+        self._journal.say(f"Activations of {network.name} are not watched, because {reason}")
+
+    def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
+        compiled = [network.name for network in self._networks if network.compiled]
+        notes = []
+        if compiled and activations:
+            are = "is" if len(compiled) == 1 else "are"
+            notes.append(
+                f"{', '.join(compiled)} {are} compiled, where hooks do not fire: activations are not watched, "
+                "parameters, gradients and updates are."
+            )
+        if not torch_calls.sees_clipping():
+            notes.append("This torch does not let clip_grad_norm_ be seen: norms before clipping are not known.")
+        return tuple(notes)
+
+    # --- What torch calls --------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Edit and read the gradients now, or after the closure of the step has run."""
+        if os.getpid() != self._process:
+            return None
+        key = id(optimizer)
+        self._depths[key] = self._depths.get(key, 0) + 1
+        if self._depths[key] > 1:  # a subclass calls its base's `step`
+            return None
+        self._again.discard(key)
+        if closure_of(args, kwargs) is None and self._steps_again(optimizer):
+            self._again.add(key)
+            self._edits.edit_gradients(optimizer)
+            return None
+        self._step_begins(optimizer)
+        return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
+
+    @_guarded
+    def _steps_again(self, optimizer: Optimizer) -> bool:
+        """Report a step with the gradients of the last one; return whether both belong to one iteration."""
+        last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
+        if last is None:
+            return False
+        is_same = id(optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        self._stepping.add(id(optimizer))
+        self._judge.judge_repeat(last.number if is_same else self._current.number, last, type(optimizer).__name__)
+        return is_same
+
+    def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
+        self._edits.edit_gradients(optimizer)
+        if is_first:
+            self._read(optimizer)
+
+    @_guarded
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._current.stepped:  # `step` has not been called since
+            self._finish_belatedly()
+        self._current.stepped.add(id(optimizer))
+        self._stepping.add(id(optimizer))
+        measurement = self._current.measurement
+        outside = self._outside.step_begins(
+            optimizer, self._current.number, self._optimizers, is_measured=measurement is not None
+        )
+        if outside is not None:
+            self._current.outside.append(outside)
+        if measurement is not None:
+            measurement.measure_weights()
+            if not isinstance(optimizer, GraphLeaves):
+                measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
+
+    @_guarded
+    def _read(self, optimizer: Optimizer) -> None:
+        step = self._current
+        shared = self._shared_norms([optimizer])
+        gradients = shared[0].gradients if shared else None
+        reading = read_gradients(optimizer, self._names.of, gradients)
+        self._keep(optimizer, reading)
+        self._take_heard()
+        if step.measurement is not None:
+            for passes in self._passes:
+                passes.step_begins()
+            others = [] if len(step.readings) > 1 else self._names.not_optimised()
+            step.measurement.measure_gradients([*reading.names, *others], reading.scale)
+        if gradients is None:
+            self._examine(optimizer, reading)
+
+    def _examine(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
+        norms = reading.norms
+        if isinstance(norms, Tensor):
+            norms = [norms.sum().item()] if norms.is_cpu else []
+        is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
+        if self._current.bad_weights is None and is_suspect:
+            self._current.bad_weights = self._bad_weights(optimizer)
+        self._read_graphs()
+
+    def _read_graphs(self) -> None:
+        """Note the operations of losses: of each place once, and those of a step whose gradients are not finite."""
+        for place, graph in self._graphs.items():
+            if place not in self._operations or self._current.bad_weights is not None:
+                self._operations[place] = operations_of(graph)
+        self._graphs.clear()
+
+    def _keep(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        self._current.readings[id(optimizer)] = reading
+        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+            self._last.read(optimizer, reading, self._current.number)
+
+    def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
+        """Return the norms summed over processes, for optimisers with sharded parameters."""
+        shards = self._shards
+        return (
+            []
+            if shards is None
+            else [norms for optimizer in optimizers if (norms := shards.known(optimizer)) is not None]
+        )
+
+    def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process:
+            return
+        key = id(optimizer)
+        self._depths[key] = max(0, self._depths.get(key, 1) - 1)
+        if self._depths[key] == 0:
+            if key not in self._again:
+                self._graphs.clear()
+                self._heard.clear()  # losses of further calls of a closure, at intermediate weights
+            self._edits.edit_values(optimizer)
+            self._step_ends(optimizer)
+
+    @_guarded
+    def _step_ends(self, optimizer: Optimizer) -> None:
+        self._last.ended(optimizer)
+        is_again = id(optimizer) in self._again
+        self._again.discard(id(optimizer))
+        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+            if not is_again:
+                self._resets.stepped(optimizer)
+            number = self._current.number
+            self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
+        if self._current.measurement is not None and not is_again:
+            self._current.measurement.measure_updates(id(optimizer))
+
+    def _take_heard(self) -> None:
+        self._current.losses += self._heard
+        self._heard.clear()
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
+        if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
+            return False
+        if not self._names.knows(parameters[0]):
+            return False
+        # Nothing to clip: the optimiser has stepped with these gradients.
+        self._clipped_again = [
+            optimizer for optimizer in self._optimizers if self._last.unchanged_since(optimizer) is not None
+        ]
+        return True
+
+    @_guarded
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Note a norm before clipping; called by `torch_calls`."""
+        members = frozenset(id(parameter) for parameter in parameters)
+        again, self._clipped_again = self._clipped_again, []
+        for stepped in again:
+            self._last.ended(stepped, is_changed=True)
+        if {id(optimizer) for optimizer in again} & self._optimizers_of(members):
+            return
+        # Clipped after the optimiser has stepped: this belongs to the next step.
+        if self._optimizers_of(members) & self._current.stepped:
+            inside = any(self._depths.get(id(optimizer), 0) for optimizer in self._optimizers)  # in a closure
+            if not inside:
+                self._finish_belatedly()
+        self._current.clips.append((members, norm.clone().reshape(())))
+
+    @_guarded
+    def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Note that a GradScaler is about to step; called by `torch_calls`."""
+        if id(optimizer) not in map(id, self._optimizers):
+            return
+        self._stepping.discard(id(optimizer))
+        last = self._last.unchanged_since(optimizer)
+        if last is not None:
+            self._unscaled[id(optimizer)] = last
+        for text in self._edits.fitted.of_scaled_gradients():
+            self._journal.say_once(
+                f"scaled {text}",
+                f"Edit '{text}' gets gradients that the GradScaler has multiplied by its scale. With param: it gets "
+                "unscaled gradients.",
+            )
+        if scale is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            # Clipping came before unscaling; the gradients are unscaled before they reach the optimiser.
+            mine = {id(parameter) for parameter in parameters_of(optimizer)}
+            self._current.clips = [
+                (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
+            ]
+
+    @_guarded
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
+        if id(optimizer) not in map(id, self._optimizers):
+            return
+        has_stepped = id(optimizer) in self._stepping
+        was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
+        if not was_unscaled_again and not has_stepped:
+            self._step_begins_skipped(optimizer)
+        self._last.scaled(optimizer, "stepped" if has_stepped else "skipped")
+        self._last.ended(optimizer, is_changed=was_unscaled_again)
+
+    def _step_begins_skipped(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._current.stepped:
+            self._finish_belatedly()
+        self._current.stepped.add(id(optimizer))
+        self._current.skipped = True
+        self._take_heard()
+        gradients: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
+        reading = read_gradients(optimizer, self._names.of, gradients)
+        self._keep(optimizer, reading)
+        if gradients is None:
+            self._examine(optimizer, reading)
+
+    # --- From step to step -------------------------------------------------------------------------------------------
+
+    @_guarded
+    def _stepped(self, loss: float | Tensor | None) -> None:
+        value = self._loss_of(loss)
+        if value is not None:
+            self._current.losses.append(("", value))
+            if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                self._graphs[""] = loss.grad_fn
+                self._read_graphs()
+        if self._current.stepped:
+            self._finish_step()
+
+    def _loss_of(self, loss: object) -> float | Tensor | None:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.read_graph(loss)
+            return number_of(loss)
+        if isinstance(loss, int | float):
+            return float(loss)
+        if loss is not None:
+            received = (
+                f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            line = f"The loss is not watched: step() got {received}. Pass a number, or a tensor with one value."
+            self._journal.say_once("loss", line)
+        return None
+
+    def _prepare(self) -> None:
+        """Decide whether the next step is measured in full, and register the hooks for its forward passes."""
+        step = self._current
+        shared = self._shared_norms(self._optimizers)
+        is_due = any(norms.is_next_watched for norms in shared) if shared else step.number % self._every == 0
+        if is_due:
+            step.reason = "every"
+        elif self._jump and self._shards is None and step.number >= self._rests_until:
+            step.reason = self._jump
+            self._rests_until = step.number + _REST
+        self._jump = ""
+        if not step.reason:
+            return
+        self._names.renew()
+        step.measurement = ParameterMeasurement(self._listed_parameters())
+        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
+        if step.number > self._first:
+            for passes in self._passes:
+                passes.begin()
+
+    def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
+        if not self._patterns:
+            return dict(self._names.all)
+        layers = {f"{network.prefix}{name}" for network in self._networks for name in network.layers()}
+        return {
+            name: parameter for name, parameter in self._names.all.items() if layers.intersection(_modules_around(name))
+        }
+
+    def _finish_step(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        step = self._current
+        if step.measurement is not None:
+            for passes in self._passes:
+                passes.end()
+        self._expected = step.stepped
+        step.edits = self._edits.end_step()
+        step.unreset = self._resets.missing
+        if self._operations:
+            step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
+        if self._untried:
+            self._say_what_was_not_made(step)
+        self._sent.append(step.sent())
+        self._current = StepInProgress(step.number + 1, edited=self._edited)
+        self._edits.step = step.number + 1
+        arrived = self._drain(wait=step.measurement is not None)
+        if step.measurement is not None and arrived is not None:
+            shared = self._shared_norms([optimizer for optimizer in self._optimizers if id(optimizer) in step.stepped])
+            numbers = step.measurement.finish(shared)
+            if step.measurement.parameters or not shared:
+                self._finish_watched(step, arrived, numbers)
+        self._prepare()
+
+    def _finish_belatedly(self) -> None:
+        """End a step after the forward pass of the next step has run."""
+        self._finish_step()
+        self._current.is_belated = True
+
+    def _say_what_was_not_made(self, step: StepInProgress) -> None:
+        """Report edits that changed nothing in the first step in which they were in force."""
+        if step.skipped:
+            return
+        for text, count in step.edits:
+            if text in self._untried and not count:
+                reason = "its layer did not run, or got no gradient"
+                self._journal.say_once(
+                    f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}."
+                )
+        self._untried.clear()
+
+    def _drain(self, *, wait: bool) -> ArrivedStep | None:
+        """Process the steps whose numbers have arrived, or all with `wait`; return the last."""
+        arrived = None
+        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
+            arrived = self._sent.popleft().arrived()
+            self._journal.add_step(arrived.record)
+            self._jump = self._judge.judge(arrived) or self._jump
+        return arrived
+
+    def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
+        """Write and judge the measurements of a watched step."""
+        assert step.measurement is not None  # noqa: S101
+        parameters = step.measurement.parameters
+        rows = tuple(numbers.row(name, parameter) for name, parameter in parameters.items())
+        layers: list[WatchedLayer] = []
+        tables: list[TableRows] = []
+        seen: dict[str, tuple[LayerRow, ...]] = {}
+        for passes in self._passes if step.number > self._first else ():
+            tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
+            layer_rows = seen[passes.watched.prefix] = passes.rows()
+            layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
+            if not layer_rows and self._has_gradient(passes.watched, step):
+                name = passes.watched.name
+                line = (
+                    f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
+                    "several times per iteration: at such steps its activations are not watched."
+                    if step.is_belated
+                    else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
+                    "a module. Its activations are not watched."
+                )
+                self._journal.say_once(f"no forward {name} {step.is_belated}", line)
+        watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
+        self._journal.add_watched(watched)
+        self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
+
+    def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
+        """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
+        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
+        return any(id(parameter) in trained for _, parameter in network.parameters())
+
+    def frozen_in_optimizers(self) -> list[str]:
+        """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
+        frozen = [
+            parameter
+            for optimizer in self._optimizers
+            for parameter in parameters_of(optimizer)
+            if not parameter.requires_grad
+        ]
+        return [name for name in self._names.of(frozen) if name not in self._edited]
+
+    def _bad_weights(self, optimizer: Optimizer) -> list[str]:
+        everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *parameters_of(optimizer))}
+        held = [tensor for tensor in everything.values() if tensor.is_floating_point() or tensor.is_complex()]
+        norms = Transfer(norms_of([tensor.detach() for tensor in held])).read()
+        names = self._names.of([tensor for tensor, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
+        return self._names.in_order(names)
+
+    def _optimizers_of(self, members: frozenset[int]) -> set[int]:
+        return {
+            id(optimizer)
+            for optimizer in self._optimizers
+            if any(id(parameter) in members for parameter in parameters_of(optimizer))
+        }
+
+
+def with_gradients(
+    call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call `call` now, or after every call of the closure of a step, before which the gradients are stale.
+
+    Returns:
+        The arguments of the step with a wrapped closure; None without a closure.
+    """
+    closure = closure_of(args, kwargs)
+    if closure is None:
+        call(is_first=True)
+        return None
+    calls = 0
+
+    @functools.wraps(closure)
+    def watched() -> Any:
+        nonlocal calls
+        loss = closure()
+        calls += 1
+        call(is_first=calls == 1)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": watched}
+    return (args[0], watched, *args[2:]), kwargs
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure that a step was called with; None without one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure if callable(closure) else None
+
+
+def _as_written(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a hook that runs uncompiled, also inside a compiled step."""
+
+    def hook(*args: P.args, **keywords: P.kwargs) -> R:
+        return method(*args, **keywords)
+
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _modules_around(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _close_at_exit(watch: "weakref.ref[Watch]") -> None:
+    alive = watch()
+    if alive is not None:
+        alive.end()

@@ -1,0 +1,151 @@
+"""What modules cost, as columns and lines for people, and the part that takes most of the time in a sentence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+
+from rich.text import Text
+
+from hookscope.reporting.columns import Column, safe_line
+from hookscope.results.activations import Activations
+from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
+from hookscope.results.costs_of_rows import dearest_part
+from hookscope.text import counted, printable, shape_text, some_of
+
+_FEW = 6  # operations that a line lists
+
+
+def scaled_text(value: float | None, unit: str = "") -> str:
+    """Return three digits with a decimal prefix: "1.81 G", "118 MB", "64 B"; "0" is exactly zero."""
+    if value is None:
+        return "-"
+    prefixes = ("", "k", "M", "G", "T", "P")
+    power = 0
+    while power + 1 < len(prefixes) and value / 1000**power >= 999.5:
+        power += 1
+    number = value / 1000**power
+    digits = 0 if not power or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip() if value else "0"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"."""
+    if seconds is None:
+        return "-"
+    number, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
+    digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {unit}"
+
+
+def field_text(field: ReceptiveField | None) -> str:
+    """Return size and stride of a receptive field: "435x435 /32", "≥851x851 /32" for a lower bound."""
+    if field is None:
+        return "-"
+    size = "x".join(f"{side:.4g}" for side in field.size)
+    strides = dict.fromkeys(field.stride) if len({*field.stride}) == 1 else field.stride
+    return f"{'≥' * field.at_least}{size} /{'x'.join(f'{stride:.4g}' for stride in strides)}"
+
+
+def trainable_text(sums: CostSums) -> str:
+    """Return whether parameters are trainable: "yes", "no", "in part"; "" without any."""
+    if not sums.parameter_count:
+        return ""
+    if sums.trainable_count == sums.parameter_count:
+        return "yes"
+    return "in part" if sums.trainable_count else "no"
+
+
+_bytes = partial(scaled_text, unit="B")
+
+
+def _cells(name: str) -> Callable[[ModuleCost], str | None]:
+    """Return what reads a part of the receptive field."""
+    part = Column("", value=lambda seen: "x".join(f"{number:g}" for number in getattr(seen, name)))
+    return part.on(attrgetter("receptive_field")).read
+
+
+def _trainable(cost: ModuleCost) -> str:
+    return trainable_text(cost.total)
+
+
+def _total(key: str, title: str, meaning: str, rank: int, text: Callable[[float], str] | None = None) -> Column:
+    return Column(key, title, meaning, rank, text, attrgetter(f"total.{key}"))
+
+
+_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6)
+COSTS = (
+    *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
+    replace(
+        _total("trainable_count", "trainable", "whether they require a gradient", 8), shown=_trainable, usual="yes"
+    ),
+    _total("parameter_bytes", "param. bytes", "bytes of its parameters", 9, _bytes),
+    Column("own_parameter_bytes", value=attrgetter("own.parameter_bytes")),
+    _total("multiply_adds", "mult-adds", "multiply-adds, all calls", 1, scaled_text),
+    Column("own_multiply_adds", value=attrgetter("own.multiply_adds")),
+    Column("output_bytes", "out bytes", "bytes of its output, all calls", 7, _bytes),
+    _total("saved_bytes", "saved", "bytes saved for the backward pass", 5, _bytes),
+    Column("own_saved_bytes", value=attrgetter("own.saved_bytes")),
+    replace(_FIELD, value=_cells("size"), shown=lambda cost: field_text(cost.receptive_field)),
+    Column("receptive_field_stride", value=_cells("stride")),
+    Column("receptive_field_centre", value=_cells("centre")),
+    Column("at_least").on(attrgetter("receptive_field"), key="receptive_field_at_least"),
+    Column("seconds", "time", "of a pass on the machine of the run, all calls", 2, seconds_text, usual="-"),
+)
+"""Of a module with its submodules; rows are `ModuleCost`."""
+
+
+def cost_lines(cost: NetworkCost) -> list[Text]:
+    """Return the lines at the foot of a table: totals, how they add up, how times were taken, what is missing."""
+    whole = cost.whole
+    passes = f"median of {cost.pass_count} passes"
+    threads = f", {counted(cost.thread_count, 'thread')}" if cost.device == "cpu" else ""
+    timed = [f"{seconds_text(whole.seconds)} on this machine ({cost.device}{threads}, {passes})"]
+    parts = [
+        *_sums_words(whole.total),
+        f"{scaled_text(whole.output_bytes, 'B')} of output",
+        *(timed if whole.seconds is not None else []),
+    ]
+    lines = [safe_line(f"a pass of {_given_words(cost)}: {' · '.join(parts)}", style="bold")]
+    if cost.outside != CostSums():
+        split = "; ".join(
+            f"{where}: {', '.join(_sums_words(sums))}"
+            for where, sums in (("leaves", cost.leaves), ("outside of them", cost.outside))
+        )
+        lines.append(safe_line(split, style="dim"))
+    if whole.seconds is not None:
+        words = "times do not add up: a module's time includes its children's, and the overhead of Python and timing"
+        lines.append(safe_line(words, style="dim"))
+    if cost.uncounted:
+        named = [
+            f"{printable(uncounted.name, 60)} ({counted(uncounted.call_count, 'call')})" for uncounted in cost.uncounted
+        ]
+        lines.append(
+            safe_line(f"not counted, as its multiply-adds are not known: {some_of(named, _FEW)}", style="yellow")
+        )
+    return lines + [safe_line(f"note: {note}", style="dim") for note in cost.notes]
+
+
+def whole_words(cost: NetworkCost) -> str:
+    """Return in words what a pass costs: "A pass of 1x3x224x224 takes 1.81 G multiply-adds"."""
+    time = "" if cost.whole.seconds is None else f" and {seconds_text(cost.whole.seconds)} on this machine"
+    return f"A pass of {_given_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}"
+
+
+def _given_words(cost: NetworkCost) -> str:
+    return " and ".join(map(shape_text, cost.input_shapes)) or "the network"
+
+
+def _sums_words(sums: CostSums) -> list[str]:
+    trainable = "" if sums.trainable_count == sums.parameter_count else f", {sums.trainable_count:,} trainable"
+    return [
+        f"{scaled_text(sums.multiply_adds)} multiply-adds",
+        f"{counted(sums.parameter_count, 'parameter')} ({scaled_text(sums.parameter_bytes, 'B')}{trainable})",
+        f"{scaled_text(sums.saved_bytes, 'B')} saved for backward",
+    ]
+
+
+def dearest_sentence(result: Activations) -> str:
+    """Return which part takes most of the time, and its dead channels: one sentence, "" without times."""
+    part = None if result.cost is None else dearest_part(result.cost, result.rows)
+    return "" if part is None else f"{part.sentence[0].upper()}{part.sentence[1:]}."

@@ -1,0 +1,39 @@
+"""Layers over the depth of a network: how large their values are, exact zeros, dead channels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hookscope.reporting.document import DepthChart, Series
+from hookscope.results.activations import LayerRow
+
+
+def depth_charts(
+    rows: Sequence[LayerRow],
+    *,
+    ground: tuple[str, Sequence[bool]] = ("", ()),
+    letters: Mapping[int, str] | None = None,
+) -> Iterator[DepthChart]:
+    """Yield the charts of rows: magnitudes, and if there are any, zeros and dead channels.
+
+    `ground` is a meaning, and whether each row is pointed at; `letters` stand above rows, by `LayerRow.index`.
+    """
+    labels = [row.label or "(model)" for row in rows]
+    values = [row.activation for row in rows]
+    if rows:
+        yield DepthChart(
+            title="Size of the values, layer by layer",
+            labels=labels,
+            series=[
+                Series("largest |x|", [value.max_abs for value in values], "orange"),
+                Series("std", [value.std for value in values], "grey"),
+                Series("mean |x|", [value.mean_abs for value in values]),
+            ],
+            marks=[("holds NaN or Inf", "fail", [bool(value.nan_count or value.inf_count) for value in values])],
+            ground=ground,
+            letters=[(letters[row.index], at) for at, row in enumerate(rows) if letters and row.index in letters],
+        )
+    zeros = Series("zeros, share of values", [value.zero_fraction for value in values], shape="area")
+    dead = [value.dead_channel_fraction or None for value in values]
+    shares = [zeros, Series("dead (all zero), share of channels", dead, "red", "dots")]
+    if any(any(series.values) for series in shares):
+        title = "Exact zeros and dead channels"
+        yield DepthChart(title=title, labels=labels, series=shares, axis="percent", ground=ground)

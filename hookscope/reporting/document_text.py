@@ -1,0 +1,104 @@
+"""Print a document in a terminal: the answer, what was looked at, findings, notes, tables, lines."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hookscope.reporting.columns import draw, drawn_columns, fitted, safe_line
+from hookscope.reporting.document import Document, FindingLine, Findings, Listing, Pictures, Table
+from hookscope.reporting.document import Text as Sentences
+from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
+from hookscope.text import counted
+
+_MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
+_LESS = "dim italic"
+_INDENT = "  "  # of what is below a headline, of several
+
+
+def document_text(document: Document, *, width: int, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what a terminal of a width shows; `full` shows every finding and every row."""
+    for inner in document.documents:
+        headline, *below = document_text(inner, width=width - len(_INDENT), full=full)
+        yield headline
+        yield from (Text(_INDENT).append_text(line) if isinstance(line, Text) else line for line in below)
+    headline, *sentences = document.answer
+    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
+    yield from map(safe_line, sentences)
+    yield from about_lines(document.about)
+    yield from finding_lines(document, full=full)
+    for note in document.notes:
+        yield safe_line(f"note: {note}", style="dim")
+    yield from _parts(document, width, full=full)
+
+
+def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:
+    """Yield lines broken between words, never within a name: print them with `overflow="ignore"` and `crop=False`."""
+    for line in lines:
+        if isinstance(line, Text):
+            indent = line.plain[: len(line.plain) - len(line.plain.lstrip())]
+            below = f"{indent}{_INDENT}"
+            pieces = wrap(line.plain, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+            yield Text("\n".join(pieces), style=line.spans[-1].style if line.spans else line.style)
+        else:
+            yield line
+
+
+def _parts(document: Document, width: int, *, full: bool) -> Iterator[RenderableType]:
+    is_first = True
+    for part in document.lines:
+        if isinstance(part, Table) and part.rows and (full or not part.is_extra):
+            yield from _table(part, width, is_first=is_first, full=full)
+            is_first = False
+        elif isinstance(part, Listing) and part.lines:
+            yield from _lines(part.title, [(line, ()) for line in part.lines], full=full)
+        elif isinstance(part, Pictures) and any(picture.lines for picture in part.pictures):
+            yield from _lines(part.title, [(picture.name, picture.lines) for picture in part.pictures], full=full)
+        elif isinstance(part, Sentences) and not part.is_extra:
+            yield from (safe_line(sentence, style="dim") for sentence in part.sentences)
+
+
+def finding_line(finding: FindingLine) -> str:
+    """Return a finding on one line: "FAIL dead-filters at layer1 from epoch_3.pt on: 4 of 64 filters are dead."."""
+    about = f" at {finding.where}" if finding.where and finding.where not in finding.message else ""
+    return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}"
+
+
+def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[RenderableType]:
+    if not is_first:
+        yield safe_line(table.title, style="bold")
+    if table.remark:
+        yield safe_line(table.remark)
+    shown = table if full else table.of_interest()
+    if shown.rows:
+        styles = [LEVEL_STYLES[level] for level in shown.levels]
+        drawn = drawn_columns(shown.columns, shown.rows, styles, full=full)
+        yield draw(drawn, width, styles, shown.notable, full=full)
+        headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
+        yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
+    if len(shown.rows) < len(table.rows):
+        yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)
+
+
+def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool) -> Iterator[Text]:
+    """Yield a title, and below it the first lines, each with its sentences."""
+    yield safe_line(title, style="bold")
+    shown = lines if full else lines[:_MOST_LINES]
+    for line, sentences in shown:
+        yield safe_line(f"  {line}")
+        if sentences:
+            yield safe_line(f"    {' '.join(sentences)}", style="dim")
+    if len(shown) < len(lines):
+        yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
+
+
+def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
+    """Yield the findings of a document, a line each."""
+    for part in document.parts:
+        if isinstance(part, Findings):
+            shown = part.findings if full else part.first(_MOST_FINDINGS)
+            for finding in shown:
+                yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
+            if len(shown) < len(part.findings):
+                yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by}", style=_LESS)

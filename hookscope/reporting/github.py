@@ -1,0 +1,193 @@
+"""Reports on checkpoints for GitHub: workflow commands, which its runner makes annotations of, and Markdown."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from hookscope.reporting.check_report import (
+    accuracy_line,
+    by_severity,
+    finding_text,
+    readable,
+    repository_file,
+    skipped_rules,
+    summary,
+    total_seconds,
+    untold_error,
+    verdict,
+)
+from hookscope.results.check import CheckReport
+from hookscope.results.findings import Finding
+from hookscope.text import counted, printable
+
+# This many findings are listed for one rule and checkpoint: an annotation is read beside a file's lines.
+_FEW_FINDINGS = 10
+
+# The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
+_MESSAGE_LENGTH = 4096
+
+# GitHub refuses a step summary above 1 MiB. This leaves room for other output of the step.
+_MOST_BYTES = 1_000_000
+
+# A word is plain if nothing in it can be markup, a link, a mention or a reference; the characters around it may be.
+_WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;…]*)""")
+_PLAIN = re.compile(
+    r"(?!www\.|gh-)[^\W_]+([-+.,/%=×'][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
+)
+
+
+def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) -> str:
+    """Return a line `::error title=…,file=…::…` or `::warning …` for each rule of a checkpoint that objects.
+
+    GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
+    findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
+    most severe of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
+    if the checkpoint is a file below `repository`.
+
+    Print it unwrapped: a broken line is no command any more.
+    """
+    said = [
+        _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_severity(reports)
+    ]
+    turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(lines[name] for lines in said)))
+    return "".join(f"{line}\n" for turn in turns for line in turn if line)
+
+
+def escaped_data(text: str) -> str:
+    """Return `text` so that the runner reads just that after the second "::".
+
+    Source: what actions/runner undoes, percent signs last (`_escapeDataMappings`, src/Runner.Common/ActionCommand.cs).
+    """
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def escaped_property(text: str) -> str:
+    """Return `text` so that the runner reads just that as the value of a property (`_escapePropertyMappings`)."""
+    return escaped_data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
+
+    def line(name: str, subject: str, message: str) -> str:
+        properties = {"title": f"hookscope · {printable(report.checkpoint)} · {subject}"}  # GitHub takes 255 characters
+        properties |= {"file": file} if file else {}
+        listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
+        return f"::{name} {listed}::{escaped_data(message)}"
+
+    error = untold_error(report)
+    lines = {
+        "error": [line("error", "could not be checked", error)] if error else [],
+        "warning": [],
+        "notice": [line("notice", "note", "\n".join(report.warnings))] if report.warnings else [],
+    }
+    for outcome in report.outcomes:
+        for level, name in (("fail", "error"), ("warn", "warning")):
+            findings = [finding for finding in outcome.findings if finding.level == level]
+            if findings:
+                lines[name].append(line(name, outcome.rule, _message(findings)))
+    return lines
+
+
+def _message(findings: Sequence[Finding]) -> str:
+    """Return the first findings, a line each, within the runner's limit, and how many more there are."""
+    lines: list[str] = []
+    room = _MESSAGE_LENGTH - len("… and 1,000,000 more")
+    for finding in findings[:_FEW_FINDINGS]:
+        line = finding_text(finding)
+        room -= len(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+    more = len(findings) - len(lines)
+    return "\n".join([*lines, f"… and {more:,} more"] if more else lines)
+
+
+def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
+    """Return a table of the checkpoints, the most severe first, then a list for each with findings or remarks.
+
+    Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. The first line is
+    an invisible comment with `job`, by which a bot finds the comment of the previous run and replaces it.
+
+    Args:
+        reports: Of every checkpoint.
+        seconds: Duration of the command; default: the sum over the checkpoints.
+        job: Identifies the job: equal in all its runs, different from other jobs.
+    """
+    ordered = [readable(report) for report in by_severity(reports)]
+    lines = [
+        _marker(job),
+        "## hookscope check",
+        "",
+        summary(reports, seconds),
+        "",
+        "| checkpoint | verdict | failures | warnings | network | seconds |",
+        "|:--|:--|--:|--:|:--|--:|",
+        *map(_row, ordered),
+    ]
+    for report in ordered:
+        if items := list(_items(report)):
+            lines += ["", f"### {_code(report.checkpoint)}: {verdict(report)}", "", *items]
+    return _cut(lines)
+
+
+def _marker(job: str) -> str:
+    """Return an HTML comment that its text cannot close."""
+    named = ": ".join(filter(None, ("hookscope check", printable(job).replace("<", r"\x3c").replace(">", r"\x3e"))))
+    return f"<!-- {named} -->"
+
+
+def _row(report: CheckReport) -> str:
+    failures = sum(finding.level == "fail" for finding in report.findings)
+    # Parsers disagree on how a "|" is escaped in the code spans of a table.
+    checkpoint, model = (
+        _code(name.replace("|", r"\x7c")) for name in (report.checkpoint, report.model.name if report.model else "")
+    )
+    warnings = len(report.findings) - failures
+    return f"| {checkpoint} | {verdict(report)} | {failures} | {warnings} | {model} | {total_seconds(report):.1f} |"
+
+
+def _items(report: CheckReport) -> Iterator[str]:
+    if error := untold_error(report):
+        yield f"- **error**: {_sentence(error)}"
+    for finding in report.findings:
+        where = f" · {_code(finding.where)}" if finding.where else ""
+        yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(finding.message)}"
+    if words := accuracy_line(report):
+        yield f"- data: {_sentence(words)}"
+    for warning in report.warnings:
+        yield f"- note: {_sentence(warning)}"
+    for reason, rules in skipped_rules(report).items():
+        yield f"- skipped {rules}: {_sentence(reason)}"
+    if report.evidence:
+        yield f"- evidence: {_code(report.evidence)}"
+
+
+def _cut(lines: Sequence[str]) -> str:
+    """Return as many lines as a step summary can hold, and how many more there are."""
+    room = _MOST_BYTES - 200  # for the last line
+    for position, line in enumerate(lines):
+        room -= len(line.encode()) + 1
+        if room < 0:
+            more = counted(sum(map(bool, lines[position:])), "more line")
+            lines = [*lines[:position], "", f"… {more}: GitHub takes 1 MiB at most, `--format json` holds all."]
+            break
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    """Return a sentence in which every word that is not plain is a code span."""
+    return " ".join(map(_word, text.split()))
+
+
+def _word(word: str) -> str:
+    before, core, after = _WORD.fullmatch(word).groups()  # type: ignore[union-attr]  # it matches everything
+    return word if not core or _PLAIN.fullmatch(core) else f"{before}{_code(core)}{after}"
+
+
+def _code(text: str) -> str:
+    """Return `text`, which has no line ends, as a code span; "" for none."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    blank = " " if longest else ""
+    return f"{fence}{blank}{text}{blank}{fence}" if text.strip() else ""

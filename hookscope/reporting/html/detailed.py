@@ -1,0 +1,213 @@
+"""The detailed table of a page: cells of its columns, grids of its rows as far as they fit, the first maps of a few."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from hookscope.reporting.columns import Column, telling
+from hookscope.reporting.document import DetailedTable, RowDetails
+from hookscope.reporting.grids import colour_marks
+from hookscope.reporting.html.page import PageTable, shown_table
+from hookscope.reporting.html.pictures import BUDGET, Picture, first_maps, shrink_all
+from hookscope.results.grids import Grid
+from hookscope.results.runs.reading import StoredRun
+from hookscope.text import counted, safe_text
+
+# A row's text takes this much room of the pictures', which keep the last of these.
+_ROW_BYTES, _LEAST = 2_000, 1_000_000
+
+# Before the table: so many rows, so many channels of each. A map's longer side in pixels: one of several channels, and
+# a single map (tokens).
+_STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
+
+_MANY_ROWS = 200  # above which the table lays out only those near the window
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGrid:
+    """A grid of a row; no picture if it has no maps, or did not fit. `input_file` is under its maps, "" for nothing."""
+
+    grid: Grid
+    number: int
+    picture: Picture | None
+    input_file: str
+
+    @property
+    def data(self) -> Markup:
+        """The picture as a PNG file in base64."""
+        png = b"" if self.picture is None else self.picture.png
+        return Markup(base64.b64encode(png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row of heat maps or of a detailed table, with the page that a click on it opens."""
+
+    name: str
+    number: int
+    details: RowDetails
+    tables: Sequence[PageTable]
+    also: Sequence[str] = ()
+    kind: str = ""
+    flags: Sequence[tuple[str, bool]] = ()
+    grids: Sequence[ShownGrid] = ()
+
+    @property
+    def href(self) -> str:
+        """Its place on the page."""
+        return f"#layer={quote(safe_text(self.name), safe='')}"
+
+    @property
+    def flagged(self) -> bool:
+        """Whether anything calls for a look."""
+        return any(notable for _, notable in self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownColumn:
+    """A column with the text and the sort value of each row, its name in the page's address, and if it is seen."""
+
+    column: Column
+    shown: bool
+    cells: Sequence[str]
+    values: Sequence[Any]
+
+    @property
+    def name(self) -> str:
+        """Its class and its name in the page's address."""
+        return self.column.key or self.column.title
+
+    @property
+    def classes(self) -> str:
+        """Of its cells."""
+        return f"c-{self.name}{'' if self.column.words else ' number'}"
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether its values have an order."""
+        return bool(self.column.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The first channels of the maps of one row, side by side; `width` of the picture on the page, in pixels."""
+
+    row: ShownRow
+    count: int
+    uri: str
+    width: int
+    caption: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A detailed table with what its template draws."""
+
+    part: DetailedTable
+    run: StoredRun[Any] | None
+    maps: Sequence[Any] = field(default=())  # it has no heat maps
+
+    @cached_property
+    def _rows(self) -> Sequence[Any]:
+        return self.part.rows()
+
+    @cached_property
+    def _drawn(self) -> tuple[list[ShownGrid], list[str]]:
+        """The grids of all rows, and remarks on what was given up for a small page."""
+        grids = [grid for row in self._rows for grid in row.details.grids]
+        if self.run is None or not grids:
+            return [], []
+        room = max(BUDGET - _ROW_BYTES * len(self._rows), _LEAST)
+        pictures, fidelity = shrink_all(grids, self.run.read_picture, room)
+        left = sum(picture is None and grid.tiles is not None for picture, grid in zip(pictures, grids, strict=True))
+        remarks = [
+            fidelity.sentence,
+            f"{counted(left, 'grid')} did not fit and are in the run's folder only." * (left > 0),
+        ]
+        files = [*self.run.record.thumbnails, *[None] * (1 + max(grid.input_index for grid in grids))]
+        shown = [
+            ShownGrid(grid, number, picture, files[grid.input_index] or "")
+            for number, (grid, picture) in enumerate(zip(grids, pictures, strict=True))
+        ]
+        return shown, [*filter(None, remarks)]
+
+    @property
+    def grids(self) -> Sequence[ShownGrid]:
+        """Those of all rows."""
+        return self._drawn[0]
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What was given up for a small page."""
+        return self._drawn[1]
+
+    @cached_property
+    def details(self) -> list[ShownRow]:
+        """The rows, in their order."""
+        rest = iter(self.grids)
+        return [
+            ShownRow(
+                row.name,
+                number,
+                row.details,
+                [shown_table(table) for table in row.details.tables],
+                row.also,
+                row.type,
+                row.flags,
+                [next(rest) for _ in row.details.grids] if self.run is not None else (),
+            )
+            for number, row in enumerate(self._rows)
+        ]
+
+    @cached_property
+    def columns(self) -> list[ShownColumn]:
+        """Those that say something of some row."""
+        is_seen = dict(self.part.columns)
+        rows = [row.row for row in self._rows]
+        note = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], rows)[:-1]
+        return [
+            ShownColumn(column, is_seen[column], cells, [*map(column.read, rows)] if column.key else [None] * len(rows))
+            for column, cells in note
+        ]
+
+    @property
+    def style(self) -> str:
+        """What hides the columns that are not chosen."""
+        return "".join(f"#table.no-{column.name} .c-{column.name} {{ display: none; }}\n" for column in self.columns)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The types of the rows."""
+        return sorted({row.kind for row in self.details})
+
+    @property
+    def is_long(self) -> bool:
+        """Whether rows are laid out only near the window."""
+        return len(self._rows) > _MANY_ROWS
+
+    @cached_property
+    def strips(self) -> list[Strip]:
+        """A few rows over depth with maps of the first input: the last row of each size, from large to small."""
+        drawn = [
+            (row, shown.grid)
+            for row in self.details
+            if "pad" not in row.kind.lower()
+            for shown in row.grids
+            if shown.grid.input_index == 0 and (tiles := shown.grid.tiles) and min(tiles.height, tiles.width) > 1
+        ]
+        last = {(grid.tiles.height, grid.tiles.width): place for place, (_, grid) in enumerate(drawn) if grid.tiles}
+        places = sorted(last.values())
+        chosen = [places[round(at * (len(places) - 1) / (_STRIPS - 1))] for at in range(_STRIPS)] if places else []
+        run = self.run
+        return [] if run is None else [_strip(run, *drawn[place]) for place in dict.fromkeys(chosen)]
+
+
+def _strip(run: StoredRun[Any], row: ShownRow, grid: Grid) -> Strip:
+    side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
+    uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
+    return Strip(row, count, uri, width, (row.details.kind, *colour_marks(grid)))

@@ -1,0 +1,304 @@
+"""A document as one HTML page."""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.document import (
+    ChannelSearch,
+    DepthChart,
+    DetailedTable,
+    Document,
+    Findings,
+    HeatMaps,
+    Listing,
+    Part,
+    PhotographMaps,
+    Picture,
+    Pictures,
+    StepChart,
+    StepCharts,
+    Table,
+)
+from hookscope.reporting.html.channels import shown_channels
+from hookscope.reporting.html.detailed import ShownRow, ShownTable
+from hookscope.reporting.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
+from hookscope.reporting.html.over_photograph import shown_maps
+from hookscope.reporting.html.page import making_facts, render_page, shown_table
+from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
+from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
+from hookscope.reporting.steps import HeatMap
+from hookscope.results.runs.reading import StoredRun
+from hookscope.text import counted, safe_text
+
+# A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
+_MOST_ROWS = 800
+_MOST_COLUMNS = 300
+_LEAST_COLUMNS = 60
+_MOST_CELLS = 300_000
+
+_MOST_FINDINGS = 200
+_FEW_FINDINGS = 12  # that are seen at once
+_MOST_PLACES = 400  # of a finding
+_MOST_LINES = 200
+_FEW_LINES = 12
+_MOST_PICTURES = 40
+
+_PALETTE = "viridis"
+
+# What parts need, in the order in which it is loaded; every page has the first.
+_SCRIPTS: Mapping[type, Sequence[str]] = {
+    Document: ("fragment.js", "plots.js", "rows.js"),
+    HeatMaps: ("heat.js",),
+    DetailedTable: ("grids.js",),
+    PhotographMaps: ("over_photograph.js", "attention.js"),
+    ChannelSearch: ("channels.js",),
+}
+
+
+def document_html(
+    document: Document, run: StoredRun[Any] | None = None, pictures: Mapping[str, str] | None = None
+) -> str:
+    """Return the page of a document; `run` has its pictures if it is from one, else `pictures` as data URIs by file.
+
+    Raises:
+        InputError: If a picture is missing, or none.
+    """
+    parts = [part for whole in (document, *document.documents) for part in whole.parts]
+    shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
+    detailed = [part for part in shown.values() if isinstance(part, ShownMaps | ShownTable)]
+    kinds = {Document, *map(type, parts)}
+    inner = {f"document-{number}": each for number, each in enumerate(document.documents, 1)}
+
+    def href(place: str, links: Mapping[str, str]) -> str:
+        """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
+        names = (place or "(model)", place.rpartition(".")[0] or "(model)")
+        under = (name for name in links if place and name.startswith(f"{place}."))
+        return next((links[name] for name in (*names, *under) if name in links), "")
+
+    return render_page(
+        "document.html",
+        {
+            "href": href,
+            "kind": lambda part: type(part).__name__,
+            "shown": lambda part: shown[id(part)],
+        },
+        scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
+        title=document.page_title,
+        document=document,
+        documents=[(each, key, _links(each, shown)) for key, each in inner.items()],
+        style="".join(part.style for part in detailed),
+        details=detailed,
+        links=_links(document, shown) | {each.title: f"#{key}" for key, each in inner.items()},
+        few=_FEW_FINDINGS,
+        few_lines=_FEW_LINES,
+        most_places=_MOST_PLACES,
+        frame=FRAME,
+        empty=Figure("", "", [], [], [], [], []),
+        unusable=run.record.unusable_inputs if run else (),
+        making=making_facts(run.record, document.making) if run else document.making,
+    )
+
+
+def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
+    """Return links to the rows of heat maps and to the pictures, by their names."""
+    links: dict[str, str] = {}
+    for part in document.parts:
+        if isinstance(part, HeatMaps | DetailedTable):
+            links |= {name: row.href for row in shown[id(part)].details for name in (*row.also, row.name)}
+        elif isinstance(part, Pictures):
+            links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
+    return links
+
+
+def _shown(part: Part, run: StoredRun[Any] | None, pictures: Mapping[str, str]) -> Any:
+    """Return what the template of a part draws."""
+    if isinstance(part, Pictures):
+        return _pictures(part, run, pictures)
+    if isinstance(part, PhotographMaps):
+        return None if run is None else shown_maps(part, run)
+    if isinstance(part, ChannelSearch):
+        return None if run is None else shown_channels(part, run.read_picture)
+    if isinstance(part, HeatMaps):
+        return ShownMaps(part)
+    if isinstance(part, DetailedTable):
+        return ShownTable(part, run)
+    return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
+
+
+def _pictures(
+    part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
+) -> list[tuple[Picture, str, str]]:
+    """Return pictures, each with its anchor and a data URI; "" for one that is not there."""
+
+    def uri(file: str) -> str:
+        if run is None or not file:
+            return pictures.get(file, "")
+        return thumbnail_uri(run.read_picture(file), file, part.side)
+
+    return [
+        (picture, quote(safe_text(picture.file), safe=""), uri(picture.file))
+        for picture in part.pictures[:_MOST_PICTURES]
+    ]
+
+
+def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
+    return {"lines": lines[:most], "left_out": max(0, len(lines) - most)}
+
+
+def _figures(part: StepCharts) -> dict[str, Any]:
+    axis = StepAxis(part.low, part.high, part.unit)
+    drawn = [_figure(part, chart, axis) for chart in part.charts]
+    return {
+        "figures": [figure for figure in drawn if figure is not None],
+        "columns": axis.places if len(part.steps) > axis.places else 0,
+    }
+
+
+def _figure(part: StepCharts, chart: StepChart, axis: StepAxis) -> Figure | None:
+    *others, main = chart.lines
+    lines = [*(("line orange", *line) for line in others), ("line", *main)]
+    marked = np.logical_or.reduce([np.zeros(len(part.steps), np.bool_), *(steps for _, steps in chart.marks)])
+    meaning = " or ".join(name for name, steps in chart.marks if steps.any())
+    return over_steps(chart.title, axis, part.steps, lines, marked, meaning)
+
+
+_SHOWN: Mapping[type, Callable[[Any], Any]] = {
+    Findings: lambda part: _first_lines(part.findings, _MOST_FINDINGS),
+    StepCharts: _figures,
+    DepthChart: over_depth,
+    Table: shown_table,
+    Listing: lambda part: _first_lines(part.lines, _MOST_LINES),
+}
+
+
+@dataclass(frozen=True)
+class ShownMaps:
+    """Heat maps with the rows that they have together."""
+
+    part: HeatMaps
+    style, grids = "", ()  # it has none
+
+    @property
+    def details(self) -> list[ShownRow]:
+        """The rows, in the order of the maps."""
+        return [*self.rows.values()]
+
+    @cached_property
+    def maps(self) -> list["ShownMap"]:
+        """The maps, with as many columns as their rows leave room for."""
+        maps = self.part.maps(_MOST_ROWS, _MOST_COLUMNS)
+        rows = sum(len(heat.names) for heat in maps)
+        columns = max(_LEAST_COLUMNS, _MOST_CELLS // max(1, rows))
+        maps = maps if columns >= _MOST_COLUMNS else self.part.maps(_MOST_ROWS, columns)
+        return [ShownMap(heat, self.part.all_in) for heat in maps]
+
+    @cached_property
+    def rows(self) -> dict[str, ShownRow]:
+        """The rows by name, in the order of the maps."""
+        names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
+        details = {name: self.part.details(name) for name in names}
+        return {
+            name: ShownRow(name, number, row, [shown_table(table) for table in row.tables])
+            for number, (name, row) in enumerate(details.items())
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMap:
+    """A heat map with its picture; `all_in` is the file that has all rows."""
+
+    map: HeatMap
+    all_in: str
+
+    @property
+    def picture(self) -> str:
+        """A data URI of a PNG file with a pixel for each value."""
+        shares = self.map.shares()
+        levels = np.full(shares.shape, BACKGROUND, np.uint8)
+        levels[~np.isnan(shares)] = (shares[~np.isnan(shares)] * (LEVEL_COUNT - 1) + 0.5).astype(np.uint8)
+        levels[np.isinf(self.map.values)] = NON_FINITE
+        if not self.map.share:
+            levels[self.map.values == 0] = ALL_ZERO
+        return _png_uri(levels)
+
+    @property
+    def numbers(self) -> Markup:
+        """The values as 32-bit floats, little-endian, in base64; NaN for none, Inf for NaN and Inf."""
+        values, largest = self.map.values, float(np.finfo(np.float32).max)
+        in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+        text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
+        return Markup(text)  # noqa: S704 - letters, digits, + / =
+
+    @property
+    def scale(self) -> tuple[str, str, str] | None:
+        """A data URI of the colours from low to high, and the words at both ends; None without a scale."""
+        if self.map.scale is None:
+            return None
+        text = percent_text if self.map.share else number_text
+        low, high = self.map.scale
+        return _png_uri(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]), text(low), text(high)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was left out or thinned."""
+        heat, remarks = self.map, []
+        if heat.watched_count > len(heat.columns):
+            remarks.append(
+                f"{heat.watched_count:,} watched steps in {len(heat.columns)} columns: each shows the value furthest "
+                "from the row's median; the columns of numbers count all of them."
+            )
+        if heat.left_out:
+            remarks.append(
+                f"{counted(heat.left_out, 'row')} left out: those with verdicts or NaN are kept, the others are spread "
+                f"over the network. {self.all_in} has all."
+            )
+        return remarks
+
+    @property
+    def steps(self) -> str:
+        """The first and last step of each column: "1-1 100-199"."""
+        return " ".join(f"{first}-{last}" for first, last in self.map.columns)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns, safe to show; none for steps."""
+        return [*map(safe_text, self.map.column_names)]
+
+    @property
+    def ends(self) -> str:
+        """What the columns are: "steps 1 to 900"."""
+        if self.map.column_names:
+            return f"{self.map.column_names[0]} to {self.map.column_names[-1]}"
+        return f"steps {self.map.columns[0][0]:,} to {self.map.columns[-1][1]:,}"
+
+    def cells(self, row: int, status: str) -> list[tuple[str, str, str | float]]:
+        """Return key, text and sort value of each cell of a row; "" sorts last. A `status` is for a row of nothing."""
+        text = percent_text if self.map.share else number_text
+        last, (largest, step) = float(self.map.last[row]), self.map.largest[row]
+        words = "NaN or Inf" if np.isinf(last) else text(last)
+        if np.isnan(last):
+            words = status or "-"
+        broken = self.map.nonfinite_counts[row]
+        at = self.map.column_names[step - 1] if step and self.map.column_names else f"{step:,}"
+        return [
+            ("last", words, last if np.isfinite(last) else ""),
+            ("largest", text(largest) if step else "-", largest if step else ""),
+            ("at", at if step else "-", step or ""),
+            ("broken", f"{broken:,}", broken),
+        ]
+
+
+def _png_uri(levels: NDArray[np.uint8]) -> str:
+    image = Image.fromarray(levels, "P")
+    image.putpalette(grid_palette(_PALETTE)[0])
+    return png_uri(image, transparency=BACKGROUND)

@@ -1,0 +1,411 @@
+"""What documents of `activations` and `grads` share: findings, inputs, and the table of layers with their details."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from hookscope.reporting.columns import (
+    NUMBERS,
+    STATISTICS,
+    Column,
+    integer_text,
+    number_text,
+    prediction_text,
+    quantile_text,
+    sparkline,
+)
+from hookscope.reporting.comparison import comparison_parts
+from hookscope.reporting.cost_text import COSTS
+from hookscope.reporting.document import (
+    DetailedRow,
+    DetailedTable,
+    FindingLine,
+    Findings,
+    Level,
+    Listing,
+    Part,
+    Picture,
+    Pictures,
+    RowDetails,
+    Section,
+    Table,
+    Text,
+)
+from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
+from hookscope.reporting.run_facts import model_facts, short_name
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.cost import ModuleCost
+from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.results.grids import Grid
+from hookscope.results.inputs import InputRecord
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.results.token_norms import TokenNorms
+from hookscope.text import counted, input_shape_text, shape_text, some_of
+
+Inspection = Activations | Gradients
+
+_MOST_CALLS = 32  # of one module, in the details of each: with all of them, pages would grow with their square
+_OPEN_PICTURES = 4
+_THUMBNAIL = 448  # pixels a side
+_MOST_STEPS = 8  # ways in which inputs were prepared
+# Flags that call for a look; the others say how a layer works.
+_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
+
+# Columns that a page shows at first have such a rank at most: those of outputs, of gradients, and of costs.
+_VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
+_ROOM_FOR_GRADIENTS = frozenset({"std", "min", "max"})
+
+
+def objections(verdicts: Sequence[Finding]) -> tuple[str, Level]:
+    """Return how many findings there are, "2 failures, 1 warning", and the level of the gravest."""
+    failures = sum(verdict.level == "fail" for verdict in verdicts)
+    counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
+    return ", ".join(counted(count, noun) for count, noun in counts if count), "fail" if failures else "warn"
+
+
+def finding_of(verdict: Finding) -> FindingLine:
+    """Return a verdict with its places."""
+    where, places = verdict.where, [(place, "") for place in verdict.places if place]
+    return FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, where=where, places=places)
+
+
+def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
+    """Return what was looked at, and how; `more` before where it ran."""
+    grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
+    edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
+    return [
+        *model_facts(result.model),
+        *more,
+        ("Device", f"{result.device}, {result.dtype}", False),
+        ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False),
+        ("Time", f"{sum(result.timings.values()):.2f} s ({phases})", False),
+        *edits,
+    ]
+
+
+def names_of(inputs: Sequence[InputRecord]) -> str:
+    """Return the names of the first inputs, and how many more there are."""
+    names = [*dict.fromkeys(map(short_name, inputs))]
+    return f"{counted(len(inputs), 'input')}, {names[0]}" if len(names) == 1 < len(inputs) else some_of(names, 3)
+
+
+def sections_of(
+    result: Inspection,
+    record: RunRecord | None,
+    before: Sequence[tuple[str, str, Sequence[Part]]],
+    layers: Sequence[Part],
+    after: Sequence[tuple[str, str, Sequence[Part]]] = (),
+) -> list[Section]:
+    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them.
+
+    Sections, of a key, a title and parts, are left out without parts.
+    """
+    inputs = "Inputs and predictions" if result.predictions else "Inputs"
+    findings = [Findings(findings=[*map(finding_of, result.verdicts)])] if result.verdicts else []
+    changes = [] if result.comparison is None else comparison_parts(result.comparison)
+    sections: list[tuple[str, str, Sequence[Part]]] = [
+        ("findings", "Findings", findings),
+        ("inputs", inputs, [*_inputs(result, record)]),
+        *before,
+        ("layers", "Layers", [*layers, *_uncalled(result)]),
+        *after,
+        ("edits", "What the edits changed", changes),
+    ]
+    return [Section(key, title, title, parts) for key, title, parts in sections if parts]
+
+
+def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
+    """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
+    files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
+    pictured = [(each, file) for each, file in zip(result.inputs, files, strict=False) if file]
+    others: dict[str, list[str]] = defaultdict(list)
+    for each, file in zip(result.inputs, files, strict=False):
+        if not file:
+            others[size_words(each)].append(short_name(each))
+    if pictured:
+        pictures = [
+            Picture(
+                name=each.name,
+                remark=size_words(each),
+                caption=f"{each.name}, as the network saw it",
+                file=str(file),
+                is_open=place < _OPEN_PICTURES,
+            )
+            for place, (each, file) in enumerate(pictured)
+        ]
+        yield Pictures("Inputs", "", pictures, _THUMBNAIL)
+    prepared = {"; ".join(each.steps): each for each in reversed(result.inputs) if each.steps}
+    yield Text(
+        [
+            *(f"{some_of([*dict.fromkeys(names)], 3)}{_times(names)}: {size}." for size, names in others.items()),
+            *(f"{short_name(each)}: {steps}." for steps, each in [*prepared.items()][::-1][:_MOST_STEPS]),
+        ],
+        is_extra=True,
+    )
+    if result.predictions:
+        lines = [
+            f"{result.inputs[prediction.input_index].name}: {prediction_text(prediction)}"
+            for prediction in result.predictions
+        ]
+        yield Listing(title="Best classes", lines=lines)
+
+
+def first_words(result: Inspection) -> str:
+    """Return name and size of the first input."""
+    return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
+
+
+def size_words(record: InputRecord) -> str:
+    """Return the size of an input, and the shape that the network gets."""
+    before = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
+    return f"{before}to the network as {input_shape_text(record.shape)}"
+
+
+def _times(names: Sequence[str]) -> str:
+    return f" ({counted(len(names), 'input')})" if len(names) > 1 else ""
+
+
+def _uncalled(result: Inspection) -> Iterator[Listing]:
+    if result.uncalled:
+        lines = [f"{each.layer or '(model)'} ({each.kind}): {each.reason}" for each in result.uncalled]
+        yield Listing(title=f"Without a row: {counted(len(result.uncalled), 'selected layer')}", lines=lines)
+
+
+def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
+    """Yield a line on the rows that were folded into those they repeat."""
+    if count := sum(len(row.also) for row in rows):
+        words = "row repeats another and is" if count == 1 else "rows repeat others and are"
+        yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """An output with all that is known of it."""
+
+    row: LayerRow
+    gradient: GradientRow | None  # of it
+    input_gradients: Sequence[GradientRow]
+    parameters: Sequence[ParameterRow]
+    findings: Sequence[Finding]  # that name it or one of its parameters
+    cost: ModuleCost | None
+    grids: Sequence[Grid]
+
+    @property
+    def flags(self) -> list[tuple[str, bool]]:
+        """Each flag, and whether it calls for a look; rules that name the layer among them."""
+        named = [(rule, True) for rule in dict.fromkeys(finding.rule for finding in self.findings)]
+        return named + [(flag, flag in _NOTABLE) for flag in self.row.flags]
+
+
+def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable:
+    """Return the table of layers of a page; a terminal prints `tables`."""
+    is_backward = isinstance(result, Gradients)
+    return DetailedTable(
+        columns=[*_page_columns(result)],
+        rows=lambda: _detailed_rows(result, record),
+        tables=tables,
+        example="layer1 conv",
+        strips="Gradient maps" if is_backward else "Feature maps",
+    )
+
+
+def _page_columns(result: Inspection) -> Iterator[tuple[Column, bool]]:
+    """Yield the columns of a page, and whether each is seen at first."""
+    is_backward = isinstance(result, Gradients)
+    row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
+    for column in layer_columns(result.rows)[:-1]:
+        if column.title and column.rank and column.key != "index":
+            is_seen = column.rank <= _VALUE_RANK and not (is_backward and column.key in _ROOM_FOR_GRADIENTS)
+            lifted = column.on(row)
+            if column.key == "shape":
+                lifted = replace(lifted, value=lambda layer: layer.row.activation.element_count)
+            yield lifted, is_seen
+    if is_backward:
+        status = Column("status", "gradient", "status", 1, words=True, usual="gradient")
+        for column in (*GRADIENT[2:], status):
+            title = column.title if "g" in column.title or not column.title else f"{column.title} of g"
+            about = f"{column.meaning} of the gradient"
+            lifted = column.on(gradient, key=f"gradient_{column.key}", title=title, meaning=about)
+            yield lifted, column.rank <= _GRADIENT_RANK
+    elif isinstance(result, Activations) and result.cost is not None:
+        for column in COSTS:
+            lifted = column.on(cost, blank="")
+            if column.key == "receptive_field":
+                lifted = replace(lifted, value=_field_size)
+            yield lifted, column.rank <= _COST_RANK
+
+
+def _field_size(layer: "_Layer") -> float | None:
+    field = layer.cost.receptive_field if layer.cost is not None else None
+    return None if field is None else math.prod(field.size)
+
+
+def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[DetailedRow]:
+    layers = _layers(result, record)
+    shown = {name: layer.row for layer in layers for name in (*layer.row.also, layer.row.label)}
+    takers: dict[str, dict[str, LayerRow]] = defaultdict(dict)
+    calls: dict[str, list[LayerRow]] = defaultdict(list)
+    for layer in layers:
+        calls[layer.row.layer].append(layer.row)
+        for source in layer.row.inputs:
+            if source in shown:
+                takers[shown[source].label][layer.row.label] = layer.row
+    places: dict[str, int] = defaultdict(int)
+    rows = []
+    for layer in layers:
+        row, place = layer.row, places[layer.row.layer]
+        places[row.layer] += 1
+        near = [("computed from", name, shown.get(name)) for name in row.inputs if name]
+        near += [("taken by", other.label, other) for other in takers[row.label].values()]
+        near += [("another call", other.label, other) for other in _near(calls[row.layer], place) if other is not row]
+        details = _details(layer, near, len(calls[row.layer]), len(result.inputs))
+        rows.append(
+            DetailedRow(
+                name=row.label or "(model)", type=row.kind, also=row.also, flags=layer.flags, row=layer, details=details
+            )
+        )
+    return rows
+
+
+def _near(calls: Sequence[LayerRow], place: int) -> Sequence[LayerRow]:
+    first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls) - _MOST_CALLS, 0))
+    return calls[first : first + _MOST_CALLS]
+
+
+def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
+    gradients: Sequence[GradientRow] = result.gradients if isinstance(result, Gradients) else ()
+    outputs = {gradient.label: gradient for gradient in gradients if gradient.role == "output"}
+    inputs: dict[tuple[str, int], list[GradientRow]] = defaultdict(list)
+    for gradient in gradients:
+        if gradient.role == "input":
+            inputs[gradient.layer, gradient.call].append(gradient)
+    owned: dict[str, list[ParameterRow]] = defaultdict(list)
+    for parameter in result.parameters if isinstance(result, Gradients) else ():
+        owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
+    labels = {row.index: row.label for row in gradients or result.rows}
+    grids: dict[str, list[Grid]] = defaultdict(list)
+    for grid in record.grids if record is not None else ():
+        grids[labels[grid.row]].append(grid)
+    verdicts: dict[str, list[Finding]] = defaultdict(list)
+    for verdict in result.verdicts:
+        for place in verdict.places:
+            verdicts[place].append(verdict)
+    cost = result.cost if isinstance(result, Activations) else None
+    costs = [None] * len(result.rows) if cost is None else costs_of_rows(result.rows, cost)
+    return [
+        _Layer(
+            row,
+            outputs.get(row.label),
+            inputs[row.layer, row.call],
+            owned[row.layer],
+            [
+                verdict
+                for place in (row.label, *(each.name for each in owned[row.layer]))
+                for verdict in verdicts[place]
+            ],
+            costs[number],
+            grids[row.label],
+        )
+        for number, row in enumerate(result.rows)
+    ]
+
+
+_CONNECTED = (
+    Column("", "how", "how it is connected", 1, value=itemgetter(0), words=True),
+    Column("", "row", "row", 0, value=itemgetter(1), words=True),
+    *(
+        STATISTICS[key].on(lambda near: near[2] and near[2].activation, rank=rank)
+        for rank, key in enumerate(("shape", "mean", "std"), 2)
+    ),
+)
+_INPUTS = (Column("slot", "input", "input", 0, shown=lambda row: row.slot or "input", words=True),)
+_STATUS = Column("status", "gradient", "status", 1, words=True)
+
+
+def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, input_count: int) -> RowDetails:
+    row, gradient = layer.row, layer.gradient
+    kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
+    norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
+    norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
+    shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
+    remark = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
+    parameters = (
+        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(remark), words=True),
+        *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
+        replace(_STATUS, shown=lambda each: f"{each.status}{'' if each.trainable else ', frozen'}"),
+    )
+    tables = [
+        _statistics(row.activation, gradient),
+        Table(title="Gradients of inputs", columns=(*_INPUTS, _STATUS, *norms), rows=layer.input_gradients),
+        Table(title="Parameters", columns=parameters, rows=layer.parameters),
+        Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
+    ]
+    return RowDetails(
+        kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
+        findings=[*map(finding_of, layer.findings)],
+        facts_title="Facts",
+        facts=[(term, words) for term, words in _facts(row, gradient, input_count) if words],
+        tables=[table for table in tables if table.rows],
+        grids=layer.grids,
+    )
+
+
+def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> str:
+    shown = sum(how == "another call" for how, *_ in near) + 1
+    return "Connected rows" + (f", {shown} of {call_count:,} calls" if shown < call_count else "")
+
+
+def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
+    """Return the statistics of an output, beside those of its gradient, one a row."""
+    titles = {0.01: "1st percentile", 0.5: "median"}
+    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution)}
+    read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
+    read["NaN, Inf"] = lambda held: f"{integer_text(held.nan_count)}, {integer_text(held.inf_count)}"
+    for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():
+        title = titles.get(level, f"{level * 100:.0f}th percentile")
+        read[title] = lambda held, at=place: quantile_text(  # type: ignore[misc]
+            held.quantiles[at] if held.quantiles else None, held.element_count
+        )
+    columns = [Column("", "statistic", "", 0, value=itemgetter(0), words=True)]
+    columns.append(Column("", "output", "", 1, shown=lambda each: each[1](statistics)))
+    if gradient is not None:
+        columns.append(Column("", "gradient", "", 2, shown=lambda each: each[1](gradient.gradient)))
+    return Table(title="Statistics", columns=columns, rows=[*read.items()])
+
+
+def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Iterator[tuple[str, str]]:
+    activation = row.activation
+    yield "not measured", activation.unmeasured or ""
+    exact = activation.quantiles is None or activation.element_count <= EXACT_LIMIT
+    error = "" if exact else f"; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
+    yield "values", f"{activation.element_count:,}{error}"
+    if row.tokens is not None:
+        yield from _token_facts(row.tokens, input_count)
+    if gradient is not None and (gradient.remark or gradient.status != "gradient"):
+        yield "gradient", f"{gradient.status}{f' ({gradient.remark})' if gradient.remark else ''}"
+    yield "called at", row.source
+    yield "output also of", ", ".join(row.also)
+    yield "also known as", ", ".join(row.aliases)
+
+
+def _token_facts(tokens: TokenNorms, input_count: int) -> Iterator[tuple[str, str]]:
+    def place(each: Any) -> str:
+        return tokens.place(each.token) + (f" of input {each.input_index + 1}" if input_count > 1 else "")
+
+    norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
+    yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}{'' if tokens.high else ', none is high'}"
+    high = [f"{place(each)}: {number_text(each.norm)}, limit {number_text(each.limit)}" for each in tokens.high]
+    yield "high tokens", "; ".join([f"{tokens.high_count:,}", *high] if high else [])
+    massive = [
+        f"{place(each)}, channel {each.channel}: {number_text(each.value)}, median magnitude {number_text(each.median)}"
+        for each in tokens.massive
+    ]
+    yield "massive activations", "; ".join([f"{tokens.massive_count:,}", *massive] if massive else [])

@@ -1,0 +1,277 @@
+"""The columns of a run's rows: outputs of layers, gradients, parameters, and the modules of a network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from hookscope.reporting.columns import (
+    REMARK_WIDTH,
+    Column,
+    integer_text,
+    machine_columns,
+    non_finite_text,
+    quantile_text,
+    sparkline,
+    statistics,
+    token_norms_text,
+)
+from hookscope.reporting.cost_text import COSTS
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.cost import NetworkCost
+from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.network import ModuleRow
+from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
+from hookscope.text import shape_text
+
+HIST, TOKENS = "hist", "token L2"
+_MEDIAN = "q50"
+
+_STATISTICS = attrgetter("statistics")
+_measured = partial(statistics, of="statistics")
+_INDEX = Column("index", "#", "position in forward order", 12, str)
+_LABEL = Column("label", "layer", "layer, with its call and its output where there are several", 0, words=True)
+_KIND = Column("kind", "type", "class of the module, or name of the operation", 10, words=True, fold=18)
+
+
+def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
+    """Return the columns of quantiles; people see the median if it has a rank."""
+
+    def read(at: int, stats: TensorStatistics) -> float | None:
+        return stats.quantiles[at] if stats.quantiles else None
+
+    def median(stats: TensorStatistics) -> str:
+        return quantile_text(read(QUANTILE_NAMES.index(_MEDIAN), stats), stats.element_count)
+
+    columns = {key: Column(key, value=partial(read, at)) for at, key in enumerate(QUANTILE_NAMES)}
+    if median_rank:
+        meaning, value = "half of the values are below it", columns[_MEDIAN].value
+        columns[_MEDIAN] = Column(_MEDIAN, "median", meaning, median_rank, None, value, median)
+    return tuple(column.on(_STATISTICS) for column in columns.values())
+
+
+def _if_finite(column: Column) -> Column:
+    """Return a column without text where some values are NaN or Inf: of the others alone it would mislead."""
+
+    def shown(row: GradientRow | ParameterRow) -> str:
+        return "-" if row.gradient.nan_count or row.gradient.inf_count else column.cell(row)
+
+    return replace(column, shown=shown)
+
+
+_RANKS = {"mean_abs": 2, "max_abs": 3, "l2": 4, "mean": 18, "std": 19, "min": 0, "max": 0}
+GRADIENT = (
+    *_measured({"shape": 5, "dtype": 17, "element_count": 0}),
+    *map(_if_finite, _measured(_RANKS, mean_abs="mean |g|", max_abs="max |g|")),
+    *_measured({"zero_fraction": 7, "nan_count": 14, "inf_count": 15}),
+)
+"""Statistics of a gradient, of an output or a parameter."""
+
+
+def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
+    """Return the columns of outputs; norms of tokens come before others where a token of `rows` stands out."""
+    stands_out = any(row.tokens is not None and row.tokens.stands_out for row in rows)
+    tokens = attrgetter("tokens")
+    return (
+        _INDEX,
+        _LABEL,
+        *machine_columns("layer", "call", "slot"),
+        _KIND,
+        Column("shape", "shape", "shape of the output", 6, str, _shape),
+        *_measured({"dtype": 17}),
+        Column("parameter_count", "parameters", "elements in its own parameters", 21, integer_text),
+        *_measured({"element_count": 0, "mean": 1, "std": 2, "min": 3}),
+        *_quantiles(18),
+        *_measured({"max": 4, "mean_abs": 19, "l2": 20}),
+        Column(
+            "",
+            HIST,
+            "1st to 99th percentile, heights as square roots",
+            16,
+            sparkline,
+            attrgetter("activation.distribution"),
+            usual="-",
+        ),
+        *_measured({"zero_fraction": 5}),
+        *_measured({"channel_axis": 0, "channel_count": 0}),
+        _DEAD.on(_STATISTICS),
+        *_measured({"dead_channel_fraction": 0}),
+        Column("median").on(tokens, key="token_norm_median"),
+        Column(
+            "max", TOKENS, "median and greatest L2 norm of the tokens", 7 if stands_out else 15, shown=token_norms_text
+        ).on(tokens, key="token_norm_max", usual="-"),
+        Column("high_count").on(tokens, key="high_norm_tokens"),
+        Column("massive_count").on(tokens, key="massive_activations"),
+        *_measured({"nan_count": 14, "inf_count": 15}),
+        *_measured({"unmeasured": 0}),
+        *machine_columns("aliases", "repeats", "also", "source", "inputs"),
+        _remarks("flags", "what is unusual", _flag_words, key="flags", style="cyan"),
+    )
+
+
+def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column], Sequence[Any]]:
+    """Return the columns of outputs and their rows; with costs, which stand before the last, rows are pairs."""
+    rows, columns = inspection.rows, layer_columns(inspection.rows)
+    cost = inspection.cost if isinstance(inspection, Activations) else None
+    if cost is None:
+        return columns, rows
+    return with_costs(columns, COSTS), [*zip(rows, costs_of_rows(rows, cost), strict=True)]
+
+
+def with_costs(columns: Sequence[Column], costs: Sequence[Column], at: int = -1) -> list[Column]:
+    """Return the columns of pairs, a row and its cost or None: those of costs stand before column `at`."""
+    adapted = [column.on(itemgetter(0)) for column in columns]
+    return [*adapted[:at], *(column.on(itemgetter(1), blank="") for column in costs), *adapted[at:]]
+
+
+def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
+    """Return the columns of gradients of outputs and inputs."""
+    return (
+        _INDEX,
+        Column("backward_index"),
+        replace(_LABEL, shown=lambda row: row.label + (" (input)" if row.role == "input" else "")),
+        *machine_columns("layer", "call", "slot", "role"),
+        _KIND,
+        *machine_columns("status"),
+        *GRADIENT,
+        *_quantiles(),
+        *_measured({"unmeasured": 0}),
+        *machine_columns("remark", "aliases", "repeats", "also", "source"),
+        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
+    )
+
+
+def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
+    """Return the columns of gradients of parameters."""
+    return (
+        replace(_INDEX, meaning="position among the parameters"),
+        Column("name", "parameter", "name of the parameter", 0, words=True),
+        replace(_KIND, meaning="class of the module that owns it", rank=13),
+        *machine_columns("trainable", "status"),
+        *GRADIENT,
+        Column("weight_l2", "‖w‖", "L2 norm of the parameter", 6),
+        _if_finite(Column("ratio", "‖g‖/‖w‖", "L2 norm of the gradient over that of the parameter", 1)),
+        *_quantiles(),
+        *_measured({"unmeasured": 0}),
+        *machine_columns("aliases"),
+        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
+    )
+
+
+def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Column]:
+    """Return the columns of `module_rows`."""
+    names = _tree_names(rows)
+    selected = "selected" if cost is None else ""  # which layers a pattern selects is another question
+    columns = (
+        Column("layer", "module", "module", 0, shown=lambda row: names[row.layer], words=True),
+        replace(_KIND, rank=4),
+        Column("parameter_count"),
+        Column("total_parameter_count", "parameters", "elements in its parameters", 3, integer_text),
+        Column("call_count", "calls", "calls in a pass", 11, str, usual="1"),
+        _shapes("input_shapes", "input", 10),
+        _shapes("output_shapes", "output", 2 if cost is None else 9),
+        Column("selected", selected, "selected by a pattern", 1, lambda value: "● selected" * value, words=True),
+        Column("owner"),
+        _remarks("note", "why it has no shapes, or its other names", attrgetter("note"), "note", "cyan", rank=12),
+    )
+    costs = [] if cost is None else [column for column in COSTS if column.key != "total_parameter_count"]
+    return with_costs(columns, costs, at=4)
+
+
+def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any]:
+    """Return the modules, each with its cost, or None."""
+    costs = {} if cost is None else {module.layer: module for module in cost.modules}
+    return [(row, costs.get(row.layer) if row.owner is None else None) for row in rows]
+
+
+def _shapes(key: str, title: str, rank: int) -> Column:
+    def texts(row: ModuleRow) -> tuple[str, ...]:
+        return tuple(map(shape_text, getattr(row, key)))
+
+    def shown(row: ModuleRow) -> str:
+        more = f" +{len(texts(row)) - 2}" if len(texts(row)) > 2 else ""
+        return ", ".join(texts(row)[:2]) + more or "-"
+
+    return Column(key, title, f"shapes of the {title}", rank, None, texts, shown, words=True)
+
+
+def _tree_names(rows: Sequence[ModuleRow]) -> Mapping[str, str]:
+    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors.
+
+    An operation stands below its module: ":add".
+    """
+    layers = {row.layer for row in rows}
+    names = {}
+    for row in rows:
+        module = row.layer if row.owner is None else row.owner
+        parts = module.split(".") if module else []
+        ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in layers]
+        label = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
+        indent = "  " * len(ancestors)
+        names[row.layer] = f"{indent}{label}" if row.owner is None else f"{indent}  :{row.kind}"
+    return names
+
+
+def _shape(row: LayerRow) -> str | None:
+    return None if "not a tensor" in row.flags else shape_text(row.activation.shape)
+
+
+def _dead_channels(stats: TensorStatistics) -> str:
+    if stats.dead_channel_count is None or stats.channel_count is None:
+        return "-"
+    return f"{stats.dead_channel_count}/{stats.channel_count}"
+
+
+_DEAD = Column("dead_channel_count", "dead", "channels that are 0 everywhere", 13, shown=_dead_channels, usual="-")
+
+
+def _remarks(
+    title: str, meaning: str, words: Callable[[Any], str], key: str = "", style: str = "", rank: int = 11
+) -> Column:
+    def in_full(row: Any) -> str:
+        more = _repeats_words(row) if isinstance(row, LayerRow | GradientRow) else []
+        return "; ".join(filter(None, [words(row), *more]))
+
+    remarks = Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
+    return replace(remarks, in_full=in_full)
+
+
+def _flag_words(row: LayerRow) -> str:
+    stats = row.activation
+    details = {
+        "non-finite": f": {non_finite_text(stats)}",
+        "dead channels": f" {_dead_channels(stats)}",
+        "unmeasured": f": {stats.unmeasured}" if stats.unmeasured else "",
+    }
+    flags = [flag + details.get(flag, "") for flag in row.flags]
+    return "; ".join([*([row.source] if row.source else ()), *flags])
+
+
+def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> str:
+    """Return the line of an operation, verdicts, and a status that is not ordinary."""
+    stats = row.gradient
+    words = [
+        row.source if isinstance(row, GradientRow) else "",
+        *(verdict.rule for verdict in verdicts_on(inspection, row)),
+        row.status if row.status not in ("gradient", "unknown") else "",
+        "frozen" if isinstance(row, ParameterRow) and not row.trainable else "",
+        non_finite_text(stats),
+        f"unmeasured: {stats.unmeasured}" if stats.unmeasured else "",
+    ]
+    words += [row.remark] if isinstance(row, GradientRow) else []
+    return "; ".join(filter(None, words))
+
+
+def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[Finding]:
+    """Return the verdicts on a row; one on the whole network, without a place, is on none. Inputs have none."""
+    is_input = isinstance(row, GradientRow) and row.role == "input"
+    return [] if is_input else [verdict for verdict in inspection.verdicts if row.label and row.label in verdict.places]
+
+
+def _repeats_words(row: LayerRow | GradientRow) -> list[str]:
+    """Return which row this one repeats, and which rows it stands for, in words."""
+    words = [f"repeats {row.repeats}"] if row.repeats else []
+    return [*words, f"also {', '.join(row.also)}"] if row.also else words

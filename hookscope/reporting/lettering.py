@@ -1,0 +1,157 @@
+"""Text and parts of a grid as arrays of palette indices."""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+from unicodedata import combining, normalize
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from hookscope.reporting.palettes import BACKGROUND, TEXT, Indices
+
+MARGIN = 14  # pixels
+
+# Characters besides ASCII that hookscope's sentences use and Pillow's own font has.
+_IN_OWN_FONT = frozenset("·…±°")
+
+
+def stack(parts: Sequence[tuple[int, Indices]], margin: int = MARGIN) -> Indices:
+    """Put parts under each other, each with so much background above it, and a margin around all."""
+    height = sum(above + part.shape[0] for above, part in parts) + 2 * margin
+    width = max(part.shape[1] for _, part in parts) + 2 * margin
+    canvas = np.full((height, width), BACKGROUND, np.uint8)
+    top = margin
+    for above, part in parts:
+        paste(canvas, part, top + above, margin)
+        top += above + part.shape[0]
+    return canvas
+
+
+def paste(canvas: Indices, part: Indices, top: int, left: int) -> None:
+    """Put a part into a canvas."""
+    canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
+
+
+def paragraph(texts: Sequence[str], size: int, width: int, *, separator: str = "", strength: float = 1.0) -> Indices:
+    """Draw texts one after the other, in lines no longer than `width` pixels; a text breaks only if it must."""
+    lines = []
+    for pieces in wrap(texts, size, width, separator):
+        line = np.full((line_height(size), text_width(pieces, size)), BACKGROUND, np.uint8)
+        left = 0
+        for piece in pieces:
+            inked = draw_text(piece, size, strength)
+            place = line[:, left : left + inked.shape[1]]
+            np.maximum(place, inked, out=place)
+            left += inked.shape[1] - 2
+        lines.append((0, line))
+    return stack(lines, margin=0)
+
+
+def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
+    """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, but where a line ends.
+
+    A text too long for a line, `width` pixels, breaks at spaces outside of 'quoted names'; a word too long for a line
+    breaks after a dot, slash or underscore, else anywhere.
+    """
+    lines: list[list[str]] = [[]]
+    for text in texts:
+        whole = text_width([text], size) <= width
+        for index, piece in enumerate([text] if whole else _pieces(text, size, width)):
+            added = [separator, piece] if separator and lines[-1] and not index else [piece]
+            if text_width([*lines[-1], *added], size) <= width:
+                lines[-1] += added
+                continue
+            rest = piece
+            while text_width([rest], size) > width:
+                end = bisect_right(range(len(rest)), width, key=lambda end: text_width([rest[:end]], size)) - 1
+                lines.append([rest[: max(1, end)]])
+                rest = rest[max(1, end) :]
+            lines.append([rest])
+    return [line for line in lines if line]
+
+
+def _pieces(text: str, size: int, width: int) -> Iterator[str]:
+    for word in re.findall(r"(?:(?<!\w)'[^']*'(?!\w)|\S)+\s*|\s+", text):
+        fits = text_width([word], size) <= width
+        yield from [word] if fits else re.findall(r"[^\s._/]*[\s._/]+|[^\s._/]+", word)
+
+
+def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
+    """Return the font of pictures: Pillow's own, or DejaVu for what that lacks."""
+    is_written_whole = all(letter.isascii() or letter in _IN_OWN_FONT for letter in text)
+    return _own_font(size) if is_written_whole else _dejavu(size)
+
+
+@lru_cache(maxsize=8)
+def _own_font(size: int) -> ImageFont.FreeTypeFont:
+    # Given a size, Pillow always returns its own Aileron.
+    return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
+
+
+@lru_cache(maxsize=8)
+def _dejavu(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(_dejavu_file(), size)
+
+
+def baseline(size: int) -> int:
+    """Return how far below the top of a line its letters stand, in pixels."""
+    return font(size).getmetrics()[0]
+
+
+def line_height(size: int) -> int:
+    """Return the height in pixels of a line of text."""
+    return sum(font(size).getmetrics())
+
+
+def text_width(pieces: Sequence[str], size: int) -> int:
+    """Return the width in pixels of text drawn in pieces: letters may reach one pixel out on either side."""
+    return sum(_length(piece, size) for piece in pieces) + 2
+
+
+@lru_cache(maxsize=1024)
+def _length(text: str, size: int) -> int:
+    return math.ceil(font(size, text).getlength(text))
+
+
+@lru_cache(maxsize=1024)
+def draw_text(text: str, size: int, strength: float = 1.0) -> Indices:
+    """Draw one line of text, (height, width); `strength` 0-1 is its contrast with the background."""
+    image = Image.new("L", (text_width([text], size), line_height(size)))
+    ImageDraw.Draw(image).text((1, baseline(size)), text, fill=255, font=font(size, text), anchor="ls")
+    shades = np.asarray(image) * (strength * (TEXT - BACKGROUND) / 255)
+    return (shades + (BACKGROUND + 0.5)).astype(np.uint8)
+
+
+def drawable(text: str, limit: int) -> str:
+    """Return `text` in one line of Latin, Greek and Cyrillic letters, others escaped, the middle left out if long."""
+    composed = normalize("NFC", text)
+    escaped = "".join(c if _has_glyph(c) else c.encode("unicode_escape").decode() for c in composed)
+    if len(escaped) <= limit:
+        return escaped
+    half = (limit - 5) // 2
+    return f"{escaped[:half]} ... {escaped[-half:]}"
+
+
+def _has_glyph(letter: str) -> bool:
+    """Return whether a letter can be drawn, and stands by itself; of the scripts of DejaVu those up to Cyrillic."""
+    if letter.isascii() or letter in _IN_OWN_FONT:
+        return letter.isprintable()
+    return letter.isprintable() and letter < "\u0530" and not combining(letter) and ord(letter) in _in_dejavu()
+
+
+@lru_cache(maxsize=1)
+def _in_dejavu() -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font  # noqa: PLC0415 - as above
+
+    return frozenset(FT2Font(_dejavu_file()).get_charmap())
+
+
+def _dejavu_file() -> str:
+    from matplotlib import get_data_path  # noqa: PLC0415 - loads what most pictures do without
+
+    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))

@@ -1,0 +1,272 @@
+"""Maps of where a network looks, drawn over the photograph: crop and resize inverted exactly, nothing drawn outside.
+
+A map's cells and a picture's pixels are squares that touch; values belong to their centres. Between those, values are
+interpolated linearly along both axes; where cells are smaller than pixels, they are averaged with a triangular window,
+so that none is passed over. No value is squared, smoothed or stretched: colours reach from zero to the largest value.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.reporting.columns import scale_text
+from hookscope.reporting.palettes import colour_levels
+from hookscope.results.activations import Activations
+from hookscope.results.concentration import PlacedMap
+from hookscope.results.differences import Differences
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import Photograph, Region
+
+# By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
+_STRONGEST = 0.82
+_RISE = 0.75  # power of the share of the scale
+_LEVELS = 255  # on each side of zero
+_POSITIVE, _SIGNED = "inferno", "coolwarm"
+_FIRST_SHADE = 0.3  # of the colour map for values above zero: what is darker would look like a shadow
+_NON_FINITE = (255, 0, 255)
+_GREYED = 5  # eighths of the photograph's colour that an overlay takes away
+_BAR_GREY = 150
+_BOX, _BOX_EDGE = (255, 255, 255), (20, 20, 20)
+_LINES_ACROSS = 400  # a box's line is this part of the photograph's larger side
+
+# Of maps as fine as this, which tell pixels apart, a few values are far larger than all others.
+_FINE = 64 * 64  # cells
+_FINE_QUANTILE = 0.995
+
+_ROWS_AT_ONCE = 256  # of a photograph, so that floating-point copies of it stay small
+_OUTSIDE_GREY = 238
+_OUTSIDE_SHARE = 0.62  # of that grey where the network sees nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ColourScale:
+    """The values that a map's colours stand for.
+
+    Attributes:
+        top: The value with the strongest colour, above 0; 0 for a map that is zero everywhere.
+        signed: From `-top` to `top`, with nothing drawn at 0; else from 0 to `top`.
+        clipped: Whether some values are beyond the top.
+    """
+
+    top: float
+    signed: bool
+    clipped: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels at the ends of the colour bar, and at zero between them if it is signed."""
+        top = scale_text(self.top)
+        if self.signed:
+            return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")
+        return ("0", f"{'>= ' if self.clipped else ''}{top}")
+
+
+def colour_scale(placed: PlacedMap) -> ColourScale:
+    """Return the scale of one map; of a fine one the top is the 99.5th percentile of magnitudes."""
+    values = placed.values[np.isfinite(placed.values)].astype(np.float64)
+    if not values.size:
+        return ColourScale(0.0, signed=False)
+    signed = bool(values.min() < 0)
+    magnitudes = np.abs(values)
+    largest = top = float(magnitudes.max())
+    if magnitudes.size >= _FINE:
+        top = float(np.quantile(magnitudes, _FINE_QUANTILE)) or largest
+    return ColourScale(top, signed, clipped=top < largest)
+
+
+def shrunk(photograph: Photograph, height: int, width: int) -> Photograph:
+    """Return the photograph in another size, with its region; the same one if it has that size."""
+    old = photograph.region
+    if photograph.pixels.shape[:2] == (height, width):
+        return photograph
+    picture = Image.fromarray(photograph.pixels).resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    down, across = height / old.height, width / old.width
+    edges = (old.top * down, old.left * across, old.bottom * down, old.right * across)
+    return replace(photograph, pixels=np.asarray(picture), region=Region(*edges, height, width))
+
+
+def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:
+    """Draw a map over a photograph in its own size, (H, W, 3); what the network did not see is pale and grey.
+
+    The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another is drawn
+    in the `scale` of that.
+    """
+    scale = scale or colour_scale(placed)
+    colours, opacities = _tables(scale.signed)
+    result = outside_dimmed(photograph)
+    columns = seen_part(photograph.region)[1]
+    for rows, values in resampled(placed, photograph.region):
+        base = photograph.pixels[rows, columns]
+        levels, holes = _levels(values, scale)
+        shown = 256 - opacities[levels]  # of the photograph, in 256ths
+        grey = _grey(base).astype(np.uint16) * _GREYED
+        for channel in range(3):
+            faded = (base[..., channel].astype(np.uint16) * (8 - _GREYED) + grey) >> 3
+            result[rows, columns, channel] = (faded * shown + colours[:, channel][levels]) >> 8
+        if holes is not None:
+            result[rows, columns][holes] = _NON_FINITE
+    for colour, part in _frame(placed, photograph.region):
+        result[part] = colour
+    return result
+
+
+def outside_dimmed(photograph: Photograph) -> NDArray[np.uint8]:
+    """Return the photograph with what the network did not see pale and grey."""
+    rows, columns = seen_part(photograph.region)
+    result = np.empty_like(photograph.pixels)
+    for start in range(0, len(result), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        pale = _grey(photograph.pixels[part]) * (1 - _OUTSIDE_SHARE) + _OUTSIDE_GREY * _OUTSIDE_SHARE
+        result[part] = (pale + 0.5).astype(np.uint8)[..., None]
+    result[rows, columns] = photograph.pixels[rows, columns]
+    return result
+
+
+def input_picture(
+    result: Activations | Gradients | Differences, index: int, width: int, height: int
+) -> Image.Image | None:
+    """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
+    provenance, record = result.provenance, result.inputs[index]
+    pixels = None if provenance is None else provenance.pictures.get(record)
+    if pixels is None and record.region is not None and provenance is not None and provenance.photographs is not None:
+        photograph = provenance.photographs(result.inputs, index)
+        pixels = photograph.pixels[seen_part(photograph.region)] if not photograph.remark else None
+    if pixels is None or not pixels.size:
+        return None
+    picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
+    ratio = min(width / picture.width, height / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def tint(placed: PlacedMap, region: Region) -> NDArray[np.uint8]:
+    """Return the colours of a map alone, (H, W, 4) uint8, transparent where it is low and outside the region."""
+    scale = colour_scale(placed)
+    result = np.zeros((region.height, region.width, 4), np.uint8)
+    columns = seen_part(region)[1]
+    for rows, values in resampled(placed, region):
+        levels, holes = _levels(values, scale)
+        result[rows, columns] = _rgba(scale.signed)[levels]
+        if holes is not None:
+            result[rows, columns][holes] = (*_NON_FINITE, 255)
+    for colour, part in _frame(placed, region):
+        result[part] = (*colour, 255)
+    return result
+
+
+def tint_colours() -> NDArray[np.uint8]:
+    """Return colour and opacity of 256 levels from 0 to the top of a scale without a sign, (256, 4)."""
+    return np.ascontiguousarray(_rgba(False)[_LEVELS:])
+
+
+def _frame(placed: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
+    """Yield the sides of the box that a map explains, along its inner edge: dark, with a white line in their middle."""
+    if placed.box is None:
+        return
+    left, top, right, bottom = placed.box
+    high, wide = region.bottom - region.top, region.right - region.left
+    top, bottom = (round(region.top + share * high) for share in (top, bottom))
+    left, right = (round(region.left + share * wide) for share in (left, right))
+    line = max(1, round(max(region.height, region.width) / _LINES_ACROSS))
+    for colour, inset, thickness in ((_BOX_EDGE, 0, 3 * line), (_BOX, line, line)):
+        rows, columns = (top + inset, bottom - inset), (left + inset, right - inset)
+        for begin in (rows[0], rows[1] - thickness):
+            yield colour, (_within(begin, begin + thickness), _within(*columns))
+        for begin in (columns[0], columns[1] - thickness):
+            yield colour, (_within(*rows), _within(begin, begin + thickness))
+
+
+def _within(begin: int, end: int) -> slice:
+    """Return a slice that does not count from the end where a box reaches beyond the picture."""
+    return slice(max(0, begin), max(0, end))
+
+
+def seen_part(region: Region) -> tuple[slice, slice]:
+    """Return the rows and columns of the photograph whose centres the network's input covers."""
+    rows = slice(max(0, _first(region.top)), max(0, min(region.height, _first(region.bottom))))
+    return rows, slice(max(0, _first(region.left)), max(0, min(region.width, _first(region.right))))
+
+
+def _first(edge: float) -> int:
+    """Return the first pixel whose centre lies behind an edge."""
+    return math.ceil(edge - 0.5)
+
+
+def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
+    """Draw what colours mean over a middle grey, (thickness, length, 3), from the least value to the greatest."""
+    levels = np.linspace(-_LEVELS if scale.signed else 0, _LEVELS, length).round().astype(int) + _LEVELS
+    colours, opacities = _tables(scale.signed)
+    row = (_BAR_GREY * (256 - opacities[levels, None]) + colours[levels]) >> 8
+    return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
+
+
+def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""
+    values = placed.values
+    top, left, bottom, right = placed.extent
+    tall, wide = region.bottom - region.top, region.right - region.left
+    seen_rows, seen_columns = seen_part(region)
+    down = _weights(region.top + top * tall, (bottom - top) * tall, values.shape[0], seen_rows)
+    across = _weights(region.left + left * wide, (right - left) * wide, values.shape[1], seen_columns)
+    finite = np.isfinite(values)
+    stretched = np.where(finite, values, np.float32(0)) @ across.T  # (h, W)
+    holes = None if finite.all() else (~finite).astype(np.float32) @ across.T
+    for start in range(0, len(down), _ROWS_AT_ONCE):
+        part = down[start : start + _ROWS_AT_ONCE]
+        shown = part @ stretched
+        if holes is not None:
+            shown[part @ holes >= 0.5] = np.nan
+        first = seen_rows.start + start
+        yield slice(first, first + len(part)), shown
+
+
+def _weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[np.float32]:
+    """Return how much of each cell each pixel shows, (pixels, cells), for cells that fill `length` from `begin` on."""
+    cells_per_pixel = cells / length
+    # Of pixel centres, in cell centres; beyond the outermost there is nothing to interpolate between.
+    places = ((np.arange(pixels.start, pixels.stop) + 0.5 - begin) * cells_per_pixel - 0.5).clip(0, cells - 1)
+    reach = max(1.0, cells_per_pixel)
+    weights = np.maximum(0.0, 1 - np.abs(places[:, None] - np.arange(cells)) / reach)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+
+
+def _levels(values: NDArray[np.float32], scale: ColourScale) -> tuple[NDArray[np.int16], NDArray[np.bool_] | None]:
+    """Return the place of every value in the tables of colours, and where there are none."""
+    holes = np.isnan(values)
+    factor = np.float32(_LEVELS / scale.top) if scale.top else np.float32(0)
+    scaled = np.clip(values * factor, -_LEVELS, _LEVELS)
+    if holes.any():
+        return np.rint(np.where(holes, 0, scaled)).astype(np.int16) + _LEVELS, holes
+    return np.rint(scaled).astype(np.int16) + _LEVELS, None
+
+
+@lru_cache(maxsize=2)
+def _rgba(signed: bool) -> NDArray[np.uint8]:
+    """Return colour and opacity of each level from -255 to 255, (511, 4)."""
+    shares = np.linspace(-1, 1, 2 * _LEVELS + 1)
+    if signed:
+        colours = colour_levels(_SIGNED, 2 * _LEVELS + 1)
+    else:
+        shades = _FIRST_SHADE + (1 - _FIRST_SHADE) * np.maximum(shares, 0)
+        colours = colour_levels(_POSITIVE, 1024)[np.rint(1023 * shades).astype(int)]
+    opacity = _STRONGEST * (np.abs(shares) if signed else np.maximum(shares, 0)) ** _RISE
+    return np.column_stack([colours, np.rint(opacity * 255)]).astype(np.uint8)
+
+
+@lru_cache(maxsize=2)
+def _tables(signed: bool) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Return for each level its colour times its opacity, (511, 3), and its opacity, (511,), both in 256ths."""
+    rgba = _rgba(signed).astype(np.float64)
+    opacities = np.rint(rgba[:, 3] * 256 / 255)
+    return np.rint(rgba[:, :3] * opacities[:, None]).astype(np.uint16), opacities.astype(np.uint16)
+
+
+def _grey(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the luma of ITU-R BT.601."""
+    parts = pixels.astype(np.uint16)
+    return ((parts[..., 0] * 77 + parts[..., 1] * 150 + parts[..., 2] * 29) >> 8).astype(np.uint8)

@@ -1,0 +1,205 @@
+"""Charts over the depth of a network or over steps, drawn without Matplotlib: importing it takes longer than a run."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import Image, ImageDraw
+
+from hookscope.reporting.axes import Axis, Run, linear, log, percent, placed_names, runs_of
+from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.overviews.sheet import (
+    DIM,
+    INK,
+    INNER,
+    MARGIN,
+    NAME,
+    PAPER,
+    SMALL,
+    TEXT,
+    Block,
+    Colour,
+    in_font,
+)
+
+# Okabe and Ito 2008, "Color Universal Design".
+BLUE, ORANGE, VERMILION, GREY = (86, 180, 233), (230, 159, 0), (213, 94, 0), (160, 160, 160)
+PALE_BLUE = (44, 88, 120)
+
+# Pixels.
+_PLOT_HEIGHT = 150
+_AXIS = 64  # left of the plot, for its numbers
+_SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
+_GRID_LINE = (66, 72, 80)
+_GROUND = (92, 50, 38)  # behind what is pointed at
+_MOST_DOTS = 80  # of more layers, lines have no dots
+
+Shape = Literal["line", "area", "dots", "cross", "triangle"]
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values by layer, None where there is none; or runs of places and values, each of which is a line."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: Colour
+    shape: Shape = "line"
+    runs: Sequence[Run] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Layers to be marked at the foot of a chart."""
+
+    name: str
+    places: Sequence[int]
+    colour: Colour
+    shape: Shape = "cross"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Values over the depth of a network or over steps: on a logarithmic axis, a linear one, or from 0 to 100%.
+
+    Attributes:
+        title: Stands above it, with a key to the colours.
+        series: What is drawn, from back to front; what a logarithmic axis cannot show is left out.
+        count: Of layers.
+        axis: "percent" for shares, 0-1.
+        marks: What stands at the foot.
+        ground: Positions of layers with a tinted ground; `ground_name` is their meaning.
+        letters: Layers with a dotted line and a letter above it.
+        names: Of layers, to stand below as far as they fit; none for a chart with another below it.
+    """
+
+    title: str
+    series: Sequence[Series]
+    count: int
+    axis: Literal["log", "percent", "linear"] = "log"
+    marks: Sequence[Marks] = ()
+    ground: Sequence[int] = ()
+    ground_name: str = "fails"
+    letters: Sequence[tuple[str, int]] = ()
+    names: Sequence[tuple[int, str]] = ()
+
+    @property
+    def block(self) -> Block:
+        """The chart as a block of the sheet."""
+        below = line_height(SMALL) + 8 if self.names else 0
+        return Block(self._head + _PLOT_HEIGHT + 8 + below, self._draw)
+
+    @property
+    def _head(self) -> int:
+        return line_height(NAME) + 10 + line_height(SMALL) * bool(self.letters)
+
+    @property
+    def _step(self) -> float:
+        return (INNER - _AXIS) / self.count
+
+    def _x(self, place: float) -> float:
+        return _AXIS + (place + 0.5) * self._step
+
+    def _draw(self, image: Image.Image, top: int) -> None:
+        runs = [self._shown(series) for series in self.series]
+        axis = self._axis([value for segments in runs for run in segments for _, value in run])
+        ticks = [(_PLOT_HEIGHT * (1 - share), words) for share, words in axis.ticks]
+        pen = _Pen(INNER, _PLOT_HEIGHT)
+        half = max(3.0, self._step / 2)
+        pen.draw("area", [(self._x(place), 0) for place in self.ground], _GROUND, half)
+        for height, _ in ticks:
+            pen.line([(_AXIS, height), (INNER, height)], _GRID_LINE, 1)
+        for _, place in self.letters:
+            for dash in range(0, _PLOT_HEIGHT, 8):
+                pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
+        for series, shown in zip(self.series, runs, strict=True):
+            for run in shown:
+                points = [(self._x(place), _PLOT_HEIGHT * (1 - axis.share(value))) for place, value in run]
+                pen.draw(series.shape, points, series.colour, self._step / 2, with_dots=self.count <= _MOST_DOTS)
+        for mark in self.marks:
+            feet = sorted({round(self._x(place)) for place in mark.places})
+            pen.draw(mark.shape, [(x, _PLOT_HEIGHT - 8) for x in feet], mark.colour)
+        image.paste(pen.drawn(), (MARGIN, top + self._head))
+        self._write_head(image, top)
+        self._write_axes(image, top + self._head, ticks)
+
+    def _shown(self, series: Series) -> list[Run]:
+        above = 0.0 if self.axis == "log" else -math.inf
+        lines: Sequence[Iterable[tuple[int, float | None]]] = series.runs or [enumerate(series.values)]
+        return [run for line in lines for run in runs_of(line, above)]
+
+    def _axis(self, values: Sequence[float]) -> Axis:
+        if self.axis == "percent":
+            return percent()
+        return linear(values) if self.axis == "linear" and values else log(values or (0.1, 10.0))
+
+    def _write_head(self, image: Image.Image, top: int) -> None:
+        pen, drawn = ImageDraw.Draw(image), font(TEXT)
+        pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
+        key: list[tuple[str, Colour, Shape]] = [(series.name, series.colour, series.shape) for series in self.series]
+        key += [(mark.name, mark.colour, mark.shape) for mark in self.marks if mark.places]
+        key += [(self.ground_name, _GROUND, "area")] if self.ground else []
+        left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
+        for name, colour, shape in key:
+            swatch = _Pen(22, 12)
+            if shape == "line":
+                swatch.line([(0, 6), (22, 6)], colour, 2)
+            swatch.draw(shape, [(11, 0 if shape == "area" else 6)], colour, 9)
+            image.paste(swatch.drawn(), (round(left), top + 3))
+            pen.text((left + 28, top + 3), name, INK, drawn)
+            left += 28 + drawn.getlength(name) + 18
+
+    def _write_axes(self, image: Image.Image, top: int, ticks: Sequence[tuple[float, str]]) -> None:
+        pen, drawn = ImageDraw.Draw(image), font(SMALL)
+        for height, words in ticks:
+            pen.text((MARGIN + _AXIS - 8 - drawn.getlength(words), top + height - 5), words, DIM, drawn)
+        left = 0.0
+        for letter, place in self.letters:
+            left = max(left + drawn.getlength(letter) + 5, MARGIN + self._x(place) - drawn.getlength(letter) / 2)
+            pen.text((left, top - line_height(SMALL) + 1), letter, INK, drawn)
+        top += _PLOT_HEIGHT + 8
+        names = [(MARGIN + self._x(place), in_font(name, 24)) for place, name in self.names]
+        for tick, left, words in placed_names(names, _width, MARGIN, MARGIN + INNER, 10):
+            pen.line([(tick, top), (tick, top + 5)], DIM)
+            pen.text((left, top + 6), words, DIM, font(SMALL, words))
+
+
+def _width(words: str) -> float:
+    return font(SMALL, words).getlength(words)
+
+
+class _Pen:
+    """Draws on a larger canvas, in pixels of the picture that it becomes: with 4 more above and below its height."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._height = height
+        self._image = Image.new("RGB", (width * _SMOOTH, (height + 8) * _SMOOTH), PAPER)
+        self._pen = ImageDraw.Draw(self._image)
+
+    def drawn(self) -> Image.Image:
+        return self._image.reduce(_SMOOTH)
+
+    def line(self, points: Points, colour: Colour, width: float) -> None:
+        self._pen.line(_scaled(points), colour, round(width * _SMOOTH), joint="curve")
+
+    def draw(self, shape: Shape, points: Points, colour: Colour, half: float = 0, *, with_dots: bool = True) -> None:
+        """Draw a line through points, or at each point an area so wide, a dot or a mark."""
+        if shape == "line" and len(points) > 1:
+            self.line(points, colour, 2)
+        for x, y in points if shape != "line" or with_dots or len(points) == 1 else ():
+            if shape == "area":
+                self._pen.rectangle(_scaled([(x - half, y), (x + half, self._height)]), colour)
+            elif shape == "triangle":
+                self._pen.polygon(_scaled([(x - 6, y - 5), (x + 6, y - 5), (x, y + 6)]), colour)
+            elif shape == "cross":
+                self.line([(x - 5, y - 5), (x + 5, y + 5)], colour, 2.5)
+                self.line([(x - 5, y + 5), (x + 5, y - 5)], colour, 2.5)
+            else:
+                radius = 3.2 if shape == "line" or with_dots else 2.2
+                self._pen.ellipse(_scaled([(x - radius, y - radius), (x + radius, y + radius)]), colour)
+
+
+def _scaled(points: Points) -> Points:
+    return [(x * _SMOOTH, (y + 4) * _SMOOTH) for x, y in points]

@@ -1,0 +1,357 @@
+"""Draw a document as one picture: the answer, findings on a time line, charts over steps and depth, maps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from hookscope.reporting.axes import block_names
+from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.document import (
+    ChannelSearch,
+    DepthChart,
+    Document,
+    Findings,
+    HeatMaps,
+    Level,
+    Listing,
+    Maps,
+    Part,
+    PhotographMaps,
+    Picture,
+    Pictures,
+    SmallMaps,
+    StepChart,
+    StepCharts,
+)
+from hookscope.reporting.document_text import finding_line
+from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
+from hookscope.reporting.overviews.maps import MOST_STAGES, MapColumns
+from hookscope.reporting.overviews.over_photograph import map_blocks
+from hookscope.reporting.overviews.sheet import (
+    AMBER,
+    DIM,
+    GAP,
+    GREEN,
+    INK,
+    INNER,
+    MARGIN,
+    NAME,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Block,
+    Colour,
+    Line,
+    draw_sheet,
+    fitting,
+    framed,
+    in_font,
+    text_block,
+    write,
+)
+from hookscope.reporting.overviews.small_maps import small_maps
+from hookscope.reporting.palettes import colour_levels
+from hookscope.reporting.steps import HeatMap, columns_of, kept_runs, round_steps
+from hookscope.results.survey import CropSheet
+from hookscope.text import counted
+
+_MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
+_MOST_COLUMNS = 500  # of a chart, about two pixels each
+
+# Pixels.
+_INPUT = 200  # a side, beside the answer
+_TALLEST = 190  # of pictures side by side
+_NAMES = 330  # left of a time line or a heat map, for the names
+_BAR = 12
+_MOST_ROWS = 36  # of a heat map
+_ROW = 17
+
+_LEGEND_OF_CROPS = (
+    "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
+    "that is what it responds to."
+)
+
+_LEVELS = 255
+_NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
+_COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
+_SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
+
+
+def draw_document(document: Document, images: Mapping[str, Image.Image] | None = None) -> Image.Image:
+    """Draw a document, 1,200 pixels wide; `images` are pictures of the run by their files, of crops the first line."""
+    headline, *sentences = document.answer
+    answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
+    answer += [(sentence, TEXT, INK) for sentence in sentences]
+    heading = [(document.title, TITLE, INK)] + [(document.subtitle, SMALL, DIM)] * bool(document.subtitle)
+    heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
+    picture = document.input(_INPUT, _INPUT) if document.input else None
+    blocks = [block for part in document.parts for block in _blocks(part, images or {})]
+    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
+
+
+def _warnings(document: Document) -> Block:
+    lines = [f"{name}: {warning}" if name else warning for name, warning in document.warnings]
+    return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
+
+
+def _step_charts(part: StepCharts) -> list[Block]:
+    charts = [chart for chart in part.charts if not chart.is_extra]
+    return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
+
+
+def _heat_maps(part: HeatMaps) -> list[Block]:
+    maps = [heat for heat in part.maps(_MOST_ROWS, INNER - _NAMES) if not part.drawn or heat.key in part.drawn]
+    maps = [heat for heat in maps if heat.values.any()]
+    return [text_block([(part.legend, SMALL, DIM)]), *map(_heat_block, maps)] if maps else []
+
+
+def _maps(part: Maps) -> list[Block]:
+    maps = part.maps()
+    columns = MapColumns(maps[:MOST_STAGES], part)
+    more = _more(len(maps) - MOST_STAGES, "output")
+    return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
+
+
+def _finding_lines(part: Findings) -> Block:
+    lines: list[Line] = [
+        (finding_line(finding), TEXT, _COLOURS[finding.level]) for finding in part.first(_MOST_FINDINGS)
+    ]
+    return text_block([*lines, *_more(len(part.findings) - _MOST_FINDINGS, "finding")])
+
+
+def _listing(part: Listing) -> list[Block]:
+    lines: list[Line] = [(line, TEXT, INK) for line in part.lines[:_MOST_LINES]]
+    return [text_block([(part.title, NAME, INK), *lines, *_more(len(part.lines) - _MOST_LINES, "line")])]
+
+
+def _more(count: int, noun: str) -> list[Line]:
+    return [(f"and {counted(count, f'more {noun}')}", SMALL, DIM)] if count > 0 else []
+
+
+def _time_line(part: Findings) -> Block:
+    findings, step = part.first(_MOST_FINDINGS), line_height(SMALL) + 8
+    left, unit = MARGIN + _NAMES, (INNER - _NAMES) / 1000
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        for finding in findings:
+            words = fitting(f"{finding.rule}  {finding.where}", SMALL, _NAMES - 16)
+            write(pen, [(words, SMALL, _COLOURS[finding.level])], top, MARGIN, _NAMES)
+            upper, lower = top + line_height(SMALL) // 2 - _BAR // 2, top + line_height(SMALL) // 2 + _BAR // 2
+            pen.rectangle([left, upper, MARGIN + INNER, lower], _GROUND)
+            for start, length in finding.spans:
+                begin = left + start * unit
+                pen.rectangle([begin, upper, begin + max(3, length * unit), lower], _COLOURS[finding.level])
+            top += step
+        write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
+        first, last = (fitting(end, SMALL, INNER // 3) for end in part.ends)
+        pen.text((left, top), first, DIM, font(SMALL))
+        pen.text((MARGIN + INNER - font(SMALL).getlength(last), top), last, DIM, font(SMALL))
+
+    return Block(len(findings) * step + line_height(SMALL), draw)
+
+
+def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
+    places, count = part.steps - part.low, part.high - part.low + 1
+    column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
+    colours = [ORANGE] * (len(chart.lines) - 1) + [BLUE]
+    lines = [(name, values, colour) for (name, values), colour in zip(chart.lines, colours, strict=True)]
+    broken = np.logical_or.reduce([np.isinf(values) for _, values, _ in lines])
+    marks = [Marks("NaN or Inf", places[broken].tolist(), VERMILION)]
+    marks += [Marks(name, places[marked].tolist(), AMBER, "triangle") for name, marked in chart.marks]
+    return Chart(
+        title=chart.title,
+        series=[Series(name, (), colour, runs=kept_runs(column, places, values)) for name, values, colour in lines],
+        count=count,
+        axis="linear" if any((values < 0).any() for _, values, _ in lines) else "log",
+        marks=marks,
+        names=[(step - part.low, f"{step:,}") for step in round_steps(part.low, part.high, 7)] if is_last else [],
+    )
+
+
+def _depth_chart(part: DepthChart) -> list[Block]:
+    ground, pointed_at = part.ground
+    series = [
+        Series(curve.name, curve.values, PALE_BLUE if curve.shape == "area" else _SERIES[curve.colour], curve.shape)
+        for curve in part.shown
+    ]
+    marks = [
+        Marks(words, _places(marked), GREY, "triangle") if level == "dim" else Marks(words, _places(marked), VERMILION)
+        for words, level, marked in part.marks
+    ]
+    chart = Chart(
+        title=part.title,
+        series=series,
+        count=len(part.labels),
+        axis=part.axis,
+        marks=marks,
+        ground=_places(pointed_at),
+        ground_name=ground,
+        letters=part.letters,
+        names=block_names(part.labels),
+    )
+    return [chart.block] if series else []
+
+
+def _places(marked: Sequence[bool]) -> list[int]:
+    return [place for place, is_marked in enumerate(marked) if is_marked]
+
+
+def _heat_block(heat: HeatMap) -> Block:
+    """Return a heat map: a row for each name, the scale above it, and below it which steps or files the columns are."""
+    head = line_height(NAME) + 8
+    title = heat.title if heat.column_names else f"{heat.title} over watched steps"
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        pen.text((MARGIN, top), in_font(title), INK, font(NAME))
+        _draw_scale(image, heat, top)
+        size = (INNER - _NAMES, _ROW * len(heat.names))
+        picture = Image.fromarray(_coloured(heat)).resize(size, Image.Resampling.NEAREST)
+        image.paste(picture, (MARGIN + _NAMES, top + head))
+        for row, name in enumerate(heat.names):
+            words = [(fitting(name, SMALL, _NAMES - 16), SMALL, INK)]
+            write(pen, words, top + head + row * _ROW - 1, MARGIN, _NAMES)
+        below = top + head + size[1] + 4
+        _write_columns(pen, heat, below)
+        if heat.left_out:
+            write(pen, [(f"{counted(heat.left_out, 'more row')}", SMALL, DIM)], below, MARGIN, _NAMES)
+
+    return Block(head + _ROW * len(heat.names) + 4 + line_height(SMALL), draw)
+
+
+def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
+    """Write the first and the last step, or as many names of columns as stand clear of each other, the last one too."""
+    drawn, right = font(SMALL), MARGIN + INNER
+    last = fitting(heat.column_names[-1], SMALL, INNER // 4) if heat.column_names else f"{heat.columns[-1][1]:,}"
+    names = heat.column_names or (f"step {heat.columns[0][0]:,}",)
+    end = right - drawn.getlength(last)
+    pen.text((end, top), last, DIM, drawn)
+    left = 0.0
+    for place, name in enumerate(names[: len(heat.columns) - 1] if heat.column_names else names):
+        at = MARGIN + _NAMES + (INNER - _NAMES) * place / len(heat.columns)
+        words = fitting(name, SMALL, INNER // 4)
+        if at >= left and at + drawn.getlength(words) + 10 <= end:
+            pen.text((at, top), words, DIM, drawn)
+            left = at + drawn.getlength(words) + 10
+
+
+def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
+    if heat.scale is None:
+        return
+    text = percent_text if heat.share else number_text
+    low, high = map(text, heat.scale)
+    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    right = MARGIN + INNER - drawn.getlength(high)
+    pen.text((right, top + 3), high, DIM, drawn)
+    bar = Image.fromarray(colour_levels("viridis", _LEVELS)[None]).resize((200, 10))
+    image.paste(bar, (round(right) - 208, top + 7))
+    pen.text((right - 216 - drawn.getlength(low), top + 3), low, DIM, drawn)
+
+
+def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
+    """Return the colours of a heat map, (rows, columns, 3)."""
+    shares = heat.shares()
+    valid = ~np.isnan(shares)
+    result = np.full((*shares.shape, 3), _NOTHING, np.uint8)
+    result[valid] = colour_levels("viridis", _LEVELS)[(shares[valid] * (_LEVELS - 1) + 0.5).astype(np.int64)]
+    if not heat.share:
+        result[heat.values == 0] = _ZERO
+    result[np.isinf(heat.values)] = _NON_FINITE
+    return result
+
+
+def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
+    if isinstance(part, Pictures):
+        return _pictures(part, images)
+    if isinstance(part, ChannelSearch):
+        return _crops(part, images)
+    return _BLOCKS.get(type(part), lambda _: [])(part)
+
+
+def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
+    heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
+    if part.across > 1:
+        rows = range(0, len(part.pictures), part.across)
+        return [heading, *(_side_by_side(part, part.pictures[row : row + part.across], images) for row in rows)]
+    shown = [picture for picture in part.pictures if picture.file in images][:_MOST_PICTURES]
+    blocks = [_captioned([picture.name, *picture.lines], images[picture.file]) for picture in shown]
+    return [heading, *blocks] if blocks else []
+
+
+def _side_by_side(part: Pictures, row: Sequence[Picture], images: Mapping[str, Image.Image]) -> Block:
+    """Return pictures with their words below; where there is no picture, the words alone."""
+    width = (INNER - (part.across - 1) * GAP) // part.across
+    drawn = [_fitted(images[picture.file], width) if picture.file in images else None for picture in row]
+    above = max((picture.height + 6 for picture in drawn if picture), default=0)
+    lines = [[*((line, TEXT, INK) for line in picture.lines), (picture.name, SMALL, DIM)] for picture in row]
+
+    def draw(image: Image.Image, top: int) -> None:
+        for place, (picture, words) in enumerate(zip(drawn, lines, strict=True)):
+            left = MARGIN + place * (width + GAP)
+            if picture:
+                framed(image, picture, left, top)
+            fitted = [(fitting(text, size, width), size, colour) for text, size, colour in words]
+            write(ImageDraw.Draw(image), fitted, top + above, left, width)
+
+    return Block(above + max(sum(line_height(size) for _, size, _ in words) for words in lines), draw)
+
+
+def _fitted(picture: Image.Image, width: int) -> Image.Image:
+    """Return a picture as large as its place; of a small one each pixel is a square."""
+    ratio = min(width / picture.width, _TALLEST / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.LANCZOS)
+
+
+def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block]:
+    """Return what excites a few channels over depth; parts of pictures rather than whole ones, if there are as many."""
+    sheets = [sheet for sheet in part.sheets if sheet.path in images]
+    parts = [sheet for sheet in sheets if not sheet.is_whole]
+    sheets = parts if len(parts) >= _MOST_PICTURES else sheets
+    if len(sheets) > _MOST_PICTURES:
+        places = [round((at + 0.5) * len(sheets) / _MOST_PICTURES - 0.5) for at in range(_MOST_PICTURES)]
+        sheets = [sheets[place] for place in places]
+    blocks = [_captioned([_channel_words(part, sheet)], images[sheet.path]) for sheet in sheets]
+    title = f"What excites {counted(len(sheets), 'channel')}"
+    return [text_block([(title, NAME, INK), (_LEGEND_OF_CROPS, SMALL, DIM)]), *blocks] if blocks else []
+
+
+def _channel_words(part: ChannelSearch, sheet: CropSheet) -> str:
+    row = part.rows[sheet.row]
+    channel = row.channels[sheet.channels[0]]
+    words = f"{row.label or '(model)'}, channel {channel.channel}"
+    if channel.best_class and channel.selectivity is not None:
+        words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+    return words
+
+
+def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
+    shown = picture
+    if picture.width > INNER:
+        shown = picture.resize((INNER, max(1, picture.height * INNER // picture.width)), Image.Resampling.BOX)
+
+    def draw(image: Image.Image, top: int) -> None:
+        fitted = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
+        write(ImageDraw.Draw(image), fitted, top, MARGIN, INNER)
+        image.paste(shown, (MARGIN, top + height))
+
+    height = len(lines) * line_height(TEXT) + 4  # below the line's underscores
+    return Block(height + shown.height, draw)
+
+
+_BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
+    Findings: lambda part: [_time_line(part) if part.ends else _finding_lines(part)],
+    StepCharts: _step_charts,
+    DepthChart: _depth_chart,
+    HeatMaps: _heat_maps,
+    Maps: _maps,
+    PhotographMaps: lambda part: [block for mapped in part.inputs for block in map_blocks(mapped)],
+    SmallMaps: lambda part: [small_maps(part)],
+    Listing: _listing,
+}

@@ -1,0 +1,185 @@
+"""Feature maps in an overview: which layers stand for the network, and how their two maps are drawn."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from hookscope.reporting.columns import scale_text
+from hookscope.reporting.document import Maps
+from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
+from hookscope.reporting.palettes import colour_levels
+from hookscope.results.activations import MapSummary
+
+MOST_STAGES = 5
+"""Layers whose maps are shown beside the input: wide enough to see something, and most networks have five
+sizes of maps."""
+
+_LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few others
+_BAR_HEIGHT = 8
+_LEVELS = 255
+_NON_FINITE = (255, 0, 255)
+_STRIP = 40  # pixels: the height of a sequence
+_TALLEST = 1.4  # a map is drawn at most so many times as high as wide
+
+# Pixels.
+_GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
+_HEAD = 3 * line_height(SMALL) + 6
+_UNDER_NAME = line_height(SMALL) + 4
+_UNDER_MAP = 5 + _BAR_HEIGHT + 1 + line_height(SMALL)
+
+
+def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
+    """Return those that stand for the network, in the order of its layers.
+
+    They are the last of each size; of more sizes than there is room for, the largest, the smallest and some between.
+    Where sizes are few, as in a transformer, rows far from those chosen join them.
+
+    Args:
+        summaries: Of one input, in the order of the layers.
+    """
+    layers = [summary for summary in summaries if "pad" not in summary.kind.lower()] or list(summaries)
+    last = {layer.size: place for place, layer in enumerate(layers)}
+    large = {size: place for size, place in last.items() if min(size) >= _LARGE_ENOUGH}
+    last = large if len(large) >= MOST_STAGES else last
+    sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
+    octaves = [math.log2(height * width) for height, width in sizes]
+    chosen = {last[sizes[index]] for index in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
+    return [layers[place] for place in sorted(_spread([layer.row for layer in layers], sorted(chosen)))]
+
+
+def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
+    """Choose more positions, each time the one whose value is farthest from those chosen, up to the number shown."""
+    result = set(chosen)
+    while 0 < len(result) < min(MOST_STAGES, len(values)):
+        away = [min(abs(value - values[other]) for other in result) for value in values]
+        result.add(max(range(len(values)), key=lambda index: (index not in result, away[index])))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MapScale:
+    """What the colours of one map mean: from 0 to `top`, or from `-top` to `top` if some value is negative.
+
+    Attributes:
+        top: The greatest magnitude of its finite values; None without one.
+    """
+
+    top: float | None
+    signed: bool
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What stands under the ends of the bar, and under its middle."""
+        if not self.top:
+            return ("no finite value" if self.top is None else "0 everywhere",)
+        top = scale_text(self.top)
+        return (f"-{top}", "0", top) if self.signed else ("0", top)
+
+    @property
+    def colours(self) -> NDArray[np.uint8]:
+        """From low to high, (255, 3)."""
+        return colour_levels("berlin" if self.signed else "viridis", _LEVELS)
+
+
+def map_scale(values: NDArray[np.float32]) -> MapScale:
+    """Return the scale of one map, from its finite values."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return MapScale(None, signed=False)
+    return MapScale(float(np.abs(finite).max()), signed=bool(finite.min() < 0))
+
+
+def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return a map in colours, (h, w, 3), a pixel for each value; NaN and Inf are magenta."""
+    scale = map_scale(values)
+    finite = np.isfinite(values)
+    shares = np.where(finite, values, 0).astype(np.float64) / (scale.top or 1.0)
+    levels = ((shares + 1) / 2 if scale.signed else shares) * (_LEVELS - 1)
+    result = scale.colours[(levels + 0.5).astype(np.int64)]
+    result[~finite] = _NON_FINITE
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MapColumns:
+    """Maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
+
+    `summaries` are those of the part for which there is room.
+    """
+
+    summaries: Sequence[MapSummary]
+    part: Maps
+
+    @property
+    def height(self) -> int:
+        """Pixels that they take; 0 without any."""
+        return _HEAD + (1 + self.part.with_strongest) * self._pitch - _BETWEEN if self.summaries else 0
+
+    @property
+    def _width(self) -> int:
+        return (INNER - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
+
+    @property
+    def _pitch(self) -> int:
+        tallest = max(_height(summary.size, self._width) for summary in self.summaries)
+        return _UNDER_NAME + tallest + _UNDER_MAP + _BETWEEN
+
+    def draw(self, image: Image.Image, top: int) -> None:
+        """Draw them on the sheet."""
+        pen = ImageDraw.Draw(image)
+        letters, (above, below) = self.part.letters, self.part.names
+        for column, summary in enumerate(self.summaries):
+            left = MARGIN + column * (self._width + _GAP)
+            label = f"{letters[summary.row]}  {summary.label}" if summary.row in letters else summary.label
+            is_sequence = summary.row in self.part.sequences
+            size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
+            named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
+            lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
+            write(pen, lines, top, left, self._width)
+            names = above.format(summary.over_channels), below.format(summary.channel, _why(summary))
+            names = ("|A-B|", "A-B") if is_sequence else names
+            drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
+            for place, (values, name) in enumerate(drawings[: 1 + self.part.with_strongest]):
+                here = top + _HEAD + place * self._pitch
+                write(pen, [(name, SMALL, INK)], here, left, self._width)
+                size_drawn = (self._width, _height(summary.size, self._width))
+                _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
+
+
+def _why(summary: MapSummary) -> str:
+    held = "NaN" if np.isnan(summary.strongest).any() else "Inf"
+    return "strongest" if np.isfinite(summary.strongest).all() else f"holds {held}"
+
+
+def is_strip(size: tuple[int, int]) -> bool:
+    """Whether maps of this size are those of a sequence."""
+    return size[0] == 1
+
+
+def _height(size: tuple[int, int], width: int) -> int:
+    if is_strip(size):
+        return _STRIP
+    return max(12, min(round(width * size[0] / size[1]), round(width * _TALLEST)))
+
+
+def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
+    pixels = Image.fromarray(coloured(values))
+    larger = pixels.width <= width and pixels.height <= height
+    way = Image.Resampling.NEAREST if larger else Image.Resampling.BOX
+    image.paste(pixels.resize((width, height), way), (left, top))
+    scale = map_scale(values)
+    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    under = top + height + 5
+    if scale.top:
+        bar = Image.fromarray(np.ascontiguousarray(scale.colours[None]))
+        image.paste(bar.resize((width, _BAR_HEIGHT), Image.Resampling.NEAREST), (left, under))
+        pen.rectangle([left, under, left + width - 1, under + _BAR_HEIGHT - 1], outline=LINE)
+    for place, label in enumerate(scale.labels):
+        room = width - drawn.getlength(label)
+        at = left + place * room / max(1, len(scale.labels) - 1)
+        pen.text((at, under + _BAR_HEIGHT + 1), label, DIM, drawn)

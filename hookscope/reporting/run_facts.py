@@ -1,0 +1,55 @@
+"""The network and the inputs of a run in words, as every document has them: lines, facts, what makes it again."""
+
+from pathlib import PurePath
+
+from hookscope.reporting.document import Level
+from hookscope.reporting.terminal import inputs_words, model_subject, model_words
+from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention
+from hookscope.results.attributions import Attributions
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.text import some_of
+
+Inspected = Activations | Gradients | Attributions | Attention
+
+
+def short_name(record: InputRecord) -> str:
+    """Return the name of an input without its folders."""
+    return PurePath(record.name).name or record.name
+
+
+def first_name(result: Inspected) -> str:
+    """Return the name of the first input, and how many more there are."""
+    return some_of([*dict.fromkeys(map(short_name, result.inputs))], 1)
+
+
+def subject_of(result: Inspected) -> list[tuple[str, Level]]:
+    """Return the network and its inputs in one line, and a warning about random weights."""
+    return model_subject(result.model, inputs_words(result.inputs), result.dtype, result.device)
+
+
+def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
+    """Return which network it is: term, words, and whether they call for a look."""
+    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
+    return [
+        ("Model", model_words(model, *arguments), False),
+        ("Parameters", f"{model.parameter_count:,}", False),
+        ("Weights", model.weights, model.random),
+    ]
+
+
+def machine_facts(result: Inspected) -> list[tuple[str, str, bool]]:
+    """Return where it ran, and how long."""
+    return [
+        ("Device", f"{result.device}, {result.dtype}", False),
+        ("Time", f"{sum(result.timings.values()):.2f} s", False),
+    ]
+
+
+def making_of(result: Inspected) -> list[tuple[str, str]]:
+    """Return the checksums and the seed, by which a run can be made again."""
+    weights = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
+    inputs = [(f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:8] if record.sha256]
+    return [*weights, *inputs, ("Seed", str(result.seed))]

@@ -1,0 +1,150 @@
+"""The rules of `hookscope check` and `hookscope grads`: a function each, in files by what they look at.
+
+Nothing here loads NumPy or torch, for `hookscope grads --help` names rules: these files import results for annotations
+only.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hookscope.errors import UsageError, nearest
+from hookscope.options import Limits
+from hookscope.parameters import arg
+from hookscope.rules import (
+    accuracy,
+    activations,
+    batch_norm,
+    drift,
+    expectations,
+    float8,
+    forward,
+    gradients,
+    headroom,
+    learning,
+    stored,
+    training_state,
+    weights,
+)
+from hookscope.rules.rule import Limit, Rule
+from hookscope.rules.settings import CheckSettings, RuleSettings
+
+_FILES = (
+    *(stored, weights, float8, training_state),
+    *(forward, batch_norm, activations, headroom, expectations, drift, accuracy, gradients, learning),
+)
+
+RULES: Mapping[str, Rule] = {
+    rule.identifier: rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule)
+}
+"""By identifier, in the order in which they are judged and reported: that of the files, and within each."""
+
+GRADS_RULES = (
+    *("non-finite-loss", "non-finite-activation", "non-finite-gradient", "zero-gradient", "dead-gradient"),
+    *("vanishing-gradient", "exploding-gradient", "unused-parameter", "saturated-activation", "dead-channels"),
+    *("gradient-imbalance", "gradient-over-time"),
+)
+"""What `hookscope grads` judges, in the order in which it reports: causes first."""
+
+ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-channels")
+"""What `hookscope activations` judges, in the order in which it reports."""
+
+
+def grads_limits() -> dict[str, tuple[Rule, str]]:
+    """Return for each name of `hookscope grads --limit` the rule, and the limit's own name."""
+    rules = [RULES[name] for name in GRADS_RULES]
+    return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
+
+
+def limits_of_grads(overrides: Limits) -> dict[str, float]:
+    """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
+    limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
+    for text, name, value in _named_limits(overrides):
+        if name not in limits:
+            raise UsageError(
+                f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
+            )
+        limits[name] = _limit_value(text, name, value)
+        if not limits[name]:
+            raise UsageError(
+                f"{arg('limit')} {text!r} is not a positive number. Give, for example, {arg('limit')} {name}=0.5."
+            )
+    return limits
+
+
+def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
+    """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
+
+    Those that the settings have for some layers stay.
+
+    Raises:
+        UsageError: If a rule or limit does not exist, or a value cannot be right.
+    """
+    rules = dict(settings.rules)
+    for identifier, limits in check_limits(overrides).items():
+        current = rules.get(identifier, RuleSettings())
+        rules[identifier] = replace(current, limits={**current.limits, **limits})
+    return replace(settings, rules=rules)
+
+
+def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
+    """Return what `hookscope check --limit RULE.LIMIT=VALUE` gives: by rule, its limits; raises as `with_limits`."""
+    limits: dict[str, dict[str, float]] = {}
+    choices = {
+        f"{rule.identifier}.{key.replace('_', '-')}": (rule, key) for rule in RULES.values() for key in rule.limits
+    }
+    for text, written, value in _named_limits(overrides):
+        name = written.replace("_", "-")
+        if name not in choices:
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, choices)}")
+        rule, limit = choices[name]
+        limits.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
+    return limits
+
+
+def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
+    """Yield each limit as a text for messages, its name, and its value."""
+    if isinstance(overrides, Mapping):
+        yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
+    else:
+        for text in [overrides] if isinstance(overrides, str) else overrides:
+            name, _, value = text.partition("=")
+            yield text, name, value
+
+
+def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
+    """Return which limits there may be meant by a name of none, as a sentence after a space."""
+    of_grads = [choice for choice, (rule, limit) in choices.items() if rule.limits[limit].grads_name == name]
+    of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
+    if of_grads:
+        return f" In `check` it is {of_grads[0]}."
+    if of_rule:
+        return f" Give one of {', '.join(of_rule)}."
+    if name.partition(".")[0] in RULES:
+        return f" The rule {name.partition('.')[0]} has no limits."
+    return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
+
+
+def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:
+    example = f"Give, for example, {arg('limit')} {name}=0.5."
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
+    if is_share and not 0 <= number <= 1:
+        raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
+    return number
+
+
+__all__ = [
+    "ACTIVATIONS_RULES",
+    "GRADS_RULES",
+    "RULES",
+    "Limit",
+    "Rule",
+    "check_limits",
+    "grads_limits",
+    "limits_of_grads",
+    "with_limits",
+]

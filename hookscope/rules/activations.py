@@ -1,0 +1,466 @@
+"""Rules about activations: channels that are dead or quiet, outputs that are constant, or at their bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hookscope.rules.rule import RuleFinding, RuleTerms, is_within, limit, named, non_finite_count, output_of, rule
+from hookscope.rules.stored import is_untrained
+from hookscope.text import counted, figure, some_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hookscope.results.activations import Activations, LayerRow
+    from hookscope.results.check import CheckMeasurements
+    from hookscope.results.gradients import GradientRow
+    from hookscope.results.statistics import TensorStatistics
+    from hookscope.results.survey import SurveyRow
+
+# Beyond these outputs the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
+# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Among such bounds these lie
+# where bins of a distribution meet, so that the outputs beyond are counted exactly.
+SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
+    "Sigmoid": (1 / 64, 63 / 64),
+    "Tanh": (-31 / 32, 31 / 32),
+    "Softsign": (-3 / 4, 3 / 4),
+    "Hardsigmoid": (0.0, 1.0),
+}
+
+# What may be probabilities.
+_PROBABILITIES = ("Sigmoid", "Hardsigmoid")
+
+# Operations that choose among values, or put them on another grid: a mask stays a mask.
+_RESAMPLING = frozenset(
+    [
+        *("interpolate", "upsample", "grid_sample", "pad", "cat", "stack"),
+        *("avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"),
+        *("mean", "max", "amax", "min", "amin", "argmax", "topk", "sort", "round", "gt", "ge", "lt", "le"),
+        *("index_select", "gather", "masked_select", "masked_fill", "where"),
+    ]
+)
+
+# The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
+_MODULE_OF = {
+    "relu": "ReLU",
+    "relu6": "ReLU6",
+    "hardswish": "Hardswish",
+    "threshold": "Threshold",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "softsign": "Softsign",
+    "hardsigmoid": "Hardsigmoid",
+    "clamp": "ReLU",
+    "clip": "ReLU",
+    "clamp_min": "ReLU",
+    "maximum": "ReLU",
+    "hardtanh": "ReLU",
+}
+
+# Those of them that are sure to cut off at zero.
+_RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
+
+# What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
+RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
+
+# A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
+_VALUES_PER_CHANNEL = 32
+
+# On noise, this share of the channels above the limit may be dead as well, so that 0.8 becomes 0.88. Of
+# three trained networks at five sizes and one to eight noise images the nearest has 0.847.
+_ALLOWANCE_ON_NOISE = 0.4
+
+
+def acts_as(row: LayerRow | GradientRow) -> str:
+    """Return the class of the module that computed a row, or of the one that does the same as its operation."""
+    return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
+
+
+@rule(
+    "dead-channels",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Behind ReLUs, no layer has more channels that are zero over all inputs than the limit allows.",
+)
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be zero over all inputs, 0-1",
+    "seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to"
+    " 224 pixels at or below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
+    "dead_channel_fraction",
+)
+def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Channels behind a ReLU are zero over all inputs.
+
+    A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
+    Causes: too large a learning rate, too negative a bias. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
+    zero by chance. The convolution before a ReLU is not judged: it may be negative everywhere.
+
+    In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
+    88% instead of 80%. Give pictures.
+    """
+    forward = forward_of(measured)
+    is_noise = bool(forward.inputs) and all(record.is_noise for record in forward.inputs)
+    for row in forward.rows:
+        if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
+            on_noise = is_noise and _surveyed(measured, row) is None
+            symptom = f"channels are 0 over {_inputs(measured, row)}{' of noise' if on_noise else ''}"
+            share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
+            most += _ALLOWANCE_ON_NOISE * (1 - most) if on_noise else 0.0
+            yield from _above(most, share, row, f"of its {row.activation.channel_count} {symptom}")
+
+
+@rule(
+    "dead-layer",
+    "fail",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="No layer behind a ReLU is zero everywhere, over all inputs.",
+)
+@limit(
+    "min_values",
+    1024,
+    "outputs of a layer over all inputs; fewer may all be zero by chance",
+    "",
+)
+def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A layer behind a ReLU is zero everywhere, over all inputs.
+
+    A layer that is zero passes nothing on and learns nothing. Causes: shifted biases, a weight with the wrong sign or
+    from a different layer, a diverged step. Load the weights again, or go back to an earlier checkpoint. Sound networks
+    have no dead layer, except a residual branch that was switched off on purpose. The rule judges ReLU, ReLU6,
+    Hardswish and Threshold, as modules or as functions. While weights are random or BatchNorm is untrained, it is a
+    warning.
+    """
+    forward = forward_of(measured)
+    for row in forward.rows:
+        is_rectifier = (row.kind if row.owner is None else _RECTIFIER_FUNCTIONS.get(row.kind)) in RECTIFIERS
+        statistics = row.activation
+        enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
+        if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
+            outputs = (
+                f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
+            )
+            message = f"{named(row)}: {outputs} are 0 over {_inputs(measured, row)}."
+            yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
+
+
+@rule(
+    "constant-activation",
+    "off",
+    "forward",
+    ("non-finite-activation",),
+    followers="output",
+    holds="No layer or operation returns the same number everywhere, over all inputs.",
+)
+def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A layer or an operation returns the same number everywhere, over all inputs.
+
+    No information about the input passes this layer. Causes: a ReLU behind a large negative bias, a factor of 0, a
+    sigmoid at its bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A
+    ReLU is judged with at least 32 values, because fewer may all be zero by chance. Not judged: whole numbers, and
+    outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
+    """
+    forward = forward_of(measured)
+    constant: dict[str, tuple[LayerRow, float]] = {}
+    before: LayerRow | None = None
+    for row in forward.rows:
+        value = _constant_of(row)
+        shown = _shown_before(row, before)
+        before = row
+        if value is not None and (not shown or shown in constant):
+            constant[row.label] = row, value
+    fixed = _computed_without_data(forward.rows) if constant else set()
+    for row, value in constant.values():
+        if row.label not in fixed:
+            count = row.activation.element_count
+            symptom = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
+            yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn")
+
+
+def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
+    """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
+    if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
+        return row.repeats
+    earlier, other = before.activation, row.activation
+    is_same = (earlier.element_count, earlier.min, earlier.max) == (other.element_count, other.min, other.max)
+    return before.label if is_same else row.repeats
+
+
+def _constant_of(row: LayerRow) -> float | None:
+    """Return the finite floating value that all outputs of a row have, if they are enough to tell."""
+    values = row.activation
+    if values.min is None or values.min != values.max or "float" not in values.dtype or non_finite_count(values):
+        return None
+    fewest = _VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
+    return values.min if values.element_count >= fewest else None
+
+
+@rule(
+    "massive-activation",
+    "off",
+    "forward",
+    ("non-finite-activation",),
+    followers="output",
+    holds="No token has a value above 100 in magnitude that is 1,000 times the median magnitude of its input.",
+)
+def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A few values of a transformer are far larger than all others: massive activations.
+
+    Most large language models and some large vision transformers have them, at fixed channels of one or a few tokens,
+    where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
+    magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
+    quantisation and float16 lose the small values next to them: keep such a layer in a wider type. If they are new in a
+    small network, training diverges. The rule judges outputs (N, T, D) of 8 tokens or more; with a survey, every output
+    with channels, by its median over all inputs. Always a warning; off unless it is selected.
+    """
+    for row in forward_of(measured).rows:
+        surveyed = _surveyed(measured, row)
+        if surveyed is not None:
+            yield from _massive_in_survey(measured, row, surveyed)
+        elif row.tokens is not None and row.tokens.massive:
+            peak = row.tokens.massive[0]
+            often = counted(row.tokens.massive_count, "token")
+            words = f"{peak.value:,.4g} in channel {peak.channel} of {row.tokens.place(peak.token)}"
+            against = f"the median magnitude is {figure(peak.median, 3)}"
+            yield RuleFinding(
+                output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
+            )
+
+
+def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: SurveyRow) -> Iterator[RuleFinding]:
+    if surveyed.massive:
+        channels = some_of(surveyed.massive, 3)
+        words = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
+        yield RuleFinding(output_of(row), f"{named(row)}: up to {row.activation.max_abs or 0:,.4g}, {words}.", "warn")
+
+
+def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
+    """Return the labels of the operations that take nothing of the network's input, as far as that is known.
+
+    The origin of a view is not known: what takes only such is left out here if it is an activation function.
+    """
+    labels = {row.label for row in rows}
+    fixed: set[str] = set()
+    for row in rows:
+        takes_data = any(
+            (source in labels and source not in fixed) or source.partition("[")[0] == "input" for source in row.inputs
+        )
+        is_activation = row.kind in _MODULE_OF and "" in row.inputs
+        if row.owner is not None and not takes_data and not is_activation:
+            fixed.add(row.label)
+    return fixed
+
+
+@rule(
+    "quiet-channels",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Behind GELU, SiLU and the like, no layer has more channels near zero than the limit allows.",
+)
+@limit(
+    "below",
+    3e-3,
+    "magnitude that a quiet channel stays below; multiplied by the layer's greatest magnitude if that is below 1",
+    "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1%",
+)
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's channels that may be quiet over all inputs, 0-1",
+    "as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, the largest of 60 of timm is 0.36",
+)
+def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
+
+    A quiet channel carries almost no information, and its slope is too small to learn from. Causes: too negative a
+    bias, too large a learning rate. GELU, SiLU and similar functions are never exactly zero, but they and their slopes
+    are nearly zero for very negative inputs. A channel is quiet if it stays that near to zero at every position of
+    every input, while other channels of the layer do not. If all outputs of a layer are small, it works in the linear
+    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Judged with at
+    least 32 values per channel, 64 on noise.
+    """
+    forward = forward_of(measured)
+    inputs = {row.label: row.activation.max for row in forward.rows}
+    for row in forward.rows:
+        peaks = _peaks(measured, row)
+        if peaks is None or not peaks.size or not _has_enough_values(row.activation):
+            continue
+        below = terms.limit("below", output_of(row))
+        symptom = f"channels stay below {below:g} in magnitude over {_inputs(measured, row)}"
+        most = terms.limit("max_fraction", output_of(row))
+        fed = inputs.get(row.inputs[0]) if row.inputs else None
+        yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {symptom}")
+
+
+@rule(
+    "saturated-activation",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="No bounded activation has more outputs where its slope is nearly zero than the limit allows.",
+)
+@limit(
+    "max_fraction",
+    0.8,
+    "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
+    "after Glorot and Bengio 2010, section 3",
+    "saturated_fraction",
+)
+def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Most outputs of a bounded activation lie where its slope is nearly zero.
+
+    At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
+    weights that are too large, inputs that are not normalised. Gates that are open or closed on purpose look the same.
+    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not judged: its
+    probabilities should be near 0 and 1.
+    """
+    # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
+    # of training deep feedforward neural networks".
+    forward = forward_of(measured)
+    returned = [row.activation for row in forward.rows if not row.layer]
+    for at, row in enumerate(forward.rows):
+        if acts_as(row) in _PROBABILITIES and (
+            any(_has_values_of(row.activation, output) for output in returned) or _is_only_resampled(forward.rows, at)
+        ):
+            continue
+        if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
+            share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
+            most = terms.limit("max_fraction", output_of(row))
+            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(measured, row)}")
+
+
+def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
+    """Tell whether nothing is computed after a row but other places or a choice of its values.
+
+    That is known where operations are observed.
+    """
+    return any(row.owner is not None for row in rows) and all(
+        row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
+        for row in rows[at + 1 :]
+    )
+
+
+def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
+    """Tell whether two tensors hold the same values, of whatever shape, by their statistics."""
+    return (
+        (stats.element_count, stats.min, stats.max) == (other.element_count, other.min, other.max)
+        and None not in (stats.mean, other.mean, stats.std, other.std)
+        and math.isclose(stats.mean or 0, other.mean or 0, rel_tol=1e-5)
+        and math.isclose(stats.std or 0, other.std or 0, rel_tol=1e-5)
+    )
+
+
+# Where all outputs are negative and small, inputs are either near zero, above -0.006, or closed, below -3.1.
+_CLOSED_BELOW = -1.0
+
+
+def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: float | None) -> float:
+    """Return the share of channels that are closed; `fed` is the greatest of what feeds the layer, None if not known.
+
+    In a layer that is small as a whole, the function is linear, and half of its outputs are positive: so `below` is a
+    share of its peak, but for layers without positive outputs, as closed ones are. A layer that is given zeros, as a
+    residual branch that starts switched off is, has none either.
+    """
+    all_negative = row.activation.max is not None and row.activation.max <= 0
+    closed = all_negative and (fed is None or fed < _CLOSED_BELOW)
+    scale = 1.0 if closed else min(1.0, float(peaks.max()))
+    return float((peaks < below * scale).mean())
+
+
+def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> float:
+    """Return the share of values at or beyond two bounds; without a distribution at least this much, by quantiles."""
+    from hookscope.results.statistics import QUANTILE_LEVELS
+
+    if statistics.distribution is not None:
+        return statistics.distribution.share_outside(low, high)
+    levels = [*zip(QUANTILE_LEVELS, statistics.quantiles or (), strict=True)]
+    below = max((level for level, value in levels if value <= low), default=0.0)
+    above = min((level for level, value in levels if value >= high), default=1.0)
+    return below + 1 - above
+
+
+def _has_enough_values(statistics: TensorStatistics) -> bool:
+    """Tell whether there are channels, each of so many values that zero is not chance."""
+    return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
+
+
+def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[RuleFinding]:
+    if share > limit:
+        yield RuleFinding(output_of(row), f"{named(row)}: {share:.1%} {symptom} (limit {limit:.0%}).")
+
+
+def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
+    if measured.survey is not None and _surveyed(measured, row) is not None:
+        return f"{counted(measured.survey.input_count, 'input')} of the survey"
+    forward = forward_of(measured)
+    if row.label in one_row_outputs(forward):
+        return f"the row that all {counted(len(forward.inputs), 'input')} share"
+    return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
+
+
+def forward_of(measured: CheckMeasurements) -> Activations:
+    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics.
+
+    An output that is computed from a row that all inputs share has the number of values that one input gives.
+    """
+    assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
+    forward = measured.forward
+    surveyed = {} if measured.survey is None else measured.survey.by_label()
+    one_row = one_row_outputs(forward)
+    if not surveyed and not one_row:
+        return forward
+
+    def judged(row: LayerRow) -> LayerRow:
+        if row.label in surveyed:
+            return replace(row, activation=surveyed[row.label].activation)
+        if row.label in one_row:
+            count = row.activation.element_count // len(forward.inputs)
+            return replace(row, activation=replace(row.activation, element_count=count))
+        return row
+
+    return replace(forward, rows=tuple(map(judged, forward.rows)))
+
+
+def one_row_outputs(forward: Activations) -> frozenset[str]:
+    """Return the labels of outputs that are the same for every input: computed from repeated rows alone.
+
+    That is known where operations are observed.
+    """
+    repeated = {f"input{path}" for path in forward.repeated}
+    if not repeated:
+        return frozenset()
+    labels = {row.label for row in forward.rows}
+    fixed: set[str] = set()
+    for row in forward.rows:
+        sources = {source for source in row.inputs if source in labels or not source or source.startswith("input[")}
+        if sources and sources <= fixed | repeated:
+            fixed.add(row.label)
+    return frozenset(fixed)
+
+
+def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:
+    return None if measured.survey is None else measured.survey.by_label().get(row.label)
+
+
+def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | None:
+    """Return the greatest magnitude of each channel of a smooth activation, None of other outputs."""
+    peaks, surveyed = measured.channel_peaks.get(row.label), _surveyed(measured, row)
+    if peaks is None or surveyed is None or surveyed.channels.arrays is None:
+        return peaks
+    import numpy as np
+
+    greatest: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
+    return greatest

@@ -1,0 +1,375 @@
+"""A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
+
+One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
+much. At its end stand values at fixed places of each input, which are compared one by one, and numbers that show in
+which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
+network returns, layers without others inside them that run, and those with parameters of their own; all other
+containers would repeat them.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path, PurePath
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from hookscope.errors import UsageError
+from hookscope.regular_files import read_bounded
+from hookscope.results.activations import LayerRow
+from hookscope.results.check import CheckMeasurements, OutputSignature
+from hookscope.results.gradients import Gradients
+from hookscope.results.inputs import InputRecord
+from hookscope.results.statistics import QUANTILE_LEVELS
+from hookscope.rules.baseline_labels import BaselineClass, labelled_document, labelled_from, labelled_of
+from hookscope.rules.baseline_values import channels_text, check_channels, check_values, values_text
+from hookscope.text import one_line, printable, safe_text, strict_json
+
+SCHEMA_VERSION = 6  # 5 has sums of values in place of values, 4 shapes of first batches, 3 no channels
+
+RENEW = "Write a new one with `hookscope check --update-baseline`."
+
+# float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
+# measured in, a twentieth of the default limit of the rule `drift`.
+_SIGNIFICANT_DIGITS = 6
+
+# What stands at the top of the file, but for the class in place of the kind.
+_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
+
+# Ten thousand rows, at about six thousand bytes each.
+_MOST_BYTES = 64 * 2**20
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineInput:
+    """Equal inputs that followed each other, and what was done to them.
+
+    `name` is that of the file without its folder, or "noise", for people: a renamed file is the same input. `sha256` is
+    None when there is no file, `shape` is without the batch axis, and the seed of noise is among the `steps`.
+    """
+
+    name: str
+    count: int
+    sha256: str | None
+    shape: tuple[int, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineGradients:
+    """What the gradients belong to: loss and target by name, "" without a target, and the mode, "eval" or "train"."""
+
+    loss: str
+    target: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRow:
+    """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
+
+    Counts of NaN and Inf are None where they could not be counted, statistics,
+    over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
+    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
+    `QUANTILE_LEVELS`, `values` and `channels` are as in `OutputSignature`, the last two as `values_text` and
+    `channels_text` write them.
+    """
+
+    label: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    nan_count: int | None
+    inf_count: int | None
+    mean: float | None
+    std: float | None
+    dead_fraction: float | None
+    gradient_l2: float | None
+    quantiles: tuple[float, ...] | None
+    values: str | None = None
+    channels: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a network's layers gave for known inputs.
+
+    `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
+    holds them exactly, `gradients` is None if none were taken. `given` are values of all input tensors.
+    `multi_label` tells whether labelled pictures may have several labels. There is a row per layer, call and slot,
+    sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
+    """
+
+    model: str
+    kind: str
+    weights: str
+    weights_sha256: str | None
+    parameter_count: int
+    dtype: str
+    weights_precision: str
+    gradients: BaselineGradients | None
+    given: str | None
+    inputs: tuple[BaselineInput, ...]
+    rows: tuple[BaselineRow, ...]
+    labelled: tuple[BaselineClass, ...] = ()
+    multi_label: bool = False
+
+
+def baseline_of(measured: CheckMeasurements) -> Baseline:
+    """Return what a baseline keeps of measurements; raises UsageError if the forward pass did not run to its end."""
+    forward = measured.forward
+    if forward is None or forward.failure is not None:
+        raise UsageError(
+            f"{printable(measured.model.name)} did not run to the end of its forward pass, so there is no baseline "
+            f"to write. Correct what the rule 'forward' reports first."
+        )
+    return Baseline(
+        model=safe_text(measured.model.name),
+        kind=safe_text(measured.model.kind),
+        weights=safe_text(measured.model.weights),
+        weights_sha256=measured.model.sha256,
+        parameter_count=measured.model.parameter_count,
+        dtype=forward.dtype,
+        weights_precision=measured.weights_precision,
+        gradients=gradients_of(measured.gradients),
+        given=given_of(measured),
+        inputs=inputs_of(forward.inputs),
+        rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
+        labelled=labelled_of(measured.labelled),
+        multi_label=measured.labelled is not None and measured.labelled.accuracy.multi_label,
+    )
+
+
+def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
+    """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
+    if measured.forward is None:
+        return ()
+    rows = [row for row in measured.forward.rows if row.owner is None]
+    containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
+    taken = measured.gradients.gradients if measured.gradients else ()
+    norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
+    return tuple(
+        (row, _baseline_row(row, norms.get(row.label), measured.signatures.get(row.label, _NO_SIGNATURE)))
+        for row in rows
+        if row.parameter_count or row.layer not in containers
+    )
+
+
+def given_of(measured: CheckMeasurements) -> str | None:
+    """Return values of what the network was given, as a baseline keeps them; None if there are none."""
+    return values_text(measured.signatures.get("", _NO_SIGNATURE).values)
+
+
+def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
+    """Return what the gradients of a run belong to; None if it took none."""
+    if gradients is None or gradients.loss is None:
+        return None
+    return BaselineGradients(safe_text(gradients.loss.name), safe_text(gradients.loss.target), gradients.mode)
+
+
+def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
+    """Return the inputs of a run; what a reader warned of is left out, because it depends on the reader's version."""
+
+    def described(record: InputRecord) -> BaselineInput:
+        name = safe_text(PurePath(record.name).name or record.name)
+        steps = tuple(safe_text(step) for step in record.steps if not step.startswith("warning while reading"))
+        return BaselineInput(name, 1, record.sha256, record.shape, steps)
+
+    return tuple(replace(recorded, count=len([*alike])) for recorded, alike in groupby(map(described, records)))
+
+
+_NO_SIGNATURE = OutputSignature(None, None)
+
+
+def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSignature) -> BaselineRow:
+    statistics = row.activation
+    quantiles = tuple(rounded for value in signature.quantiles or () if (rounded := _rounded(value)) is not None)
+    return BaselineRow(
+        label=safe_text(row.label),
+        kind=safe_text(row.kind),
+        shape=statistics.shape,
+        dtype=statistics.dtype,
+        nan_count=statistics.nan_count,
+        inf_count=statistics.inf_count,
+        mean=_rounded(statistics.mean),
+        std=_rounded(statistics.std),
+        dead_fraction=_rounded(statistics.dead_channel_fraction),
+        gradient_l2=_rounded(gradient_l2),
+        quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
+        values=values_text(signature.values),
+        channels=channels_text(signature.channels),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return a number in six significant digits, -0 as 0; None for what JSON has no number for."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") + 0.0
+
+
+def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that sorts "layer2" before "layer10"."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", label))
+
+
+def baseline_text(baseline: Baseline) -> str:
+    """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
+    return strict_json(
+        {
+            "schema_version": SCHEMA_VERSION,
+            **{"class" if name == "kind" else name: getattr(baseline, name) for name in _FACTS},
+            "mode": "eval",
+            "gradients": baseline.gradients and asdict(baseline.gradients),
+            "quantile_levels": QUANTILE_LEVELS,
+            "given": baseline.given,
+            "inputs": [asdict(recorded) for recorded in baseline.inputs],
+            "layers": [_document(row) for row in baseline.rows],
+            **labelled_document(baseline.labelled, multi_label=baseline.multi_label),
+        }
+    )
+
+
+def _document(row: BaselineRow) -> Mapping[str, Any]:
+    counted = row.nan_count is not None and row.inf_count is not None
+    finite = not (row.nan_count or row.inf_count) if counted else None
+    document: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if name == "nan_count":
+            document["finite"] = finite
+        if finite is False or name not in ("nan_count", "inf_count"):
+            document[_ROW_KEYS.get(name, name)] = value
+    return document
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
+
+    Raises:
+        UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
+            a field is missing or has another type.
+    """
+    name = printable(str(path))
+    try:
+        content = read_bounded(path, _MOST_BYTES)
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no baseline {name}. Write one with `hookscope check --update-baseline`.") from error
+    except OSError as error:
+        raise UsageError(f"Baseline {name} cannot be read: {one_line(error.strerror or error)}.") from error
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"Baseline {name} is larger than {_MOST_BYTES // 2**20} MiB, so it is not a baseline. {RENEW}")
+    try:
+        return _parsed(json.loads(content.decode(), parse_constant=_refuse_constant))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"Baseline {name} is not UTF-8 at byte {error.start}. {RENEW}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"Baseline {name} is not JSON: line {error.lineno}, {one_line(error.msg)}. {RENEW}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"Baseline {name}: {one_line(error)}. {RENEW}") from error
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+# What a field of each type may hold, as errors say it; "or null" comes on top.
+_KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
+    str: ("text", lambda value: isinstance(value, str)),
+    int: ("a whole number", _is_count),
+    float: ("a number", _is_number),
+    bool: ("true, false", lambda value: isinstance(value, bool)),
+    dict: ("an object", lambda value: isinstance(value, dict)),
+    list: ("a list", lambda value: isinstance(value, list)),
+    tuple[int, ...]: ("a list of sizes", lambda value: _is_list(value, _is_count)),
+    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda item: isinstance(item, str))),
+    tuple[float, ...]: (
+        "seven numbers",
+        lambda value: _is_list(value, _is_number) and len(value) == len(QUANTILE_LEVELS),
+    ),
+}
+
+# What the file calls the fields of a row.
+_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"} | {
+    "nan_count": "nan",
+    "inf_count": "inf",
+}
+
+_types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
+
+
+def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
+    if key not in record:
+        raise ValueError(f"{place} has no {key!r}")
+    value, optional = record[key], type(None) in get_args(kind)
+    words, fits = _KINDS[get_args(kind)[0] if optional else kind]
+    if not (fits(value) or (optional and value is None)):
+        words += " or null" if optional else ""
+        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(value), 40)}, not {words}")
+    return value
+
+
+def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **kwargs: Any) -> _T:
+    """Return a dataclass whose fields are read from a JSON object, apart from those given."""
+    for name, kind in _types_of(cls).items():
+        if name not in kwargs:
+            value = _field(record, keys.get(name, name), kind, place)
+            kwargs[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**kwargs)
+
+
+def _parsed(document: Any) -> Baseline:
+    version = _field(document, "schema_version", int)
+    if version != SCHEMA_VERSION:
+        older = "an earlier" if version < SCHEMA_VERSION else "a later"
+        raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
+    if tuple(_field(document, "quantile_levels", list)) != QUANTILE_LEVELS:
+        raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
+    gradients = _field(document, "gradients", dict | None)
+    rows = tuple(_row(layer, f"layer {index}") for index, layer in enumerate(_field(document, "layers", list), 1))
+    seen = Counter(row.label for row in rows)
+    if twice := [label for label, count in seen.items() if count > 1]:
+        raise ValueError(f"layer {twice[0]!r} is there twice")
+    check_values(_field(document, "given", str | None), "'given'")
+    inputs = enumerate(_field(document, "inputs", list), 1)
+    return _fields(
+        Baseline,
+        document,
+        "it",
+        {"kind": "class"},
+        gradients=None if gradients is None else _fields(BaselineGradients, gradients, "'gradients'", {}),
+        inputs=tuple(_fields(BaselineInput, record, f"input {index}", {}) for index, record in inputs),
+        rows=rows,
+        labelled=labelled_from(document),
+        multi_label=document.get("multi_label") is True,
+    )
+
+
+def _row(record: Any, place: str) -> BaselineRow:
+    place = f"layer {_field(record, 'layer', str, place)!r}"
+    finite = _field(record, "finite", bool | None, place)
+    nan_count, inf_count = (None, None) if finite is None else (0, 0)
+    if finite is False:
+        nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
+    check_values(_field(record, "values", str | None, place), f"'values' of {place}")
+    check_channels(_field(record, "channels", str | None, place), f"'channels' of {place}")
+    return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)

@@ -1,0 +1,421 @@
+"""The rule that compares with a baseline: which layer is the first whose values changed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookscope.errors import UsageError
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
+from hookscope.text import figure, printable, shape_text
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements
+    from hookscope.rules.baseline import Baseline, BaselineInput, BaselineRow
+
+# Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
+# share 0.5 of theirs), above it a few layers were changed, which are findings.
+_LEAST_ALIKE = 0.75
+
+# A layer's spread is its std, but at least this share of its root mean square, so that the rounding of a layer whose
+# values hardly vary (a sigmoid at 0.5) is no drift. What was measured is with the limits below.
+_LEAST_SPREAD = 0.1
+
+# The floating dtypes of networks from the finest to the coarsest, by significant bits: 53, 24, 11, 8 (IEEE 754, and the
+# first half of its binary32); and the limit for what was rounded to each.
+_LIMITS = {
+    "float64": "max_difference",
+    "float32": "max_difference",
+    "float16": "max_difference_float16",
+    "bfloat16": "max_difference_bfloat16",
+}
+_HALF = frozenset({"float16", "bfloat16"})
+
+# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it. Layers whose
+# values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
+_STEP_OF_FLOAT16 = 2.0**-24
+
+# How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
+# outer quantile is one of them, and its error in the tail of those of all. Four standard deviations, and half as many
+# again because the root mean square is that of 256 values per input: on 44 networks 4.7 times were rounding.
+_TAIL = 6.0
+
+# Channels that a finding names.
+_NAMED_CHANNELS = 3
+
+# Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
+# independent values. No growth of rounding errors explains that. Where rounding moves a layer by 0.8, its 256 values
+# per input may show 1.08 (mobilenet_v2 in bfloat16).
+_UNRELATED = 1.2
+
+
+@rule(
+    "drift",
+    "fail",
+    "baseline",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Every layer returns what it did when the baseline was written, within the limits.",
+)
+@limit(
+    "max_difference",
+    0.01,
+    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
+    " its std, but at least 0.1 of its root mean square",
+    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most by"
+    " up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in seven cases of eight",
+)
+@limit(
+    "max_difference_float16",
+    0.05,
+    "the same where outputs are float16, or the weights of either network were rounded to it",
+    "on 18 networks float16 moves the last layer by up to 0.12, on trained networks by up to 0.011",
+)
+@limit(
+    "max_difference_bfloat16",
+    0.1,
+    "the same for bfloat16",
+    "on 18 networks bfloat16 moves the last layer by up to 0.58, on trained networks by up to 0.07",
+)
+@limit(
+    "max_growth",
+    2.0,
+    "in half precision, for a layer beyond the two limits: its move over the largest move of any layer before it",
+    "on 18 networks at most 1.33: rounding errors grow from layer to layer",
+)
+@limit(
+    "max_dead_difference",
+    0.05,
+    "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
+    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
+    " pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+)
+@limit(
+    "max_gradient_ratio",
+    1.1,
+    "factor by which the L2 norm of a layer's gradient may be larger or smaller",
+    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
+    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
+)
+def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A layer returns different values than when the baseline was written.
+
+    The first layer in execution order that differs is named: its weights, the preprocessing or a library changed. If
+    the change was meant, renew the baseline with --update-baseline. Values are compared in their order, so swapped
+    channels are drift although every statistic stays the same. The message adds the channels whose mean plus standard
+    deviation moved furthest, if they are known (in layers of more than 64 channels, if no more than four moved), and
+    the number of layers that follow. Gradients are compared only if all values are the same; the last layer whose
+    gradient changed is named, because gradients travel back from there. Off until a baseline is given.
+
+    A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
+    begins where they suddenly double. Changes smaller than these errors cannot be detected. Dynamic int8 quantisation
+    of linear layers moves layers by 0.007 to 0.06, which counts as drift: raise max_difference to 0.1 for it.
+    """
+    # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
+    # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
+    from hookscope.rules.baseline import measured_rows
+
+    baseline = terms.baseline
+    assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
+    require_fit(baseline, measured)
+    by_label = {row.label: row for row in baseline.rows}
+    may_round, weights = _may_round(baseline, measured), {baseline.weights_precision, measured.weights_precision}
+    changed: list[tuple[FindingTarget, str, str]] = []
+    of_gradients: list[tuple[FindingTarget, str, str]] = []
+    furthest = 0.0
+    for row, now in measured_rows(measured):
+        target, before = output_of(row), by_label.pop(now.label, None)
+        if before is None:
+            change, moved = "it is not in the baseline", _Movement(None, 0.0, "")
+        else:
+            pair = _Pair(before, now, _precision(before, now, weights))
+            limits = {name: terms.limit(name, target) for name in terms.rule.limits}
+            change = _changed_facts(pair, limits["max_dead_difference"], may_round=may_round)
+            moved = _movement(pair, limits[_LIMITS.get(pair.precision, "max_difference")])
+            usual = min(limits["max_growth"] * furthest, _UNRELATED) if pair.precision in _HALF else 0.0
+            change = "; ".join(filter(None, (change, moved.words if changed or moved.beyond_rounding > usual else "")))
+            if baseline.gradients and measured.gradients and terms.is_on(target):
+                gradient = _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"])
+                of_gradients += [(target, now.kind, gradient)] if gradient else []
+        furthest = max(furthest, moved.furthest)
+        if change and terms.is_on(target):
+            changed.append((target, now.kind, change))
+    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
+    changed += [missing for missing in gone if terms.is_on(missing[0])]
+    remark = _given(baseline, measured, terms) if changed else ""
+    for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
+        name = f"'{printable(target.where)}' ({printable(kind)})"
+        begins = f"Drift from the baseline begins at {name}: {change}{remark}."
+        yield RuleFinding(target, f"{name} drifts from the baseline: {change}." if index else begins)
+
+
+class _Movement(NamedTuple):
+    """How far a layer moved, in units of its spread.
+
+    Attributes:
+        values: Root mean square of the differences of the values that are kept, or of the channels if that is more;
+            None where none are kept.
+        statistics: The same of its mean, std or a quantile, whichever moved furthest.
+        words: Both, where one of them is too far; else "".
+    """
+
+    values: float | None
+    statistics: float
+    words: str
+
+    @property
+    def furthest(self) -> float:
+        return max(self.values or 0.0, self.statistics)
+
+    @property
+    def beyond_rounding(self) -> float:
+        """How far it moved, without what rounding errors of single values explain."""
+        return self.furthest if self.values is None or self.statistics > _TAIL * self.values else self.values
+
+
+class _Pair(NamedTuple):
+    """A layer's output in the baseline and now, and the dtype they were rounded to."""
+
+    before: BaselineRow
+    now: BaselineRow
+    precision: str
+
+
+def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
+    """Return the coarsest dtype that the values before or now were rounded to, or only one network's weights."""
+    order = [*_LIMITS]
+    dtypes = {before.dtype, now.dtype} | (weights if len(weights) > 1 else set())
+    return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else -1)
+
+
+def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
+    """Tell whether this network computes in another floating dtype than that of the baseline."""
+    now = measured.forward.dtype if measured.forward else baseline.dtype
+    return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
+
+
+def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
+    """Return how far the network's inputs themselves moved, in words; "" if they did not."""
+    from hookscope.rules.baseline import given_of
+    from hookscope.rules.baseline_values import root_mean_square, values_apart
+
+    now = given_of(measured)
+    if baseline.given is None or now is None:
+        return ""
+    distance, usual = values_apart(baseline.given, now), root_mean_square(baseline.given)
+    forward = measured.forward
+    dtypes = (baseline.dtype, forward.dtype if forward else "")
+    limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
+    if distance is None or distance <= limit * usual:
+        return ""
+    by = f"by {figure(distance / usual, 3)} of its root mean square" if usual else "it was all 0"
+    return f"; what the network is given differs already, {by}: look at how inputs are read and prepared"
+
+
+def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
+    """Raise UsageError for a baseline that cannot be compared with this run.
+
+    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
+    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
+    none.
+    """
+    difference = (
+        _other_class(baseline, measured)
+        or _other_inputs(baseline, measured)
+        or _other_gradients(baseline, measured)
+        or _other_rows(baseline, measured)
+    )
+    if difference:
+        from hookscope.rules.baseline import RENEW
+
+        raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
+
+
+def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
+    return "" if was == now else named
+
+
+def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.rules.baseline import inputs_of
+
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    now = inputs_of(measured.forward.inputs)
+    counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
+    if counts[0] != counts[1]:
+        return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
+    for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
+        if difference := _other_input(was, current):
+            return f"input {index} {difference}"
+    return ""
+
+
+def _other_input(was: BaselineInput, now: BaselineInput) -> str:
+    if (was.sha256, was.count) != (now.sha256, now.count):
+        return f"was {_described(was)}, and is {_described(now)}"
+    if was.shape != now.shape:
+        return f"was {shape_text(was.shape)}, and is {shape_text(now.shape)}"
+    if was.steps != now.steps:
+        before = "; ".join(step for step in was.steps if step not in now.steps) or "nothing"
+        after = "; ".join(step for step in now.steps if step not in was.steps) or "nothing"
+        return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
+    return ""
+
+
+def _described(entry: BaselineInput) -> str:
+    digest = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{entry.count} of no file"
+    return f"'{printable(entry.name)}' ({digest})"
+
+
+def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.rules import RULES
+    from hookscope.rules.baseline import gradients_of
+
+    if baseline.gradients is None:
+        return ""
+    if measured.gradients is None:
+        tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
+        return "" if tried else "it holds gradients, and this run takes none, because no rule about gradients is on"
+    now = gradients_of(measured.gradients)
+    if now is None or now == baseline.gradients:
+        return ""
+    was, current = (
+        printable(f"{side.loss}, {side.target or 'no target'}, {side.mode}") for side in (baseline.gradients, now)
+    )
+    return f"its gradients are of the loss '{was}', and these are of '{current}'"
+
+
+def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
+    from hookscope.rules.baseline import measured_rows
+
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    was = {(row.label, row.kind, row.shape) for row in baseline.rows}
+    now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
+    alike, count = len(was & now), max(len(was), len(now))
+    if alike >= _LEAST_ALIKE * count:
+        return ""
+    same = f"only {alike} of {count} layers have the same name, type and shape"
+    return f"{same}, so it was made with a different network"
+
+
+def _gone(row: BaselineRow) -> FindingTarget:
+    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
+    return FindingTarget(row.label, (name,), row.kind)
+
+
+def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
+    """Return changes of facts, and of the share of dead channels, in words; "" for none."""
+    before, now = pair.before, pair.now
+    other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
+    for fact, was, current in (
+        ("type", before.kind, now.kind),
+        ("shape", shape_text(before.shape), shape_text(now.shape)),
+        *([("dtype", before.dtype, now.dtype)] if other_dtype else []),
+    ):
+        if was != current:
+            return f"its {fact} went from {printable(was)} to {printable(current)}"
+    counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
+    changes = [f"its count of {kind} went from {_number(a)} to {_number(b)}" for kind, a, b in counts if a != b]
+    old, found = _values(before), _values(now)
+    if lost := next((name for name in {**old, **found} if (name in old) != (name in found)), None):
+        changes.append(f"its {lost} went from {_number(old.get(lost))} to {_number(found.get(lost))}")
+    if pair.precision not in _HALF:
+        changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
+    return "; ".join(filter(None, changes))
+
+
+def _movement(pair: _Pair, limit: float) -> _Movement:
+    """Return how far the values, and one of mean, std and quantiles moved, in units of the layer's spread."""
+    before, now, _ = pair
+    if before.shape != now.shape:
+        return _Movement(None, 0.0, "")
+    was, current = _values(before), _values(now)
+    spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
+    if pair.precision == "float16" and limit > 0:
+        spread = max(spread, _STEP_OF_FLOAT16 / limit)
+    moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
+    most = max(moved, key=lambda name: moved[name], default="")
+    furthest, apart, words = moved.get(most, 0.0), None, ""
+    distance = _values_apart(before, now)
+    if distance is not None:
+        apart = _ratio(distance, spread)
+        differ = f"differ by about {figure(apart, 3)} of their spread" if spread else "are no longer all 0"
+        words = f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}"
+        words = words if apart > limit else ""
+    if furthest > limit:
+        went = f"its {most} went from {_number(was[most])} to {_number(current[most])}"
+        alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
+        words = f"{words}, {went}" if words else alone
+    where = _worst_channels(pair, spread, limit) if words else ""
+    return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
+
+
+def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
+    """Return the channels whose mean and standard deviation moved furthest beyond a limit, in words; "" if unknown."""
+    import numpy as np
+
+    from hookscope.rules.baseline_values import channel_differences
+
+    if not pair.before.channels or not pair.now.channels or not spread:
+        return ""
+    differences = channel_differences(pair.before.channels, pair.now.channels)
+    if differences is None or differences.size == 1:
+        return ""
+    moved = np.abs(differences) / spread
+    beyond = np.flatnonzero(moved > limit)
+    worst = [int(channel) for channel in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
+    if not worst:
+        return ""
+    named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
+    by = f"by {'up to ' if len(worst) > 1 else ''}{figure(moved[worst[0]], 3)}"
+    if len(beyond) > len(worst):
+        return f", in {len(beyond):,} of {moved.size:,} channels, most in {named}, {by}"
+    return f", in {'channel' if len(worst) == 1 else 'channels'} {named} of {moved.size:,}, {by}"
+
+
+def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
+    """Return the root mean square of the differences of values, as far as it is known; None if nothing is."""
+    from hookscope.rules.baseline_values import channels_apart, values_apart
+
+    distances = []
+    if before.values and now.values:
+        distances.append(values_apart(before.values, now.values))
+    if before.channels and now.channels:
+        distances.append(channels_apart(before.channels, now.channels))
+    return max((distance for distance in distances if distance is not None), default=None)
+
+
+def _values(row: BaselineRow) -> dict[str, float]:
+    named = {"mean": row.mean, "std": row.std, **_by_quantile(row.quantiles or ())}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _by_quantile(values: Iterable[float]) -> dict[str, float]:
+    from hookscope.results.statistics import QUANTILE_LEVELS
+
+    return dict(zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), values, strict=False))
+
+
+def _changed_share(was: float | None, now: float | None, limit: float) -> str:
+    if was == now or (was is not None and now is not None and abs(was - now) <= limit):
+        return ""
+    return f"its share of dead channels went from {_number(was)} to {_number(now)} (limit {limit:g} apart)"
+
+
+def _changed_gradient(was: float | None, now: float | None, limit: float) -> str:
+    if was == now or (was is not None and now is not None and _ratio(max(was, now), min(was, now)) <= limit):
+        return ""
+    return f"the L2 norm of its gradient went from {_number(was)} to {_number(now)} (limit {limit:g} times)"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else (math.inf if part else 0.0)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

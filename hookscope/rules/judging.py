@@ -1,0 +1,382 @@
+"""Judge measurements by rules: which are wanted, which causes silence others, and the result of each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from hookscope.errors import (
+    EXIT_DONE,
+    CheckpointError,
+    HookscopeError,
+    MisfitError,
+    ModelError,
+    UntrustedFileError,
+    UsageError,
+    nearest,
+)
+from hookscope.hooks.patterns import NOT_JUDGED
+from hookscope.options import RuleOptions
+from hookscope.parameters import arg
+from hookscope.results.activations import Activations
+from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
+from hookscope.results.findings import Finding
+from hookscope.results.gradients import Gradients
+from hookscope.results.repeats import Run, reduced
+from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits, with_limits
+from hookscope.rules.baseline import Baseline
+from hookscope.rules.forward import raised
+from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on_for_some, level_for_all, terms_of
+from hookscope.rules.settings import CheckSettings, RuleSettings
+from hookscope.text import printable
+
+_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
+
+
+def _idle_without(rule: str) -> str:
+    """Return what a rule needs to be given."""
+    labelled = f"labelled pictures ({arg('data')} FOLDER)"
+    return {
+        "drift": f"a baseline ({arg('baseline')} FILE)",
+        "expectation": "an [[expect]] in the configuration",
+        "accuracy-drop": f"{labelled} and a baseline",
+    }.get(rule, labelled)
+
+
+NEED_NO_NETWORK = frozenset({"file", "stored"})
+"""What rules look at that a weights file shows by itself."""
+
+# These report themselves what could not be measured: who asks for them must not read silence as a pass.
+_NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
+
+
+def judge(
+    checkpoint: str,
+    measured: CheckMeasurements,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    baseline: Baseline | None = None,
+) -> CheckReport:
+    """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
+
+    A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
+    are skipped, with that reason. `expectation`, `drift` and rules about labelled pictures are off where there is
+    nothing to compare with.
+
+    Raises:
+        UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
+            another network or of other inputs, or if no rule is left to judge by.
+    """
+    idle = _idle(settings, baseline)
+    terms = {
+        name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
+    }
+    if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
+        raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
+    if not terms:
+        unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted & idle))
+        raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
+    # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
+    of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
+    gradients = measured.gradients
+    objections = _evaluated(
+        measured if gradients is None else replace(measured, gradients=_judged(gradients)),
+        [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients],
+    )
+    outcomes: dict[str, RuleOutcome] = {}
+    for name, rule in RULES.items():
+        if name not in terms:
+            outcomes[name] = RuleOutcome(name, "off")
+            continue
+        about_gradients = rule.needs == "gradients"
+        missing = (_unpaired(settings, baseline) if name == "accuracy-drop" else "") or _missing(rule, measured)
+        cause = _silencing(rule, objections, outcomes)
+        if cause and not (missing and about_gradients):
+            outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
+        elif missing:
+            outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
+        else:
+            problems = (
+                _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
+            )
+            outcomes[name] = _outcome(name, terms[name].findings(problems))
+    error = _error(measured)
+    return CheckReport(
+        checkpoint,
+        tuple(outcomes.values()),
+        measured.model,
+        measured.forward.inputs if measured.forward else (),
+        error,
+        ModelError.exit_code if error else EXIT_DONE,
+        measured.warnings,
+        measured.seconds,
+        accuracy=measured.labelled.accuracy if measured.labelled is not None else None,
+    )
+
+
+def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
+    """Return the rules that have nothing to compare with, as nobody has asked for it."""
+    idle = set() if settings.expectations else {"expectation"}
+    if baseline is None:
+        idle |= {"drift", "accuracy-drop"}
+    if settings.data is None:
+        idle |= {"accuracy", "class-accuracy"} | (set() if baseline and baseline.labelled else {"accuracy-drop"})
+    return idle
+
+
+def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
+    """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
+    if settings.data is None:
+        return f"the baseline holds labelled pictures, and none are given: {arg('data')} FOLDER"
+    return (
+        "" if baseline and baseline.labelled else f"the baseline was written without labelled pictures ({arg('data')})"
+    )
+
+
+def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
+    """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
+
+    Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
+    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
+    them; those left out keep their defaults.
+    """
+    all_limits = grads_limits()
+    changed: dict[str, dict[str, float]] = {}
+    for name, value in (limits or {}).items():
+        rule, limit = all_limits[name]
+        changed.setdefault(rule.identifier, {})[limit] = value
+    settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
+    terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
+    folded = _judged(gradients)
+    forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows, repeated=folded.repeated)
+    measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
+    objections = _evaluated(measured, terms.values())
+    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
+    return _failures_first(findings)
+
+
+def judge_activations(activations: Activations) -> tuple[Finding, ...]:
+    """Judge one forward pass by the rules of `hookscope activations`: failures first, then as in `ACTIVATIONS_RULES`.
+
+    An output is objected to once. Rows that repeat another are not judged a second time.
+    """
+    judged = _judged(activations)
+    measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
+    terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
+    objections = _evaluated(measured, terms)
+    places: set[str] = set()
+    findings: list[Finding] = []
+    for term in terms:
+        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in places]
+        places.update(every.target.where for every in new)
+        findings += term.findings(new)
+    return _failures_first(findings)
+
+
+def refused(
+    checkpoint: str, error: HookscopeError, wanted: AbstractSet[str], alone: CheckReport | None = None
+) -> CheckReport:
+    """Report a checkpoint that could not be loaded, or not be checked to the end.
+
+    Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be read fails
+    `integrity`, both at any level. All other rules are skipped, except those that `alone`, the verdict on the file
+    without its network, has judged. Where that rule is not wanted, or the error is of another kind, the error's exit
+    code stands, so that a checkpoint that could not be checked never passes.
+    """
+    broken, reason = "", "the checkpoint could not be checked"
+    if isinstance(error, MisfitError):
+        broken, reason = "architecture", "the weights do not fit the network"
+    elif isinstance(error, CheckpointError | UntrustedFileError):
+        broken, reason = "integrity", "the file could not be read"
+    outcomes = {name: RuleOutcome(name, "off") for name in RULES}
+    outcomes |= {name: RuleOutcome(name, "skipped", reason=reason) for name in RULES if name in wanted}
+    if broken in wanted:
+        outcomes[broken] = _outcome(broken, [Finding(broken, "fail", "", str(error))])
+    if broken == "architecture" and "integrity" in wanted:
+        outcomes["integrity"] = RuleOutcome("integrity", "pass")
+    code = EXIT_DONE if broken == "architecture" and broken in wanted else error.exit_code
+    report = CheckReport(checkpoint, tuple(outcomes.values()), error=str(error), error_code=code)
+    if alone is None:
+        return report
+    outcomes |= {outcome.rule: outcome for outcome in alone.outcomes if outcome.rule != broken}
+    return replace(report, outcomes=tuple(outcomes.values()), warnings=alone.warnings, seconds=alone.seconds)
+
+
+def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
+    """Return the identifiers of the rules to judge by.
+
+    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the ones
+    that these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules
+    away.
+
+    Raises:
+        UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
+            limit that there is not.
+    """
+    _refuse_unknown(settings)
+    on = {
+        name for name, rule in RULES.items() if level_for_all(rule, settings) != "off" or is_on_for_some(rule, settings)
+    }
+    chosen = _matching(arg("select"), select) if select else on
+    left = frozenset(chosen - _matching(arg("ignore"), ignore))
+    if not left:
+        raise UsageError(f"No rule is left to check; leave out {arg('ignore')}, or turn rules on in the configuration.")
+    return left
+
+
+def judged_by(
+    settings: CheckSettings, option: RuleOptions, baseline: Baseline | None, *, renews_baseline: bool = False
+) -> tuple[CheckSettings, frozenset[str]]:
+    """Return the settings with the limits that the options give, and the rules to judge by.
+
+    Raises:
+        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would go unnoticed because its rule
+            is not judged, unless the baseline is written anew.
+    """
+    settings = with_limits(settings, option.limit)
+    wanted = wanted_rules(settings, option.select, option.ignore)
+    idle = _idle(settings, baseline)
+    by_rule = {} if renews_baseline else check_limits(option.limit)
+    for name, limits in by_rule.items():
+        written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
+        if name not in wanted:
+            raise UsageError(
+                f"{written} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
+            )
+        if name in idle:
+            raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
+    return settings, wanted
+
+
+def _matching(option: str, patterns: Iterable[str]) -> set[str]:
+    names: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in RULES if fnmatchcase(name, pattern)}
+        if not matched:
+            hint = nearest(pattern, RULES)
+            raise UsageError(
+                f"{option} '{printable(pattern, 80)}' is no rule.{hint} List them with `hookscope check --rules`."
+            )
+        names |= matched
+    return names
+
+
+def _refuse_unknown(settings: CheckSettings) -> None:
+    for name, changes in [
+        *settings.rules.items(),
+        *(pair for layer in settings.layers for pair in layer.rules.items()),
+    ]:
+        if name not in RULES:
+            raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
+        for limit in changes.limits:
+            if limit not in RULES[name].limits:
+                hint = nearest(limit, RULES[name].limits)
+                raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
+
+
+def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
+    """Return what rules object to, by identifier; a rule is left out if a cause before it objects.
+
+    Of gradients `measured` has what rules look at, see `_judged`.
+    """
+    gradients = measured.gradients
+    complete = gradients is not None and gradients.loss is not None and gradients.failure is None
+    objections: dict[str, list[RuleFinding]] = {}
+    for term in terms:
+        rule = term.rule
+        # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
+        causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
+        possible = (
+            complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
+        )
+        if possible and not any(objections.get(cause) for cause in causes):
+            objections[rule.identifier] = [*rule.evaluate(measured, term)]
+    return objections
+
+
+def _judged(run: Run) -> Run:
+    """Return what rules look at: no repeated rows, the same operations whatever is shown, no gradients of nothing."""
+    left_out = {row.label for row in run.rows if row.owner is not None and row.kind in NOT_JUDGED}
+    if isinstance(run, Gradients):
+        outputs = [row for row in run.gradients if row.role == "output" and row.backward_index is not None]
+        left_out |= {row.label for row in outputs if not row.gradient.element_count}
+    return reduced(run, left_out, folds=True)
+
+
+def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: finding.level != "fail"))
+
+
+def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
+    findings = _failures_first(unsorted)
+    return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
+
+
+def _missing(rule: Rule, measured: CheckMeasurements) -> str:
+    """Return which missing measurements keep a rule from being judged, in a sentence; "" if none do."""
+    name, needs = rule.identifier, rule.needs
+    if measured.no_network and needs not in NEED_NO_NETWORK:
+        return measured.no_network
+    if needs in ("file", "network"):
+        return ""
+    if needs != "stored":
+        if measured.forward is not None and measured.forward.failure is not None and name != "forward":
+            return "the forward pass raised"
+        if needs == "gradients" and measured.gradients is None:
+            return measured.unmeasured.get(name, "no gradients were taken")
+        unrun = "the network was not run" if measured.forward is None and needs != "gradients" else ""
+        if unrun or (measured.labelled is None and needs == "labels"):
+            return measured.unmeasured.get(name, unrun or "no labelled pictures were classified")
+    return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
+
+
+def _unjudged(
+    terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
+) -> RuleOutcome:
+    """Return the result of a rule that cannot be judged: it is skipped.
+
+    One that is off by default, and so was asked for, objects instead, unless a pass that raised explains it or there is
+    no network.
+    """
+    message = f"This rule cannot be judged: {reason.rstrip('.')}."
+    said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
+    if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
+        return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
+    return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
+
+
+def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
+    """Return which finding silences a rule, in a sentence; "" if none does."""
+    cause = _cause(rule, objections)
+    if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
+        origin = outcomes["non-finite-activation"]
+        # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
+        # warning, which may be about a mask, gradients are judged all the same.
+        if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
+            return _FOLLOWS_FROM_NON_FINITE
+    if not cause or not outcomes[cause].findings:
+        return ""
+    return f"the gradients violate {cause}, which causes the rest"
+
+
+def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
+    """Return what a rule about gradients objects to; where a cause that is not reported silences it, the cause."""
+    cause = _cause(rule, objections)
+    if not cause:
+        return objections.get(rule.identifier, ())
+    first = objections[cause][0]
+    message = f"It cannot be judged, because the gradients violate {cause}: {first.message}"
+    return [replace(first, message=message)]
+
+
+def _cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> str:
+    return next((cause for cause in rule.silenced_by if objections.get(cause)), "")
+
+
+def _error(measured: CheckMeasurements) -> str:
+    forward, gradients = measured.forward, measured.gradients
+    if forward is not None and forward.failure is not None:
+        return raised("forward", forward.failure)
+    if gradients is not None and gradients.failure is not None:
+        return raised("forward" if gradients.loss is None else "backward", gradients.failure)
+    return ""

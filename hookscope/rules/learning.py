@@ -1,0 +1,315 @@
+"""Rules about what each parameter learns: how gradients change over depth and between them, and which get none."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import gt, lt
+from statistics import median
+from typing import TYPE_CHECKING
+
+from hookscope.rules.gradients import idle_modules
+from hookscope.rules.rule import (
+    FindingTarget,
+    RuleFinding,
+    RuleTerms,
+    arrived_outputs,
+    in_forward_order,
+    key,
+    limit,
+    listed,
+    module_of,
+    non_finite_count,
+    output_of,
+    owner,
+    parameter_of,
+    rule,
+    taken_gradients,
+)
+from hookscope.text import counted, figure
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+
+# Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence.
+_SHORTEST_TREND = 3
+_SHORTEST_RECURRENCE = 8
+
+_CAUSES = ("non-finite-gradient", "zero-gradient")
+
+
+@rule(
+    "vanishing-gradient",
+    "off",
+    "gradients",
+    _CAUSES,
+    holds="The first weights do not learn slower than the limit allows, compared with the last.",
+)
+@limit(
+    "min_ratio",
+    1e-4,
+    "median ‖g‖/‖w‖ of the first tenth of the weights over that of the last tenth",
+    "healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
+    "vanishing",
+)
+def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """The first weights learn far slower than the last.
+
+    ‖g‖/‖w‖, the size of a step relative to the weight, is far smaller for the first weights than for the last, so the
+    first layers hardly learn. Causes: saturated activations, missing normalisation or skip connections, too small an
+    initialisation.
+    """
+    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
+    # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
+    # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
+    # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
+    gradients = taken_gradients(measured)
+    trends = [*_recurrences(gradients), _learning(gradients)]
+    yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
+
+
+@rule(
+    "exploding-gradient",
+    "off",
+    "gradients",
+    _CAUSES,
+    holds="Gradients do not grow beyond the limit on the way back to the first layers.",
+)
+@limit(
+    "max_ratio",
+    1e4,
+    "median ‖grad_output‖ of the first tenth of the layers over the greatest of the last tenth",
+    "networks of torchvision in train mode stay below 200",
+    "exploding",
+)
+def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Gradients grow on the way back to the first layers.
+
+    ‖grad_output‖ grows from the last layers to the first, so one step can throw the first layers off. Causes: too large
+    an initialisation, missing normalisation, recurrence without clipping. In eval mode with untrained BatchNorm, which
+    does not normalise, it is a warning.
+    """
+    # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
+    # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
+    gradients = taken_gradients(measured)
+    rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
+    idle = _batch_norm_is_idle(gradients)
+    remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
+    trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
+    for objection in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")
+
+
+@rule("unused-parameter", "off", "gradients", holds="Every trainable parameter gets a gradient.")
+def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Trainable parameters never get a gradient.
+
+    The loss does not depend on them: they never train, and DistributedDataParallel needs `find_unused_parameters=True`
+    for them. Use, remove or freeze them. Heads that are used only in training appear unused in eval mode.
+    """
+    gradients = taken_gradients(measured)
+    trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
+    by_reason: dict[str, list[str]] = {}
+    parameters = {parameter_row.name: parameter_row for parameter_row in trainable}
+    for row in trainable:
+        if row.status in ("not reached", "no gradient path"):
+            by_reason.setdefault(_why_unused(row, gradients), []).append(row.name)
+    for reason, names in by_reason.items():
+        message = (
+            f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
+            f" {reason}: {listed(names)}."
+        )
+        first = parameters[names[0]]
+        target = parameter_of(first) if len(names) == 1 else _module(_common_module(names), gradients)
+        yield RuleFinding(target, message, "warn")
+
+
+def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
+    """Return what is known of why a parameter gets no gradient, from the rows of its module."""
+    if parameter.status == "no gradient path":
+        return "autograd does not track what is computed with them (no_grad, detach)"
+    module = owner(parameter)
+    rows = [gradient for gradient in gradients.gradients if gradient.role == "output" and module_of(gradient) == module]
+    if any(uncalled.layer == module and not uncalled.reason.startswith("called as") for uncalled in gradients.uncalled):
+        return "their layers were never called"
+    if rows and all(row.status == "no gradient path" for row in rows):
+        if all("without gradients" in row.remark for row in rows):
+            return (
+                "what their layers return was computed without gradients (no_grad, or a reentrant checkpoint none of"
+                " whose inputs requires one)"
+            )
+        return "what their layers return is cut off (no_grad, detach)"
+    return "no path leads from the loss to them: it does not depend on them, or the path is cut (detach, no_grad)"
+
+
+@rule(
+    "gradient-imbalance",
+    "off",
+    "gradients",
+    (*_CAUSES, "vanishing-gradient"),
+    holds="The relative gradients of weights differ by no more than the limit.",
+)
+@limit(
+    "max_ratio",
+    1e6,
+    "greatest ‖g‖/‖w‖ of the weights over the smallest",
+    "networks of torchvision in train mode stay below 500000, ConvNeXt apart",
+    "imbalance",
+)
+def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """One learning rate must serve weights with far different relative gradients.
+
+    If ‖g‖/‖w‖ differs by orders of magnitude between weights, one learning rate makes some weights diverge before
+    others move. Use an adaptive optimiser, such as Adam, or a learning rate per group of parameters. Biases, scales and
+    zero weights do not count, and a vanishing gradient is not reported twice.
+    """
+    # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
+    # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, but not in
+    # train mode). Nor are weights that serve idle heads, and get a part of the gradient only: those of a detector's
+    # level without an object.
+    gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
+    partly_fed = _serving_idle(gradients)
+    weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
+    ranked = sorted(
+        (row for row in weights if owner(row) not in partly_fed), key=lambda row: (row.ratio or 0.0, row.name)
+    )
+    if len(ranked) < _SHORTEST_TREND:
+        return
+    smallest, greatest = (row.ratio or 0.0 for row in (ranked[0], ranked[-1]))
+    if greatest / smallest > limit:
+        message = (
+            f"‖g‖/‖w‖ differs {figure(greatest / smallest)} times between weights (limit {figure(limit)}):"
+            f" {figure(smallest)} at '{ranked[0].name}', {figure(greatest)} at '{ranked[-1].name}'."
+        )
+        yield RuleFinding(parameter_of(ranked[0]), message, "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trend:
+    """Positive values in forward order: what they measure, of which things (a plural noun), and a target for each."""
+
+    measure: str
+    things: str
+    targets: Sequence[FindingTarget]
+    values: Sequence[float]
+
+    def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float | None:
+        """Return the median of the first tenth over what `of_last` makes of the last tenth; None if values are few."""
+        if len(self.values) < _SHORTEST_TREND:
+            return None
+        ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])
+        return max(ratio, sys.float_info.min)  # never 0, for its logarithm
+
+    @property
+    def _tenth(self) -> int:
+        return max(1, round(len(self.values) / 10))
+
+    def sentence(self, ratio: float, limit: float) -> str:
+        """Return how the measure changes from the last to the first, evenly or most of it in one step."""
+        steps = [math.log(early) - math.log(late) for early, late in pairwise(self.values)]
+        change = math.log(ratio)
+        steepest = max(range(len(steps)), key=lambda step: steps[step] * math.copysign(1, change))
+        if change and steps[steepest] / change > 0.5:
+            late, early = self.targets[steepest + 1].where, self.targets[steepest].where
+            step = self.values[steepest] / self.values[steepest + 1]
+            where = f"most of it, {figure(step)}, from '{late}' to '{early}'"
+        else:
+            count = len(self.values) - self._tenth
+            where = f"about {figure(math.exp(change / count), 3)} at each of {count} steps"
+        first, last = self.targets[0].where, self.targets[-1].where
+        return (
+            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {figure(ratio)} times its size"
+            f" (limit {figure(limit)}) from the last {self.things} to the first, '{last}' to '{first}': {where}."
+        )
+
+
+def _beyond(
+    limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
+) -> Iterable[RuleFinding]:
+    """Object to trends with such ratios, once where they begin at the same place."""
+    objections: dict[str, RuleFinding] = {}
+    for trend, ratio in trends:
+        if ratio is not None and is_beyond(ratio, limit):
+            first = trend.targets[0]
+            objections.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
+    return objections.values()
+
+
+def _serving_idle(gradients: Gradients) -> set[str]:
+    """Return the layers with an output that is taken only by modules idle at that call, or that leads only to them."""
+    outputs = arrived_outputs(gradients)
+    places = idle_modules(outputs)
+    idle = {row.label for row in outputs if key(row) in places}
+    serving: set[str] = set()
+    layers = set()
+    for row in reversed(outputs):
+        taken_by = set(row.taken_by or ())
+        if taken_by & idle or (taken_by and taken_by <= serving):
+            serving.add(row.label)
+            layers.add(row.layer)
+    return layers
+
+
+def _learning(gradients: Gradients) -> _Trend:
+    """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
+    weights = _weights(gradients)
+    if len(weights) >= _SHORTEST_TREND:
+        return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
+    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
+    positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
+    return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
+
+
+def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
+    """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
+    weighted = {owner(parameter) for parameter in gradients.parameters}
+    by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
+    for row in arrived_outputs(gradients):
+        if _is_positive(row.gradient.l2) and row.layer in weighted:
+            by_layer.setdefault((row.layer, row.slot, row.gradient.shape), []).append(row)
+    for rows in by_layer.values():
+        if len(rows) >= _SHORTEST_RECURRENCE:
+            yield _of_outputs("calls", rows)
+
+
+def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
+    return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
+
+
+def _module(name: str, gradients: Gradients) -> FindingTarget:
+    row = next((row for row in gradients.rows if row.label == name), None)
+    return output_of(row) if row else FindingTarget(name, (name,) if name else ())
+
+
+def _common_module(names: Sequence[str]) -> str:
+    paths = [name.split(".")[:-1] for name in names]
+    depth = 0
+    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
+        depth += 1
+    return ".".join(paths[0][:depth])
+
+
+def _weights(gradients: Gradients) -> list[ParameterRow]:
+    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
+    return [
+        row
+        for row in in_forward_order(gradients)
+        if row.is_matrix and _is_positive(row.ratio) and not non_finite_count(row.gradient)
+    ]
+
+
+def _batch_norm_is_idle(gradients: Gradients) -> bool:
+    """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
+    scales = [row for row in gradients.parameters if "BatchNorm" in row.kind and row.name.endswith("weight")]
+    starts = ((scale.weight_l2, math.sqrt(math.prod(scale.gradient.shape))) for scale in scales)
+    started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)
+    return gradients.mode == "eval" and bool(scales) and all(started)
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf

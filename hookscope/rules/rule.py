@@ -1,0 +1,328 @@
+"""What a rule is: a function from measurements to objections, with a level and limits.
+
+Below it, how rules read results: gradients that arrived, weights in forward order, counts in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.results.findings import Finding, Level
+from hookscope.rules.settings import CheckSettings, RuleSettings
+from hookscope.text import counted, safe_text, some_of
+
+if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
+    from hookscope.results.activations import LayerRow
+    from hookscope.results.check import CheckMeasurements, StoredValues
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+    from hookscope.results.statistics import TensorStatistics
+    from hookscope.rules.baseline import Baseline
+
+Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
+"""Which part of the `CheckMeasurements` a rule looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The value beyond which a rule objects.
+
+    Attributes:
+        meaning: What is compared with it, and in which unit, for people.
+        basis: The standard or paper that the number comes from, or what it was tried on; "" if neither.
+        grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
+    """
+
+    default: float
+    meaning: str
+    basis: str
+    grads_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingTarget:
+    """What an objection is about, and what layer patterns match it by.
+
+    For people, `where` is the label of an output or the name of a parameter, "" for the whole checkpoint, which has no
+    `names`, any of which a pattern may match. `kind` is the class name of the module.
+    """
+
+    where: str = ""
+    names: tuple[str, ...] = ()
+    kind: str = ""
+
+
+WHOLE_NETWORK = FindingTarget()
+"""The whole network: no pattern matches it."""
+
+
+def output_of(row: LayerRow | GradientRow) -> FindingTarget:
+    """Return a layer's output; patterns match the layer's name and its aliases."""
+    return FindingTarget(row.label, (row.layer, *row.aliases), row.kind)
+
+
+def stored_in(values: StoredValues) -> FindingTarget:
+    """Return a parameter or buffer; patterns match its names and those of the modules that own it."""
+    names = (values.name, *values.aliases)
+    return FindingTarget(values.name, (*names, *(name.rpartition(".")[0] for name in names)), values.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFinding:
+    """What a rule yields: one sentence with the measured value and the limit, about a target.
+
+    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check, `at_least` "fail"
+    lets it fail where the rule would only warn, unless the settings have a level for the rule.
+    """
+
+    target: FindingTarget
+    message: str
+    at_most: Literal["fail", "warn"] = "fail"
+    at_least: Literal["fail", "warn"] = "warn"
+
+
+Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[RuleFinding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        identifier: Stable: "dead-channels".
+        level: In `hookscope check`, unless the user sets another.
+        needs: Which measurements it needs; it is skipped without them.
+        evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
+        silenced_by: Rules whose objections are the cause of what this one would object to.
+        holds: What holds where it passes, in one sentence.
+        followers: What the objections are about ("layer"), if all but the first of a level count as its consequences
+            and make one finding with it; "" if each objection is a finding.
+    """
+
+    identifier: str
+    level: Level
+    needs: Needs
+    evaluate: Evaluate
+    holds: str
+    silenced_by: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    followers: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What it objects to, in one sentence."""
+        return self._paragraphs[0]
+
+    @property
+    def explanation(self) -> str:
+        """What causes it, what it does not mean, and what to do; paragraphs are separated by an empty line."""
+        return "\n\n".join(self._paragraphs[1:])
+
+    @property
+    def _paragraphs(self) -> list[str]:
+        return [" ".join(paragraph.split()) for paragraph in (self.evaluate.__doc__ or "").split("\n\n")]
+
+
+_LIMITS: dict[Evaluate, dict[str, Limit]] = {}
+
+
+def limit(name: str, default: float, meaning: str, basis: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
+    """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
+
+    def noted(function: Evaluate) -> Evaluate:
+        _LIMITS[function] = {name: Limit(default, meaning, basis, grads_name), **_LIMITS.get(function, {})}
+        return function
+
+    return noted
+
+
+def rule(
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, holds: str, followers: str = ""
+) -> Callable[[Evaluate], Rule]:
+    """Make a function a rule. See `Rule` for the arguments."""
+    return lambda function: Rule(
+        identifier, level, needs, function, holds, silenced_by, _LIMITS.get(function, {}), followers
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTerms:
+    """The level and limits of one rule, those that differ for some layers, and the baseline if it compares with one."""
+
+    rule: Rule
+    level: Level
+    settings: CheckSettings
+    layers: Sequence[tuple[Pattern, RuleSettings]] = ()
+    baseline: Baseline | None = None
+
+    def level_of(self, target: FindingTarget) -> Level:
+        """Return the level of findings about a target."""
+        level = self.level
+        for settings in self._layers_of(target):
+            level = settings.level or level
+        return level
+
+    def is_on(self, target: FindingTarget) -> bool:
+        """Tell whether the rule is on for a target."""
+        return self.level_of(target) != "off"
+
+    def limit(self, name: str, target: FindingTarget = WHOLE_NETWORK) -> float:
+        """Return a limit of the rule for a target."""
+        changes = self.settings.rules.get(self.rule.identifier, RuleSettings())
+        value = changes.limits.get(name, self.rule.limits[name].default)
+        for settings in self._layers_of(target):
+            value = settings.limits.get(name, value)
+        return value
+
+    def findings(self, objections: Iterable[RuleFinding]) -> list[Finding]:
+        """Return objections as findings, each at its level, without those where the rule is off for their target.
+
+        One cause is one finding: see `Rule.followers`.
+        """
+        verdicts = [finding for objection in objections if (finding := self._finding(objection)) is not None]
+        if not self.rule.followers:
+            return verdicts
+        by_level: dict[Level, list[Finding]] = {}
+        for verdict in verdicts:
+            by_level.setdefault(verdict.level, []).append(verdict)
+        return [self._with_followers(first, rest) for first, *rest in by_level.values()]
+
+    def _finding(self, objection: RuleFinding) -> Finding | None:
+        level = self.level_of(objection.target)
+        if level == "off":
+            return None
+        message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
+        if objection.at_least == "fail" and not self._is_level_set(objection.target):
+            level = "fail"
+        level = "warn" if "warn" in (level, objection.at_most) else "fail"
+        return Finding(self.rule.identifier, level, objection.target.where, message)
+
+    def _is_level_set(self, target: FindingTarget) -> bool:
+        changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
+        return any(change.level for change in changes)
+
+    def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
+        if not rest:
+            return first
+        names = tuple(finding.where for finding in rest)
+        counts = f"{counted(len(rest), f'more {self.rule.followers}')} follow{'s' if len(rest) == 1 else ''}"
+        message = safe_text(f"{first.message} {counts}: {listed(names)}.")
+        return replace(first, message=message, followed_by=names)
+
+    def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
+        for pattern, settings in self.layers:
+            if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
+                yield settings
+
+
+def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
+    """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
+
+    A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
+    layers, it stays off for all others.
+    """
+    layers = [
+        (parse_pattern(layer.pattern), layer.rules[rule.identifier])
+        for layer in settings.layers
+        if rule.identifier in layer.rules
+    ]
+    level = level_for_all(rule, settings)
+    if level == "off" and not is_on_for_some(rule, settings):
+        level = "fail"
+    return RuleTerms(rule, level, settings, layers, baseline)
+
+
+def level_for_all(rule: Rule, settings: CheckSettings) -> Level:
+    """Return the level of a rule where no layer's settings say otherwise."""
+    return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
+
+
+def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
+    """Tell whether some layers' settings turn a rule on."""
+    changes = (layer.rules.get(rule.identifier, RuleSettings()) for layer in settings.layers)
+    return any(change.level not in (None, "off") for change in changes)
+
+
+def taken_gradients(measured: CheckMeasurements) -> Gradients:
+    """Return the gradients of a run that took some; rules that need them are skipped without."""
+    assert measured.gradients is not None  # noqa: S101
+    return measured.gradients
+
+
+def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
+    """Return the gradients of outputs that received one, zero or not, in forward order; by default of modules."""
+    arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
+    return [row for row in arrived if of_operations or row.owner is None]
+
+
+def of_modules(rows: Iterable[LayerRow]) -> list[LayerRow]:
+    """Return the rows of modules, without those of operations."""
+    return [row for row in rows if row.owner is None]
+
+
+def quoted(row: LayerRow | GradientRow) -> str:
+    """Return the label of a row in quotes; of an operation with the line that calls it."""
+    return f"'{row.label}'" + (f" ({row.source})" if row.source else "")
+
+
+def named(row: LayerRow | GradientRow) -> str:
+    """Return how a message names a row: "'relu' (ReLU)"; an operation by its line, "'(model):relu' (net.py:14)"."""
+    return f"'{row.label}' ({row.source or row.kind})"
+
+
+def module_of(row: LayerRow | GradientRow) -> str:
+    """Return the dotted name of the module that computed a row, itself or by an operation that it calls."""
+    return row.layer if row.owner is None else row.owner
+
+
+def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
+    """Sort parameters by when their module ran; one whose module was not seen follows the parameter before it."""
+    positions: dict[str, int] = {}
+    for row in gradients.rows:
+        positions.setdefault(row.layer, row.index)
+    keyed: list[tuple[int, ParameterRow]] = []
+    position = -1
+    for parameter in gradients.parameters:
+        position = positions.get(owner(parameter), position)
+        keyed.append((position, parameter))
+    return [parameter_row for _, parameter_row in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def owner(parameter: ParameterRow) -> str:
+    """Return the dotted name of the module that a parameter belongs to."""
+    from hookscope.results.gradients import parameter_owner
+
+    return parameter_owner(parameter.name, parameter.kind)
+
+
+def parameter_of(parameter: ParameterRow) -> FindingTarget:
+    """Return a parameter; patterns match its own name and that of the module it belongs to."""
+    return FindingTarget(parameter.name, (parameter.name, owner(parameter)), parameter.kind)
+
+
+def is_within(layer: str, ancestor: str) -> bool:
+    """Tell whether a module is another one or lies inside it, by their dotted names."""
+    return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
+
+
+def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
+    """Return the key that an output's activation and gradient share: layer, call, slot."""
+    return row.layer, row.call, row.slot
+
+
+def non_finite_count(statistics: TensorStatistics) -> int:
+    """Return how many elements are NaN or Inf."""
+    return (statistics.nan_count or 0) + (statistics.inf_count or 0)
+
+
+def non_finite_words(statistics: TensorStatistics) -> str:
+    """Return the counts of NaN and Inf in words: "3 NaN and 0 Inf in 10 values"."""
+    values = counted(statistics.element_count, "value")
+    return f"{statistics.nan_count or 0:,} NaN and {statistics.inf_count or 0:,} Inf in {values}"
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first few names in quotes and how many more there are."""
+    return some_of([f"'{name}'" for name in names], shown)

@@ -1,0 +1,303 @@
+"""Rules about the file and what it stores: parameters and buffers, as they were loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
+from hookscope.text import counted, figure, some_of
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements, StoredValues
+
+
+# A network with at least this many weights counts as random if this share of them spreads by less than this many
+# standard errors beyond chance. Of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
+# weights.
+_FEWEST_SPREADS = 3
+_RANDOM_SPREAD = 3.0
+_RANDOM_FRACTION = 0.8
+
+
+@rule("integrity", "fail", "file", holds="All files that were read are complete, of a known kind, and safe to read.")
+def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """The file is incomplete, of an unknown kind, or not safe to read.
+
+    The file is read to its end without running anything in it. Truncated downloads, damaged archives, unknown formats,
+    and pickles that name classes other than plain data are refused. Nothing else can be checked after that, so the
+    check fails at any level. Download or save the file again. --allow-global skips a class that you name, without
+    running it; --trust unpickles the file, which can run code: use it only for files of your own.
+    """
+    return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
+
+
+@rule(
+    "architecture",
+    "fail",
+    "network",
+    holds="The loaded weights match the network's names and shapes, except where differences are allowed.",
+)
+def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """The names and shapes in the file do not match the network.
+
+    The file must hold every name and shape of the network, and nothing else. Causes: half a checkpoint, a different
+    version of the code, the weights of a different network. Only the stored values can then be judged, and the check
+    fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
+    --arch none judges the file without a network.
+    """
+    return iter(())  # likewise
+
+
+@rule(
+    "non-finite-parameter",
+    "fail",
+    "stored",
+    followers="tensor",
+    holds="No parameter or buffer holds NaN or Inf, except masks and empty ranges.",
+)
+def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A parameter or buffer holds NaN or Inf.
+
+    One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
+    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. A minimum or maximum
+    (by its name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
+    checkpoint.
+    """
+    for values in measured.stored:
+        if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
+            counts = f"{values.nan_count:,} NaN and {values.inf_count:,} Inf"
+            yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
+
+
+@rule("zero-parameter", "warn", "stored", holds="No weight matrix or kernel is zero everywhere.")
+def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A weight matrix or kernel is zero everywhere.
+
+    A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
+    design: untrained heads and last layers of residual branches do. Load it, or ignore the rule where zero is meant.
+    Judged are weights with at least two axes longer than 1; not biases, including attention's tables of biases, and
+    scales. Tables of positions ("pos" in the name) are not judged while weights are random or BatchNorm is untrained,
+    because some start at zero.
+
+    A file of low-rank adapters (LoRA) fails if each of them has a half or a scale that is zero everywhere, as every
+    lora_B is before training: the adapters then change nothing in their network.
+    """
+    passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
+    idle = measured.idle_adapters
+    if idle:
+        message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
+        yield RuleFinding(WHOLE_NETWORK, message, at_least="fail")
+    for values in measured.stored:
+        if values.name in idle:
+            continue
+        leaf = values.name.rpartition(".")[2]
+        if is_weight(values) and is_zero(values) and not any(word in leaf for word in passing):
+            yield _about(values, f" is 0 in all of its {values.element_count:,} values")
+
+
+@rule(
+    "constant-parameter",
+    "warn",
+    "stored",
+    holds="No weight matrix or kernel has one value everywhere, other than zero.",
+)
+def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A weight matrix or kernel has one value everywhere, other than zero.
+
+    A weight with a single value makes all its outputs the same. It was allocated, but never initialised or loaded: load
+    it. Judged are weights with at least two axes longer than 1; not biases and scales. Tables of scales, which may
+    start with one value, are not judged either: they are neither the weight of a known layer nor named "weight".
+    """
+    for values in measured.stored:
+        finite = not (values.nan_count or values.inf_count)
+        is_scale = values.filter_count is None and "weight" not in values.name.rpartition(".")[2]
+        if is_weight(values) and not is_scale and finite and values.min == values.max and values.min not in (None, 0):
+            yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
+
+
+@rule(
+    "duplicate-parameter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No two weights that are not tied hold the same values.",
+)
+def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Two weights that are not tied hold the same values.
+
+    Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
+    and never trained apart. Compare their names with those in the original checkpoint. Tied weights and constant
+    weights do not count.
+    """
+    for values in measured.stored:
+        if values.twin_of:
+            claim = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
+            yield _about(values, f"{claim}, though the two are not tied")
+
+
+@rule(
+    "batchnorm-variance",
+    "fail",
+    "stored",
+    followers="layer",
+    holds="No running variance of BatchNorm is negative, or zero in more channels than the limit allows.",
+)
+@limit(
+    "max_zero_fraction",
+    0.5,
+    "share of a layer's channels whose mean and variance may both be zero, 0-1; if all means are zero, none may",
+    "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
+)
+def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A running variance of BatchNorm is negative or zero.
+
+    A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
+    mean that these channels are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then
+    divides by the root of eps, which magnifies every deviation. A single channel that is zero, or below 1.18e-38, the
+    least normal number of float32, fails if its running mean is not zero, because a dead channel has a mean of zero. A
+    single zero also fails if all running means are zero, because no training leaves that. Load the buffers again, or
+    compute them anew by forward passes in train mode.
+    """
+    # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
+    # training explains a variance of zero.
+    named = [(*stored.name.rpartition("."), stored) for stored in measured.stored]
+    untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
+    for module, _, name, values in named:
+        if name != "running_var" or values.min is None:
+            continue
+        limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
+        share = values.zero_count / values.element_count
+        if values.min < 0:
+            yield _about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
+        elif stuck := values.means_without_variance:
+            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
+            yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
+        elif share > limit:
+            channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
+            yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
+
+
+@rule(
+    "dead-filter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No weight has more output channels of zeros than the limit allows, or has lost its last ones.",
+)
+@limit(
+    "max_fraction",
+    0.25,
+    "share of a weight's output channels that may be zero, 0-1",
+    "3 of 8 trained networks, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
+)
+@limit(
+    "min_chance",
+    1e-6,
+    "least probability that the zero channels at the end of a weight are there by chance, given the share "
+    "of zero channels elsewhere",
+    "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
+)
+def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Output channels of a weight are zero everywhere, while others are not.
+
+    A row or kernel of zeros makes a constant output channel. Structured pruning does this on purpose, and weight decay
+    does it to a channel without a gradient. Neither prefers the last channels: if the last channels are zero and few
+    others are, the end of the tensor was never written, or channels were padded. Load the weight again if it was not
+    pruned. A weight that is zero everywhere is left to zero-parameter. Rows of embeddings do not count as filters: the
+    padding row is zero by design.
+    """
+    for values in measured.stored:
+        if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
+            continue
+        limit = terms.limit("max_fraction", stored_in(values))
+        share = len(values.zero_filters) / values.filter_count
+        if share > limit:
+            channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
+            claim = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
+            yield _about(values, f": {claim}: {numbers(values.zero_filters)}")
+            continue
+        tail, chance = _zero_tail(values.zero_filters, values.filter_count)
+        if chance < (least := terms.limit("min_chance", stored_in(values))):
+            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
+            rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
+            yield _about(values, f": {claim}, which {rare}")
+
+
+def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
+    """Return how many of the last filters are zero, and the probability of that from the share of the other filters.
+
+    The share is estimated as Laplace does: one more of each kind.
+    """
+    tail = 0
+    while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
+        tail += 1
+    return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
+
+
+def _about(values: StoredValues, claim: str) -> RuleFinding:
+    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
+
+
+def is_weight(values: StoredValues) -> bool:
+    """Tell learnt matrices and kernels from biases, scales and buffers: at least two axes are longer than 1."""
+    return values.role == "parameter" and sum(size > 1 for size in values.shape) >= 2
+
+
+def is_zero(values: StoredValues) -> bool:
+    """Tell whether there are values, all of them zero."""
+    return 0 < values.element_count == values.zero_count
+
+
+def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
+    starts = {"running_mean": 0.0, "running_var": 1.0}
+    running = [(values, starts.get(values.name.rpartition(".")[2])) for values in measured.stored]
+    matched = [(values, start) for values, start in running if start is not None]
+    return bool(matched) and all(values.min == values.max == start for values, start in matched)
+
+
+def is_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether weights are random, or BatchNorm has not been trained."""
+    return weights_are_random(measured) or batch_norm_is_untrained(measured)
+
+
+def untrained_remark(measured: CheckMeasurements) -> str:
+    """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
+    if batch_norm_is_untrained(measured):
+        return " BatchNorm does not normalise yet, being untrained."
+    return " Its weights are random." if weights_are_random(measured) else ""
+
+
+def weights_are_random(measured: CheckMeasurements) -> bool:
+    """Tell whether hookscope itself drew the weights at random, or nearly all of them look so.
+
+    Their look counts only where no BatchNorm's statistics say more, as in a quantised network.
+    """
+    if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
+        return measured.model.random
+    return measured.model.random or weights_look_random(measured.stored)
+
+
+def weights_look_random(stored: Sequence[StoredValues]) -> bool:
+    """Tell whether nearly all weights that are large enough to tell look drawn at random."""
+    spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
+    random = sum(spread < _RANDOM_SPREAD for spread in spreads)
+    return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
+
+
+def _is_mask(values: StoredValues) -> bool:
+    """Tell whether a buffer holds nothing but zeros and infinities."""
+    finite = values.element_count - values.inf_count
+    return values.role == "buffer" and not values.nan_count and finite == values.zero_count > 0
+
+
+def _is_empty_range(values: StoredValues) -> bool:
+    """Tell whether a buffer is a minimum or maximum over nothing."""
+    is_bound = any(word in values.name.rpartition(".")[2] for word in ("min", "max"))
+    return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
+
+
+def numbers(indices: tuple[int, ...], shown: int = 8) -> str:
+    """Return the first few of some indices, and how many more there are."""
+    return some_of(indices, shown)

@@ -1,0 +1,414 @@
+"""Rules about weights that stand out: among their own values, or among the other weights of the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
+from hookscope.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
+from hookscope.text import counted, figure
+
+if TYPE_CHECKING:
+    from hookscope.results.check import CheckMeasurements, StoredValues
+
+# The greatest finite number (IEEE 754; bfloat16 is its single precision with 8 significant bits).
+_GREATEST: Mapping[str, float] = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+    "float64": (2 - 2**-52) * 2.0**1023,
+}
+
+# A running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
+# and a single weight below this does not dominate a layer.
+_LEAST_THAT_FAILS = 1000.0
+
+# From this many standard errors on, a weight counts as trained. Among the weights of EfficientNet-Lite0 to 2
+# with 2,048 values and more, nine in ten are beyond, by up to 10^3.
+_TRAINED_SPREAD = 10.0
+
+_FEWEST_TRAINED = 3  # among fewer nothing stands out
+
+# A fixed kernel, as one that finds edges, may well hold fewer whole numbers.
+_FEWEST_INTEGERS = 1024
+
+# That so many signs are equal by chance is impossible; a bank of fixed filters is mostly zeros.
+_FEWEST_SIGNS = 2048
+
+
+@rule("outlier-weight", "fail", "stored", holds="No value of a weight is far greater than all others.")
+@limit(
+    "max_ratio",
+    100.0,
+    "greatest magnitude of a weight over the 99.9% quantile of its magnitudes; above it the rule warns",
+    "the largest of 21 trained networks and 65 pruned or rounded copies is 48 (Silero VAD), of 199 random networks 31",
+)
+@limit(
+    "fail_ratio",
+    1e4,
+    "the same ratio; above it a value of at least 1,000 fails",
+    "a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
+)
+def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A value of a weight is far greater than all others.
+
+    A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
+    (a flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself
+    is a clipped overflow. Such a value hides all other values of its layer, so the rule fails. Values hundreds of times
+    the others also occur in sound networks, so the rule warns. The rule judges parameters and BatchNorm's statistics;
+    with fewer than 2,000 values, the greatest is compared with the next. Go back to an earlier checkpoint, or download
+    again.
+    """
+    for values in measured.stored:
+        if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
+            continue
+        target, ratio = stored_in(values), values.outlier_ratio or 0.0
+        greatest = _GREATEST.get(values.dtype, math.inf)
+        named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
+        times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
+        if values.max_abs == greatest:
+            yield RuleFinding(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
+        elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
+            relative = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
+            yield RuleFinding(target, f"{named}, whose square overflows {values.dtype}{relative}.")
+        elif values.max_abs >= _LEAST_THAT_FAILS and ratio > (most := terms.limit("fail_ratio", target)):
+            yield RuleFinding(target, f"{named}, {times} (limit {most:g}).")
+        elif ratio > (most := terms.limit("max_ratio", target)):
+            yield RuleFinding(target, f"{named}, {times} (limit {most:g}).", "warn")
+
+
+@rule(
+    "duplicate-filter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No output channels of one weight are equal to the last bit.",
+)
+def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Output channels of one weight are equal to the last bit.
+
+    Two filters that start different never become equal in training. A faulty conversion, or a tensor assembled from
+    overlapping pieces, copies them: convert the file again. A network that was widened by copying and not trained since
+    has copies on purpose. Filters of zeros do not count, nor do filters with fewer than 8 non-zero values (32 in a
+    weight rounded to 8 bits), nor a depthwise weight that repeats one kernel, as a blur does.
+    """
+    for values in measured.stored:
+        if values.repeated_filters and values.filter_count:
+            equal = f"{len(values.repeated_filters)} of {counted(values.filter_count, 'output channel')} equal"
+            yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
+
+
+@rule("constant-block", "warn", "stored", holds="No block of a weight has a single value, unlike the rest.")
+@limit(
+    "min_length",
+    64,
+    "number of equal values in a row from which a run is judged",
+    "none of 21 trained networks and 35 rounded or structurally pruned copies has a run of 32",
+)
+@limit(
+    "max_over_chance",
+    16.0,
+    "length of a run over the longest length expected by chance, given the share of the value elsewhere",
+    "the largest of 30 copies of trained networks pruned value by value, 50% to 98%, is 6.5",
+)
+def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A block of a weight has a single value, mostly zero, unlike the rest.
+
+    An unwritten page of a file reads as zeros, and a faulty conversion leaves a block as it was allocated. Convert or
+    download the file again. The longest run of one value in a weight's memory is compared with the longest run expected
+    by chance, given the share of that value elsewhere, so a network pruned value by value passes. Filters and inputs
+    that are zero everywhere are left out: structured pruning and dead channels cause them, and dead-filter reports such
+    filters.
+    """
+    for values in measured.stored:
+        run = values.constant_run
+        if run is None or run.length < terms.limit("min_length", stored_in(values)):
+            continue
+        limit = terms.limit("max_over_chance", stored_in(values))
+        if run.length > limit * run.chance:
+            block = f"{run.length:,} values in a row are {run.value:.6g}"
+            yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
+
+
+@rule(
+    "integer-weight",
+    "fail",
+    "stored",
+    followers="weight",
+    holds="No floating-point weight holds nothing but whole numbers.",
+)
+@limit(
+    "min_magnitude",
+    4.0,
+    "greatest magnitude from which a weight of whole numbers is reported",
+    "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
+)
+def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
+
+    A quantised weight is an integer times a scale. Without the scale, the integers make every output of a
+    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule judges kernels
+    and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
+    multiply each weight by its scale.
+    """
+    scaled = {_owner(stored) for stored in measured.stored if "scale" in _leaf(stored).lower()}
+    for values in measured.stored:
+        if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
+            least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
+            if reached >= least:
+                whole = f"all of its {values.element_count:,} values are whole numbers, up to {reached:g} in magnitude"
+                yield _about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
+
+
+@rule(
+    "unsigned-weight", "fail", "stored", followers="weight", holds="No weight that should have both signs has only one."
+)
+@limit(
+    "fail_fraction",
+    0.75,
+    "share of the network's weights that have only one sign, from which the rule fails, 0-1",
+    "in all weights of 11 trained and 265 random networks, the rarer sign has at least 27% of the values",
+)
+def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """All values of a weight have the same sign.
+
+    Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
+    conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
+    one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
+    positive on purpose, such as those that mix energies of frequencies. The rule judges kernels and matrices with at
+    least 2,048 non-zero values, unless they are constant or break integer-weight.
+    """
+    weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
+    unsigned = [
+        weight for weight in weights if _has_one_sign(weight) and weight.min != weight.max and not weight.is_whole
+    ]
+    for values in unsigned:
+        wrong = "negative" if (values.max or 0.0) > 0 else "positive"
+        message = f"'{values.name}' ({values.kind}): none of its {_nonzero(values):,} values other than 0 is {wrong}"
+        fails = len(unsigned) >= max(_FEWEST_TRAINED, terms.limit("fail_fraction", stored_in(values)) * len(weights))
+        have = "has" if len(unsigned) == 1 else "have"
+        share = f"{len(unsigned)} of {counted(len(weights), 'weight')} {have} values of one sign only"
+        yield RuleFinding(stored_in(values), f"{message}; {share}.", "fail" if fails else "warn")
+
+
+@rule(
+    "untrained-weight",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No weight looks drawn at random while nearly all others are trained.",
+)
+@limit(
+    "max_spread",
+    3.0,
+    "spread of a weight's rows, columns and kernel positions beyond that of independent values, in standard errors",
+    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained "
+    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of "
+    "112 random networks stay below",
+)
+@limit(
+    "min_trained_fraction",
+    0.75,
+    "share of the weights that must be trained before an untrained one is reported, 0-1",
+    "two networks trained for seconds have 57% and 11%, EfficientNet-Lite0 to 2 at least 91%",
+)
+def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A weight looks drawn at random, while nearly all others are trained.
+
+    Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
+    and kernel positions differ from one another far more than chance does. A weight without such structure among
+    trained weights was never loaded, was initialised again, or is not used. Compare its name with those in the file.
+    The rule judges kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
+    head on a trained body is on purpose. A network with fewer trained weights than the limit passes too.
+
+    A transposed square weight is not found: it looks as trained as before. In some layers the norms of its columns
+    follow the magnitudes of its inputs (rank correlation up to 0.91), but in half of the 119 layers of
+    EfficientNet-Lite0 to 2 they hardly do (below 0.3, down to -0.18). If a BatchNorm follows, batchnorm-statistics
+    finds it with pictures; otherwise a baseline (drift) or labelled pictures do.
+    """
+    last = _last_trained(measured.stored, terms.limit("min_trained_fraction"))
+    for values in measured.stored[:last]:
+        spread, most = values.spread_beyond_chance, terms.limit("max_spread", stored_in(values))
+        if spread is not None and spread < most:
+            reason = "its rows, columns and kernel places differ by no more than independent random values do"
+            yield _about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
+
+
+@rule(
+    "untrained-norm",
+    "fail",
+    "stored",
+    followers="layer",
+    holds="No normalisation layer has its initial values where nearly all others, or its weight and bias, have moved.",
+)
+@limit(
+    "min_trained_fraction",
+    0.75,
+    "share of the normalisation layers that must have moved before an unmoved one is reported, 0-1",
+    "as for untrained-weight; none of 21 trained networks has such a layer",
+)
+def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A normalisation layer has its initial values, while nearly all others, or its own weight and bias, have moved.
+
+    Training always moves a normalisation layer, so an unmoved one was reset, never loaded, or is not used: load it
+    again. A layer has not moved if its mean is exactly 0 and its variance exactly 1, if only one of them is but the
+    other differs between channels, or if its weight is exactly 1 and its bias exactly 0. A weight and a bias of 0 count
+    too: the last layer of a residual branch may start so, and passes nothing on.
+
+    A BatchNorm that has counted batches but has not moved is impossible, unless its momentum is 0, and fails;
+    everything else warns. The rule also warns if no statistics have moved although the weights are trained, and about
+    any layer whose statistics have not moved although its own weight and bias are trained: they were never updated (an
+    average of parameters without buffers, training in eval mode), never loaded, or folded into weight and bias;
+    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the file
+    was then saved before training. Layers after the last trained one pass, because a new head on a trained body is on
+    purpose.
+    """
+    norms = _norms(measured.stored)
+    looks_random = weights_look_random(measured.stored)
+    never_updated = {at for at, norm in norms if _is_never_updated(norm, looks_random=looks_random)}
+    is_new = batch_norm_is_untrained(measured) and looks_random and not never_updated
+    if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
+        statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
+        message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
+        yield RuleFinding(WHOLE_NETWORK, message, "warn")
+        return
+    trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
+    last = max([_last_trained(measured.stored, 0.0), *trained])
+    weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
+    if not looks_random:  # RepVGG starts with random scales
+        scaled = sum(_is_at_start(norm, _STARTS["affine"]) is False for _, norm in norms)
+        weights_are_trained |= scaled >= _FEWEST_TRAINED
+    seen: set[int] = set()
+    for kind, starts in _STARTS.items():
+        states = [
+            (at, norm, _is_at_start(norm, starts)) for at, norm in norms if _differs(norm, _COUNTERPART.get(kind))
+        ]
+        moved = sum(state is False for _, _, state in states)
+        unmoved = [(at, norm) for at, norm, state in states if state and at not in seen]
+        in_vain = any(_batches(norm) for _, norm in unmoved)
+        none_moved = kind == "statistics" and not moved and (weights_are_trained or in_vain)
+        if not none_moved and moved < max(
+            _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
+        ):
+            unmoved = [(at, norm) for at, norm in unmoved if at in never_updated]
+        for at, norm in unmoved:
+            batches = 0.0 if kind in ("affine", "zeros") else _batches(norm)
+            counted_in_vain = batches > 0
+            if not (at <= last or counted_in_vain):
+                continue
+            seen.add(at)
+            first = norm[next(iter(starts))]
+            start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
+            after = f", after {batches:,.0f} batches" if counted_in_vain else ""
+            unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
+            others = f"{moved} other layers have moved" if moved else unmoved_too
+            if at in never_updated:
+                others = "though weight and bias of the same layer are trained"
+            message = f"{start} everywhere{after}, as a new layer's{',' if at in never_updated else ';'} {others}."
+            yield RuleFinding(stored_in(first), message, "fail" if counted_in_vain else "warn")
+
+
+# What the parts of a normalisation layer start with; zeros, in the last of a residual branch.
+_STARTS: Mapping[str, Mapping[str, float]] = {
+    "statistics": {"running_mean": 0.0, "running_var": 1.0},
+    "means": {"running_mean": 0.0},
+    "variances": {"running_var": 1.0},
+    "affine": {"weight": 1.0, "bias": 0.0},
+    "zeros": {"weight": 0.0, "bias": 0.0},
+}
+
+# Distance from 1 that a scale keeps in a training of seconds; RepVGG's first scales are 0.1 on average, +-0.1.
+_NEAR_START = 0.5
+
+# What has to differ from channel to channel where only the other is as it starts: a layer that is given zeros in all of
+# training keeps its means of 0, and its variances decay alike.
+_COUNTERPART = {"means": "running_var", "variances": "running_mean"}
+
+
+def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, StoredValues]]]:
+    """Return what may be normalisation layers, by leaf names, each with its position: all they hold is vectors."""
+    layers: dict[str, dict[str, StoredValues]] = {}
+    positions: dict[str, int] = {}
+    for at, values in enumerate(stored):
+        layer, _, leaf = values.name.rpartition(".")
+        layers.setdefault(layer, {})[leaf] = values
+        positions[layer] = at
+    return [
+        (positions[name], held)
+        for name, held in layers.items()
+        if all(len(tensor.shape) < 2 for tensor in held.values())
+    ]
+
+
+def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
+    """Tell whether no layer with statistics as they start is trained otherwise: the network is new."""
+    looks_random = weights_look_random(stored)
+    return not any(_is_never_updated(norm, looks_random=looks_random) for _, norm in _norms(stored))
+
+
+def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
+    """Tell whether statistics are as they start, while weight and bias of the same layer differ between channels.
+
+    Where all weights look random, as after a short training, the layer's weight must also be near its start of 1:
+    RepVGG draws weight and bias at random, around 0.1 and 0.
+    """
+    if not _is_at_start(norm, _STARTS["statistics"]) or not {"weight", "bias"} <= norm.keys():
+        return False
+    weight, bias = norm["weight"], norm["bias"]
+    low, high = weight.min, weight.max
+    if low is None or high is None or low == high or bias.min == bias.max:
+        return False
+    return not looks_random or (low > 1 - _NEAR_START and high < 1 + _NEAR_START)
+
+
+def _batches(norm: Mapping[str, StoredValues]) -> float:
+    """Return how many batches a layer has counted; 0 where it counts none."""
+    return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
+
+
+def _differs(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:
+    """Tell whether a part of a layer differs from channel to channel; True for None."""
+    return leaf is None or (leaf in norm and norm[leaf].min != norm[leaf].max)
+
+
+def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) -> bool | None:
+    """Tell whether parts of a layer have the values they start with; None if it has no such parts, or others set so."""
+    if not starts.keys() <= norm.keys():
+        return None
+    parts = {leaf: norm[leaf] for leaf in starts}
+    if any(part.min != part.max for part in parts.values()):
+        return False
+    return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
+
+
+def _about(values: StoredValues, problem: str) -> RuleFinding:
+    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){problem}.")
+
+
+def _leaf(values: StoredValues) -> str:
+    return values.name.rpartition(".")[2]
+
+
+def _owner(values: StoredValues) -> str:
+    return values.name.rpartition(".")[0]
+
+
+def _nonzero(values: StoredValues) -> int:
+    return values.element_count - values.zero_count
+
+
+def _has_one_sign(values: StoredValues) -> bool:
+    """Tell whether the values, all finite, are positive or zero, or all negative or zero."""
+    low, high = values.min, values.max
+    return low is not None and high is not None and not values.nan_count + values.inf_count and not low < 0 < high
+
+
+def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
+    """Return the position of the last trained weight; 0 if fewer than three are, or less than a share of all."""
+    judged = [
+        (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
+    ]
+    trained = [at for at, spread in judged if spread >= _TRAINED_SPREAD]
+    return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0

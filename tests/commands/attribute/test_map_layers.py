@@ -1,0 +1,298 @@
+"""`hookscope.attribute` on one picture: which layer is looked at, and what is refused."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.models import detection
+
+import hookscope
+from hookscope.errors import HookscopeError, LayerNotFoundError, UsageError
+from tests import networks as small
+from tests.commands.attribute.small_network import Small
+from tests.networks import batch_of
+
+CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
+
+attribute = partial(hookscope.attribute, sanity="none")
+
+
+@pytest.fixture(scope="module")
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3)
+
+
+# --- What the demo network sees ---
+
+
+def test_the_map_of_egyptian_cat_lies_on_the_cat() -> None:
+    """The cat fills the picture but for the right edge, which shows a wall: one column of seven."""
+    looks = attribute("demo", CAT, target="Egyptian cat")
+    (only,) = looks.maps
+    assert only.target.label == "Egyptian cat"
+    assert only.target.index == 285
+    assert only.values[:, :6].sum() / only.values.sum() > 0.95
+    assert only.values.shape == looks.layers[0].grid == (7, 7)
+
+
+@pytest.mark.parametrize(("method", "corner"), [("grad-cam", (0, 0)), ("layer-cam", (112, 112))])
+def test_the_map_finds_the_cat_in_the_corner_it_is_pasted_into(corner: tuple[int, int], method: Any) -> None:
+    picture = Image.new("RGB", (224, 224), (124, 116, 104))
+    picture.paste(Image.open(CAT).convert("RGB").resize((112, 112)), corner)
+    (only,) = attribute("demo", picture, target="Egyptian cat", method=method, resize="none", crop="none").maps
+    left, top = (place * 7 // 224 for place in corner)
+    # The corner's four of seven rows and columns are a third of the map.
+    assert only.values[top : top + 4, left : left + 4].sum() / only.values.sum() > 0.85
+
+
+# --- Which layer ---
+
+
+def test_the_layer_is_the_last_that_says_where(network: nn.Module, pictures: Tensor) -> None:
+    (layer,) = attribute(network, pictures).layers
+    assert (layer.label, layer.kind, layer.shape, layer.grid) == ("second", "Conv2d", (3, 8, 8, 8), (8, 8))
+    assert layer.reason == "last spatial output that reaches the target"
+
+
+def test_containers_count_under_their_own_name_and_copies_do_not() -> None:
+    resnet = attribute(torchvision.models.resnet18(weights=None), torch.randn(1, 3, 64, 64))
+    assert [layer.label for layer in resnet.layers] == ["layer4"]
+    # VGG's adaptive pooling to the size that there is copies what `features` returned.
+    vgg = attribute(small.vgg_with_a_small_head(), torch.randn(1, 3, 224, 224))
+    assert [layer.label for layer in vgg.layers] == ["features"]
+
+
+def test_a_network_s_own_score_map_is_not_its_layer() -> None:
+    torch.manual_seed(0)
+    squeezenet = attribute(torchvision.models.squeezenet1_1(weights=None), torch.randn(1, 3, 64, 64))
+    assert squeezenet.layers[0].label == "features"
+    assert squeezenet.layers[0].reason.endswith("classifier.2 holds the scores themselves")
+    segmentation = attribute(small.small_fcn(), torch.randn(2, 3, 65, 65), target="0,1-2")
+    assert segmentation.layers[0].label == "classifier.2"
+    assert segmentation.maps[1].target.label.startswith("class 1 - class 2")
+
+
+def test_behind_the_last_block_of_a_vit_only_the_class_token_reaches_the_target(vit: nn.Module) -> None:
+    (layer,) = attribute(vit, torch.randn(2, 3, 64, 64)).layers
+    assert (layer.label, layer.grid) == ("blocks.2.norm1", (4, 4))
+    assert layer.reason == "last spatial output that reaches the target; after it only the class token does"
+
+
+@pytest.mark.parametrize("layer", ["blocks.2", "norm"])
+def test_a_layer_whose_gradient_is_zero_is_refused_with_the_nearest_that_works(vit: nn.Module, layer: str) -> None:
+    with pytest.raises(UsageError) as info:
+        attribute(vit, torch.randn(1, 3, 64, 64), target=7, layer=layer)
+    assert str(info.value) == (
+        f"The gradient of 'class 7' is zero everywhere at {layer}: after it only the class token reaches the target. "
+        "Nearest layer that works: blocks.2.norm1."
+    )
+
+
+def test_a_layer_without_extent_is_refused_with_the_nearest_that_works(network: nn.Module, pictures: Tensor) -> None:
+    with pytest.raises(UsageError) as info:
+        attribute(network, pictures, layer="fc")
+    assert str(info.value) == (
+        "fc returns 3x4, which has no spatial extent: maps need a grid of more than one place. Nearest layer that "
+        "works: second."
+    )
+
+
+def test_layers_are_given_by_name_by_pattern_and_as_operations(network: nn.Module, pictures: Tensor) -> None:
+    several = attribute(network, pictures[:2], layer=["first", "op:relu#1"], target="0,1")
+    assert [(layer.label, layer.kind, layer.reason) for layer in several.layers] == [
+        ("first", "Conv2d", "given"),
+        ("(model):relu#1", "relu", "given"),
+    ]
+    assert [(each.input_index, each.target.label, each.layer) for each in several.maps] == [
+        (at, label, layer) for at in (0, 1) for label in ("class 0", "class 1") for layer in ("first", "(model):relu#1")
+    ]
+    by_type = attribute(network, pictures, layer=["type:Conv2d", "type:Linear"])
+    assert [layer.label for layer in by_type.layers] == ["first", "second"]
+    assert by_type.notes == (
+        "`layer` type:Conv2d, type:Linear: layers with no place for the picture are left out: fc.",
+    )
+    # The ReLU follows `second` directly: where the gradient is, both have the same.
+    assert not np.array_equal(several.maps[1].values, by_type.maps[1].values)
+
+
+def test_one_call_of_a_layer_can_be_meant() -> None:
+    resnet = torchvision.models.resnet18(weights=None)
+    both = attribute(resnet, torch.randn(1, 3, 64, 64), layer="layer4.0.relu")
+    assert [layer.label for layer in both.layers] == ["layer4.0.relu", "layer4.0.relu#1"]
+    one = attribute(resnet, torch.randn(1, 3, 64, 64), layer="layer4.0.relu#1")
+    assert [layer.label for layer in one.layers] == ["layer4.0.relu#1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"layer": "nothing"}, LayerNotFoundError, "No layer matches 'nothing'"),
+        ({"layer": "op:tanh"}, LayerNotFoundError, "No operation matches 'op:tanh'"),
+        ({"layer": "pool"}, UsageError, "Nearest layer that works: second."),
+        ({"layer": "first", "method": "gradient"}, UsageError, "looks at the input itself: leave out `layer`"),
+        ({"method": "gradcam"}, UsageError, "There is no method 'gradcam'. Nearest: 'grad-cam'"),
+        ({"target": "cat"}, UsageError, "is not an index from 0"),
+        ({"target": 4}, UsageError, "has classes 0 to 3"),
+        ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
+        ({"top": 0}, UsageError, "`top` 0 is not possible"),
+        ({"tokens": "14x14"}, UsageError, "not of the form"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    network: nn.Module, pictures: Tensor, options: dict[str, Any], kind: type[HookscopeError], message: str
+) -> None:
+    with pytest.raises(kind) as info:
+        attribute(network, pictures, **options)
+    assert message in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+class Sealed(Small):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
+            "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
+        ),
+        (Sealed, "Nothing that requires a gradient leads to the score"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            "are the scores themselves: give `layer` 0 to look at them",
+        ),
+        (lambda: small.Written(lambda net, x: net.fc(x.flatten(1)) * 0, fc=nn.Linear(768, 3)), "returns a map"),
+        (
+            lambda: small.Written(lambda net, x: net.conv(x).mean((2, 3)) * 0, conv=nn.Conv2d(3, 4, 3)),
+            "is zero at every layer",
+        ),
+    ],
+)
+def test_networks_with_nothing_to_look_at_say_so(
+    pictures: Tensor, build: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(UsageError) as info:
+        attribute(build(), pictures)
+    assert message in str(info.value)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_a_quantised_network_is_refused_with_the_reason() -> None:
+    quantised = small.TORCHVISION["quantized resnet18"].build()
+    with pytest.raises(UsageError, match=r"is quantised: conv1 \(ConvReLU2d\) computes in whole numbers"):
+        attribute(quantised, torch.randn(1, 3, 64, 64))
+
+
+def test_tokens_whose_grid_is_not_known_need_a_word() -> None:
+    torch.manual_seed(0)
+
+    class Patches(nn.Module):
+        """Cuts its patches with unfold: no convolution shows their grid, and they are no squares."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix, self.fc = nn.Linear(24, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            patches = F.unfold(x, (2, 4), stride=(2, 4)).transpose(1, 2)
+            return self.fc(torch.relu(self.mix(self.embed(patches))).mean(1))
+
+    picture = torch.randn(1, 3, 8, 16)
+    with pytest.raises(UsageError, match="one has 16 tokens whose grid is not known; for patches give `tokens`"):
+        attribute(Patches(), picture)
+    (layer,) = attribute(Patches(), picture, tokens="grid=4x4").layers
+    assert (layer.label, layer.grid) == ("mix", (4, 4))
+
+
+def test_tokens_that_lie_by_windows_are_no_map() -> None:
+    hiera = timm.create_model("hiera_tiny_224", stages=(1, 1, 1, 1))
+    nn.init.normal_(hiera.head.fc.weight)
+    picture = torch.randn(1, 3, 224, 224)
+    with pytest.raises(UsageError, match="which has tokens in the order of windows, not of the picture's rows"):
+        attribute(hiera, picture, layer="blocks.1")
+    (layer,) = attribute(hiera, picture).layers
+    assert (layer.label, layer.grid) == ("blocks.3", (7, 7))
+
+
+# --- Exported programs ---
+
+
+@pytest.mark.exhaustive
+def test_an_exported_vit_has_the_map_of_its_original(vit: nn.Module, tmp_path: Path) -> None:
+    picture = torch.randn(1, 3, 64, 64)
+    path = tmp_path / "vit.pt2"
+    torch.export.save(torch.export.export(copy.deepcopy(vit).eval(), (picture,)), path)
+    ours = attribute(vit, picture, target=3, layer="blocks.1")
+    torch.save(picture, tmp_path / "picture.pt")
+    exported = attribute(str(path), tmp_path / "picture.pt", target=3, layer="blocks.1", trust=True)
+    assert exported.layers[0].grid == (4, 4)
+    np.testing.assert_allclose(exported.maps[0].values, ours.maps[0].values, rtol=1e-3, atol=1e-7)
+    assert attribute(str(path), tmp_path / "picture.pt", trust=True).layers[0].label == "blocks.2.norm1"
+
+
+# --- Detectors ---
+
+
+def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -> None:
+    torch.manual_seed(0)
+    detector = detection.RetinaNet(small.pyramid(), 3, detections_per_img=5, score_thresh=0.0, **small.SMALL)
+    pictures = [torch.rand(3, 64, 90)]
+    looks = attribute(detector, batch_of(pictures), top=2)
+    assert looks.layers[0].label.startswith("backbone[")
+    assert "of the backbone" in looks.layers[0].reason
+    assert [each.target.label.endswith(f"in box {at}") for at, each in enumerate(looks.maps[:2])] == [True, True]
+    # 64 x 90 stays as it is and is padded to 64 x 96.
+    assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
+    assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
+
+
+class PictureAndWords(nn.Module):
+    """Classes from patches and words; 16 words are as many as half of the grid's rows and columns have places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.words = nn.Conv2d(3, 8, 8, 8), nn.Embedding(50, 8)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.mix(patches), torch.tanh(self.words(ids))], 1)
+        scores: Tensor = self.head(torch.tanh(tokens * torch.linspace(0.5, 2, tokens.shape[1])[:, None]).mean(1))
+        return scores
+
+
+@pytest.mark.parametrize("count", [16, 65])
+def test_steps_of_an_embedding_beside_a_picture_are_words(count: int, tmp_path: Path) -> None:
+    network = PictureAndWords().eval()
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.rand(2, 3, 64, 64, generator=generator)
+    ids = torch.randint(0, 50, (2, count), generator=generator)
+    given = {"pixels": pixels, "ids": ids}
+    result = hookscope.attribute(network, input=given, layer="words", target="1")
+    kept: list[Tensor] = []
+    with network.words.register_forward_hook(lambda *call: kept.append(call[2])):
+        score = network(pixels, ids)[:, 1].sum()
+    (gradient,) = torch.autograd.grad(score, kept)
+    expected = (kept[0] * gradient.mean(1, keepdim=True)).sum(2).clamp(min=0).detach()
+    assert [each.size for each in result.maps] == [(count,)] * 2
+    for each, row in zip(result.maps, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(each.values), row, rtol=1e-3, atol=1e-7)
+    assert not any(check.name == "deletion" for check in result.sanity)
+    result.save(tmp_path / "run")
+    assert hookscope.attribute(network, input=given, target="1").layers[0].label != "words"

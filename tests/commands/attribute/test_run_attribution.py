@@ -1,0 +1,235 @@
+"""`hookscope.attribute` over many pictures: batches, errors, checks, and that nothing is changed."""
+
+import gc
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import detection, resnet18
+
+import hookscope
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.hooks.autograd import graph_nodes
+from tests import networks as small
+from tests.commands.attribute.small_network import Small
+from tests.networks import batch_of
+
+CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
+
+attribute = partial(hookscope.attribute, sanity="none")
+
+
+# --- Many pictures ---
+
+
+def test_batches_give_what_each_picture_gives_alone(network: nn.Module, pictures: Tensor) -> None:
+    together = attribute(network, pictures, top=2, batch_size=2)
+    assert [each.input_index for each in together.maps] == [0, 0, 1, 1, 2, 2]
+    for at, picture in enumerate(pictures):
+        alone = attribute(network, picture[None], top=2)
+        for one, other in zip(together.maps[2 * at : 2 * at + 2], alone.maps, strict=True):
+            assert one.target.label == other.target.label
+            np.testing.assert_allclose(one.values, other.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_the_backward_pass_ends_at_the_layer(monkeypatch: pytest.MonkeyPatch, own_code: bool) -> None:
+    network = resnet18(num_classes=4)
+    if own_code:
+        network.register_forward_hook(lambda *_: None)
+    backward = Tensor.backward
+    nodes: list[str] = []
+
+    def noted(score: Tensor, **options: Any) -> None:
+        nodes.extend(type(node).__name__ for node in graph_nodes(score))
+        backward(score, **options)
+
+    monkeypatch.setattr(Tensor, "backward", noted)
+    attribute(network, torch.randn(2, 3, 64, 64), layer="/^layer4$/", target="1")
+    assert "AddmmBackward0" in nodes  # of the head
+    assert "ConvolutionBackward0" not in nodes
+
+
+@pytest.mark.exhaustive
+def test_nothing_but_maps_is_kept_of_many_pictures(network: nn.Module) -> None:
+    held: list[int] = []
+
+    def count(_done: int, _all: int) -> None:
+        gc.collect()
+        held.append(sum(each.numel() for each in gc.get_objects() if type(each) is Tensor))
+
+    attribute(network, torch.randn(24, 3, 16, 16), batch_size=4, on_progress=count)
+    assert len(held) == 6
+    assert held[-1] <= held[1]
+
+
+class Bright(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        if (x > 90).any():
+            raise ValueError("too bright")
+        return super().forward(x)
+
+
+def test_a_picture_that_the_network_raises_on_is_left_out(pictures: Tensor) -> None:
+    pictures[1] = 100
+    with pytest.raises(ModelError, match=r"Bright raised in its forward pass at \(model\) \(Bright\).*too bright"):
+        attribute(Bright(), pictures)
+    errors: list[HookscopeError] = []
+    looks = attribute(Bright(), pictures, on_error=errors.append)
+    assert len(looks.inputs) == len(looks.maps) == 2
+    assert [type(each) for each in errors] == [UnfitInputError]
+    pictures[:] = 100
+    with pytest.raises(ModelError, match="too bright"):
+        attribute(Bright(), pictures, on_error=errors.append)
+
+
+def test_a_picture_whose_gradient_is_zero_is_left_out() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        network[0].bias.fill_(-1.0)
+    pictures = torch.randn(3, 3, 8, 8)
+    pictures[1] = 0  # no ReLU opens
+    with pytest.raises(UnfitInputError, match="the gradient of 'class 0' is zero everywhere at 0"):
+        attribute(network, pictures, target=0, layer="0")
+    errors: list[HookscopeError] = []
+    looks = attribute(network, pictures, target=0, layer="0", on_error=errors.append)
+    assert len(looks.inputs) == 2
+    assert len(errors) == 1
+
+
+# --- Nothing is changed ---
+
+
+def everything(network: nn.Module) -> dict[str, Any]:
+    held: dict[str, Any] = {"modes": [each.training for each in network.modules()]}
+    held["hooks"] = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in network.modules()]
+    for name, each in (*network.named_parameters(), *network.named_buffers()):
+        gradient = None if each.grad is None else each.grad.clone()
+        held[name] = (id(each), each.requires_grad, each.is_inference(), each.detach().clone(), gradient)
+    return held
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        if isinstance(value, tuple):
+            assert value[:3] == after[name][:3]
+            assert torch.equal(value[3], after[name][3])
+            assert (value[4] is None) == (after[name][4] is None)
+            assert value[4] is None or torch.equal(value[4], after[name][4])
+        else:
+            assert value == after[name]
+
+
+def resnet_in_use() -> nn.Module:
+    """Return a network half frozen, in both modes, with gradients and a hook that its owner counts on."""
+    network = small.small_resnet()
+    network(torch.randn(2, 3, 64, 64)).sum().backward()
+    network.layer1.eval()
+    network.conv1.weight.requires_grad_(False)
+    network.layer2.register_forward_hook(lambda *_: None)
+    return network
+
+
+def inference_resnet() -> nn.Module:
+    with torch.inference_mode():
+        return small.small_resnet()
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (resnet_in_use, {"layer": ["layer3", "layer4"], "target": "0,1"}),
+        (inference_resnet, {"method": "guided-backprop"}),
+        (resnet_in_use, {"layer": "fc"}),
+        (inference_resnet, {"target": 5000}),
+        (resnet_in_use, {"sanity": "quick", "target": 3}),
+    ],
+)
+@pytest.mark.sample("resnet_in_use-options0", "inference_resnet-options1")
+def test_the_network_comes_out_as_it_went_in(build: Callable[[], nn.Module], options: dict[str, Any]) -> None:
+    network = build()
+    before = everything(network)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    failed = False
+    try:
+        hookscope.attribute(
+            network, torch.randn(2, 3, 64, 64, generator=torch.Generator()), **{"sanity": "none"} | options
+        )
+    except UsageError:
+        failed = True
+    assert failed == (options.get("layer") == "fc" or options.get("target") == 5000)
+    assert_same(before, everything(network))
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert np.array_equal(states[2], np.random.get_state()[1])  # type: ignore[arg-type]
+
+
+def test_the_network_comes_out_as_it_went_in_when_it_raises(pictures: Tensor) -> None:
+    network = Bright()
+    before = everything(network)
+    with pytest.raises(ModelError):
+        attribute(network, pictures + 100, layer="first")
+    with pytest.raises(ModelError):
+        attribute(network, pictures + 100)
+    assert_same(before, everything(network))
+
+
+@pytest.mark.parametrize(
+    ("method", "block"),
+    [("grad-cam", torch.inference_mode), ("gradient", torch.no_grad), ("guided-backprop", torch.inference_mode)],
+)
+def test_it_works_where_gradients_are_off_and_parameters_frozen(
+    network: nn.Module, pictures: Tensor, method: str, block: Any
+) -> None:
+    expected = attribute(network, pictures, method=method).maps[0].values
+    network.requires_grad_(False)
+    with block():
+        np.testing.assert_array_equal(attribute(network, pictures.clone(), method=method).maps[0].values, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_give_maps_in_float32(network: nn.Module, pictures: Tensor, dtype: torch.dtype) -> None:
+    expected = attribute(network, pictures, target=1, method="hires-cam").maps[0].values
+    looks = attribute(network.to(dtype), pictures, target=1, method="hires-cam")
+    assert looks.dtype == str(dtype).removeprefix("torch.")
+    assert looks.maps[0].values.dtype == np.float32
+    np.testing.assert_allclose(looks.maps[0].values, expected, atol=0.03 * np.abs(expected).max())
+
+
+def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures: Tensor) -> None:
+    network = small.Written(
+        lambda net, x: net.fc(net.conv(x.mul_(2)).mean((2, 3))), conv=nn.Conv2d(3, 4, 3), fc=nn.Linear(4, 2)
+    )
+    before = pictures.clone()
+    attribute(network, pictures)
+    assert torch.equal(pictures, before)
+
+
+# --- Checks ---
+
+
+@pytest.mark.exhaustive
+def test_checks_come_with_the_maps() -> None:
+    looks = hookscope.attribute("demo", CAT, target="Egyptian cat")
+    assert [(each.name, each.passed) for each in looks.sanity] == [
+        ("weights", True),
+        ("class", True),
+        ("deletion", None),  # blurring the cat raises its probability
+    ]
+    assert looks.timings["sanity"] > 0
+
+
+@pytest.mark.exhaustive
+def test_checks_that_a_network_has_nothing_for_are_left_out() -> None:
+    torch.manual_seed(0)
+    detector = detection.RetinaNet(small.pyramid(), 3, detections_per_img=5, score_thresh=0.0, **small.SMALL)
+    looks = hookscope.attribute(detector, batch_of([torch.rand(3, 64, 64)]))
+    assert [each.name for each in looks.sanity] == ["weights"]

@@ -1,0 +1,307 @@
+"""Maps of signals and volumes: found where a network looks, and equal to those of pictures of height or depth one."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from captum.attr import LayerGradCam
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.commands.attribute.batch_maps import resized
+from hookscope.commands.attribute.input_places import InputPlaces, places_of
+from hookscope.commands.attribute.sanity import _blurred, _convolved
+from hookscope.errors import UsageError
+from hookscope.inspection.receptive_fields import receptive_field
+from hookscope.results.attributions import AttributionMap, Method, Target
+from hookscope.results.concentration import Box, concentration
+from hookscope.results.inputs import InputRecord
+
+CAMS: tuple[Method, ...] = ("grad-cam", "grad-cam++", "layer-cam", "hires-cam")
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class Looking(nn.Module):
+    """Scores what two convolutions find in one window, or block, of its input, and nothing else."""
+
+    def __init__(self, window: tuple[slice, ...], size: tuple[int, ...], channels: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        convolution = CONVOLUTIONS[len(size)]
+        self.first, self.second = convolution(channels, 6, 3, padding=1), convolution(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, 3)
+        mask = torch.zeros(size)
+        mask[window] = 1
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = F.softplus(self.second(F.relu(self.first(x)))) * self.mask
+        return self.head(found.flatten(2).mean(2) * 20)
+
+
+def mass_inside(each: AttributionMap, window: tuple[slice, ...], reach: int = 2) -> float:
+    """Return which share of a map's magnitude lies in a window and as many steps around it as two kernels reach."""
+    magnitude = np.abs(each.values.astype(np.float64))
+    around = tuple(slice(max(part.start - reach, 0), part.stop + reach) for part in window)
+    return float(magnitude[around].sum() / magnitude.sum())
+
+
+CASES = {
+    "signal": ((slice(60, 75),), (120,)),
+    "volume": ((slice(2, 6), slice(8, 12), slice(1, 5)), (10, 14, 12)),
+}
+
+
+def test_a_window_of_a_signal_and_a_block_of_a_volume_are_found() -> None:
+    for case, method in (("signal", "layer-cam"), ("signal", "occlusion"), ("volume", "gradient")):
+        found_by(case, method)
+
+
+def found_by(case: str, method: Method) -> None:
+    window, size = CASES[case]
+    network, given = Looking(window, size), torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(1))
+    options = {"layer": "second"} if method in CAMS else {}
+    result = hookscope.attribute(network, given, method=method, sanity="none", **options)
+    assert all(each.values.shape == size == each.size for each in result.maps)
+    least = 0.6 if method == "occlusion" else 0.999
+    assert all(mass_inside(each, window) > least for each in result.maps)
+    if method == "occlusion":  # to a patch
+        assert all(mass_inside(each, window, 5) > 0.95 for each in result.maps)
+
+
+def flat_twin(network: nn.Sequential, axes: int) -> nn.Sequential:
+    """Return a network of Conv2d that computes over pictures of height one what this one computes over signals, or of
+    Conv3d over volumes of depth one."""
+    twin: list[nn.Module] = []
+    for each in network:
+        if isinstance(each, nn.Conv1d | nn.Conv2d):
+            kernel, stride, pad = ((1, *v) for v in (each.kernel_size, each.stride, each.padding))
+            other = CONVOLUTIONS[axes](each.in_channels, each.out_channels, kernel, stride, (0, *pad[1:]))
+            other.load_state_dict({"weight": each.weight.data.unsqueeze(2), "bias": each.bias.data})
+            twin.append(other)
+        elif isinstance(each, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
+            twin.append((nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[axes - 2](1))
+        elif isinstance(each, nn.MaxPool1d | nn.MaxPool2d):
+            twin.append((nn.MaxPool2d, nn.MaxPool3d)[axes - 2]((1, *[2] * (axes - 1))))
+        else:
+            twin.append(each)
+    return nn.Sequential(*twin)
+
+
+def classifier(axes: int) -> nn.Sequential:
+    torch.manual_seed(2)
+    convolution = CONVOLUTIONS[axes]
+    pool, mean = ((nn.MaxPool1d, nn.AdaptiveAvgPool1d), (nn.MaxPool2d, nn.AdaptiveAvgPool2d))[axes - 1]
+    return nn.Sequential(
+        *(convolution(2, 6, 5, stride=2, padding=2), nn.ReLU(), pool(2), convolution(6, 8, 3, padding=1), nn.ReLU()),
+        *(mean(1), nn.Flatten(), nn.Linear(8, 4)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "method"),
+    [*((1, method) for method in CAMS), (2, "grad-cam"), (2, "gradient"), (1, "guided-backprop")],
+)
+def test_maps_equal_those_of_inputs_with_one_more_axis_of_length_one(axes: int, method: Method) -> None:
+    network = classifier(axes).eval()
+    given = torch.randn(2, 2, *(64, 40)[:axes], generator=torch.Generator().manual_seed(3))
+    twin = flat_twin(network, axes + 1).eval()
+    assert torch.allclose(network(given), twin(given.unsqueeze(2)), atol=1e-6)
+    ours = hookscope.attribute(network, given, method=method, sanity="none")
+    theirs = hookscope.attribute(twin, given.unsqueeze(2), method=method, sanity="none")
+    for one, other in zip(ours.maps, theirs.maps, strict=True):
+        assert np.allclose(one.values, other.values[0], atol=1e-6)
+        assert one.extent == pytest.approx((*other.extent[1 : axes + 1], *other.extent[axes + 2 :]))
+        assert one.target.score == pytest.approx(other.target.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_grad_cam_is_captums(axes: int) -> None:
+    torch.manual_seed(4)
+    convolution = CONVOLUTIONS[axes]
+    network = nn.Sequential(
+        convolution(1, 4, 3), nn.ReLU(), convolution(4, 5, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
+    )
+    given = torch.randn(2, 1, *(9, 8, 10)[:axes])
+    network.eval()(given)
+    ours = hookscope.attribute(network, given, target=1, layer="2", sanity="none")
+    theirs = LayerGradCam(network, network[2]).attribute(given, 1, relu_attributions=True)
+    for place, each in enumerate(ours.maps):
+        assert torch.allclose(torch.as_tensor(each.values), theirs[place, 0].float(), atol=1e-6)
+
+
+def test_an_input_without_channels_and_one_with_channels_last_have_maps_over_time() -> None:
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filter, self.head = nn.Conv1d(1, 4, 8, stride=4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.filter(x.unsqueeze(1)).relu().mean(2))
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0].mean(1))
+
+    torch.manual_seed(6)
+    raw, recurrent = torch.randn(2, 400), torch.randn(2, 30, 6)
+    by_layer = hookscope.attribute(Raw(), raw, batch_axis=0, sanity="none").maps[0]
+    # Windows of 8 in steps of 4: the first lies around 3.5, so the map begins 2 before it, at 1.5 + 0.5 of 400.
+    assert by_layer.values.shape == (99,)
+    network = Recurrent().eval()
+    of_steps = hookscope.attribute(network, recurrent, method="gradient", target=0, sanity="none").maps[0]
+    leaf = recurrent.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(network(leaf)[:, 0].sum(), leaf)
+    assert np.allclose(of_steps.values, expected[0].abs().amax(1), atol=1e-7)
+    assert of_steps.pixels is not None
+    assert np.allclose(of_steps.pixels, expected[0].T, atol=1e-7)
+    assert hookscope.attribute(network, recurrent, sanity="none").maps[0].values.shape == (30,)
+
+
+def test_tokens_have_a_map_at_their_embedding() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(20, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x).tanh()[:, 4])  # looks at the fifth word alone
+
+    torch.manual_seed(7)
+    words = torch.randint(0, 20, (2, 9))
+    with pytest.raises(UsageError, match=r"given whole numbers, 2x9, .* what its embedding returns, `layer` words"):
+        hookscope.attribute(Tagger(), words, batch_axis=0)
+    options = {"layer": "words", "method": "hires-cam", "sanity": "none", "batch_axis": 0}
+    network = Tagger()
+    (one, _) = hookscope.attribute(network, words, **options).maps
+    assert one.values.shape == (9,)
+    assert [*np.flatnonzero(one.values)] == [4]
+    (named, _) = hookscope.attribute(network, input={"x": words}, **options).maps
+    assert np.array_equal(named.values, one.values)
+
+
+@pytest.mark.parametrize(
+    ("first", "shape", "expected"),
+    [
+        (nn.Conv1d(6, 4, 3), (2, 6, 30), InputPlaces((30,), 1)),
+        (nn.Conv1d(6, 4, 3), (2, 30, 6), InputPlaces((30,), 2)),  # it is transposed before
+        (nn.LSTM(6, 4), (2, 30, 6), InputPlaces((30,), 2)),
+        (nn.Linear(6, 4), (2, 30, 6), InputPlaces((30,), 2)),
+        (nn.Linear(180, 4), (2, 6, 30), InputPlaces((30,), 1)),  # behind Flatten
+        (nn.Conv2d(3, 4, 3), (2, 3, 8, 9), InputPlaces((8, 9), 1)),
+        (nn.Conv3d(3, 4, 3), (2, 3, 8, 9, 7), InputPlaces((8, 9, 7), 1)),
+        (nn.Linear(30, 4), (2, 30), InputPlaces((30,), None)),
+    ],
+)
+def test_the_first_layer_says_which_axis_counts_channels(
+    first: nn.Module, shape: tuple[int, ...], expected: InputPlaces
+) -> None:
+    given = torch.randn(shape)
+    places = places_of(first, given)
+    assert places == expected
+    assert torch.equal(places.as_given(places.by_channel(given)), given)
+
+
+def test_cells_of_signals_and_volumes_lie_in_the_middle_of_what_they_see() -> None:
+    def ones(*size: int) -> Tensor:
+        return torch.ones(4, 2, *size)
+
+    signal = torch.rand(1, 2, 64, requires_grad=True)
+    field = receptive_field(F.max_pool1d(F.conv1d(signal, ones(5), stride=2, padding=1), 2).grad_fn, 1)
+    assert field is not None
+    assert [line[:2] for line in field.lines] == [(2.0, 4.0)]  # (5-1)/2 - 1 = 1 and half a step of 2 on
+    volume = torch.rand(1, 2, 16, 16, 16, requires_grad=True)
+    after = F.avg_pool3d(F.conv3d(volume, ones(3, 1, 5), stride=(1, 2, 2), padding=(1, 0, 0)), 2)
+    field = receptive_field(after.grad_fn, 3)
+    assert field is not None
+    assert [line[:2] for line in field.lines] == [(0.5, 2.0), (1.0, 4.0), (3.0, 4.0)]
+    raw = torch.rand(1, 64, requires_grad=True)
+    field = receptive_field(F.conv1d(raw.unsqueeze(1), torch.ones(4, 1, 3)).grad_fn, 1, None)
+    assert field is not None
+    assert [line[:2] for line in field.lines] == [(1.0, 1.0)]
+    last = torch.rand(1, 64, 2, requires_grad=True)
+    turned = F.conv1d(last.transpose(1, 2), ones(3)).transpose(1, 2)
+    field = receptive_field(turned.grad_fn, 1, 2)
+    assert field is not None
+    assert (field.axes, field.lines[0][:2]) == ((-2,), (1.0, 1.0))
+
+
+@pytest.mark.parametrize(("cells", "size"), [((5,), (20,)), ((3, 4), (9, 16)), ((2, 3, 4), (8, 9, 16))])
+def test_maps_that_cover_the_input_are_enlarged_as_torch_interpolates(
+    cells: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    maps = torch.rand(2, *cells)
+    whole = (*[0.0] * len(cells), *[1.0] * len(cells))
+    mode = ("linear", "bilinear", "trilinear")[len(cells) - 1]
+    expected = F.interpolate(maps[:, None], size, mode=mode, align_corners=False)
+    assert torch.allclose(resized(maps, size, [whole, whole]), expected, atol=1e-6)
+
+
+def test_a_map_beside_its_input_is_shifted_there() -> None:
+    # Two cells of length 10 over an input of 20 that lies 5 further on: its first place is that of the first cell.
+    (found,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])[0]
+    assert torch.allclose(found, ((torch.arange(20) + 0.5).clamp(0, 10)))
+
+
+def test_blurring_by_transforms_equals_blurring_by_sums() -> None:
+    lines, weights = torch.randn(2, 1, 90), torch.randn(11).abs()
+    weights = (weights + weights.flip(0)) / 2
+    assert torch.allclose(_convolved(lines, weights), F.conv1d(lines, weights.view(1, 1, -1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(40,), (12, 16), (6, 8, 10)])
+def test_blurring_keeps_what_is_the_same_everywhere_and_flattens_the_rest(size: tuple[int, ...]) -> None:
+    assert torch.allclose(_blurred(torch.full((1, 2, *size), 3.0)), torch.full((1, 2, *size), 3.0), atol=1e-5)
+    noise = torch.randn(1, 2, *size)
+    assert _blurred(noise).std() < 0.6 * noise.std()
+
+
+def map_of(values: np.ndarray, size: tuple[int, ...]) -> AttributionMap:
+    axes = values.ndim
+    extent = (*[0.0] * axes, *[1.0] * axes)
+    return AttributionMap(0, Target("a", 1.0), "", values.astype(np.float32), extent, None, size)
+
+
+def test_half_of_a_map_lies_in_the_smallest_interval_or_box_that_holds_it() -> None:
+    record = InputRecord("tensor", None, None, (1, 100), ())
+    values = np.zeros(50)
+    values[10:13], values[40] = 2, 3
+    found = concentration(map_of(values, (100,)), record)
+    assert found is not None
+    # 2, 2 and 2 beside 3 elsewhere: of 9 the smallest that holds 4.5 are the three cells.
+    assert (found.region, found.share) == (Box((20.0,), (26.0,), (100,)), pytest.approx(0.06))
+    block = np.zeros((6, 8, 10))
+    block[1:3, 4:6, 7:9] = 1
+    block[5, 0, 0] = 0.5
+    found = concentration(map_of(block, (12, 16, 20)), record)
+    assert found is not None
+    assert isinstance(found.region, Box)
+    assert found.share <= 8 / 480
+    inside = zip((1, 4, 7), found.region.begin, found.region.end, (3, 6, 9), strict=True)
+    assert all(2 * low <= begin < end <= 2 * high for low, begin, end, high in inside)
+    assert found.words.startswith("planes 2 to ")
+    assert concentration(map_of(np.zeros(5), (5,)), record) is None
+
+
+def test_deletion_works_on_signals_and_volumes() -> None:
+    for case, (window, size) in CASES.items():
+        network, given = Looking(window, size), torch.randn(4, 2, *size, generator=torch.Generator().manual_seed(8)) * 4
+        checks = hookscope.attribute(network, given, method="gradient").sanity
+        (deletion,) = [each for each in checks if each.name == "deletion"]
+        before, at_random = deletion.compared_with
+        assert abs(before - deletion.value) > abs(before - at_random)
+        assert f"the {case} that" in deletion.meaning
+
+
+def test_dense_scores_of_voxels_are_explained_by_their_sum() -> None:
+    torch.manual_seed(9)
+    network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1)).eval()
+    given = torch.randn(1, 1, 5, 6, 7)
+    (one,) = hookscope.attribute(network, given, target=1, layer="1", method="hires-cam", sanity="none").maps
+    scores = network(given).detach()
+    chosen = scores.argmax(1) == 1
+    assert one.target.score == pytest.approx(float((scores[:, 1] * chosen).sum()), rel=1e-5)

@@ -1,0 +1,310 @@
+"""Targets: how they are said, and the numbers that they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookscope.commands.attribute.scores import batch_targets, probabilities, runner_up
+from hookscope.commands.attribute.targets import Wanted, read_targets
+from hookscope.errors import HookscopeError, ModelError, ModelNotFoundError, UsageError
+
+NAMES = ("tabby, tabby cat", "tiger cat", "black-and-tan coonhound", "tan", "crane", "crane", "dog")
+
+
+def said(*texts: str, names: Sequence[str] = NAMES) -> list[tuple[int | None, int | None, int | None]]:
+    return [(each.index, each.against, each.box) for each in read_targets(texts, names)]
+
+
+def test_classes_are_names_synonyms_or_indices() -> None:
+    assert said("tiger cat") == said("Tiger Cat ") == said("1") == [(1, None, None)]
+    assert said("tabby") == said("tabby cat") == said("tabby, tabby cat") == [(0, None, None)]
+
+
+def test_several_come_with_commas_or_one_by_one_and_names_may_hold_commas() -> None:
+    assert said("tiger cat,dog") == said("tiger cat", "dog") == [(1, None, None), (6, None, None)]
+    assert said("dog,tabby, tabby cat,1") == [(6, None, None), (0, None, None), (1, None, None)]
+
+
+def test_what_is_said_twice_comes_once() -> None:
+    assert said("dog,6", "dog") == [(6, None, None)]
+
+
+def test_a_contrast_is_two_classes_with_a_hyphen_and_names_may_hold_hyphens() -> None:
+    assert said("tabby-tiger cat") == [(0, 1, None)]
+    assert said("black-and-tan coonhound") == [(2, None, None)]
+    assert said("black-and-tan coonhound-dog") == [(2, 6, None)]
+    assert said("6-0") == [(6, 0, None)]
+
+
+def test_boxes_are_counted() -> None:
+    assert said("box:0, BOX:12") == [(None, None, 0), (None, None, 12)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tigre cat", "The model knows no class 'tigre cat'. Nearest: 'tiger cat'"),
+        ("dog-dog", "compares a class with itself"),
+        ("crane", "Several classes are named 'crane': give one of 4, 5."),
+        ("box:", "The model knows no class 'box:'"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_what_is_near(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as info:
+        read_targets([text], NAMES)
+    assert message in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+def test_without_names_only_indices_are_known() -> None:
+    assert said("7,3-2", names=()) == [(7, None, None), (3, 2, None)]
+    with pytest.raises(UsageError, match="not an index from 0, and the model has no class names"):
+        read_targets(["cat"], ())
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "targets.py"
+    path.write_text(
+        "def pair(output): return output[:, 0] + output[:, 1]\n"
+        "def column(output): return output[:, :1]\n"
+        "def whole(output): return output.sum()\n"
+        "def number(output): return 3\n"
+        "def counts(output): return output.argmax(1)\n"
+        "def broken(output): raise KeyError('x')\n"
+        "thing = 4\n"
+    )
+    return path
+
+
+def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
+    output = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    wanted = read_targets([f"{functions}:pair", f"{functions}:column"], ())
+    pair, column = batch_targets(output, 2, wanted, None, (), None)
+    assert pair.score(output).tolist() == [3, 9]
+    assert column.score(output).tolist() == [1, 4]
+    assert [(each.label, each.score, each.index) for each in pair.targets if each] == [
+        ("targets.py:pair", 3, None),
+        ("targets.py:pair", 9, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        (
+            "whole",
+            UsageError,
+            "returned scalar, but a target has to return one floating-point number per input",
+        ),
+        ("number", UsageError, "returned int, but"),
+        ("counts", UsageError, "returned torch.int64 values, but"),
+        ("broken", ModelError, "targets.py:broken raised KeyError: 'x'"),
+        ("missing", ModelNotFoundError, "has no 'missing'"),
+        ("thing", UsageError, "is a int, not a function"),
+    ],
+)
+def test_other_functions_are_refused(functions: Path, name: str, kind: type[HookscopeError], message: str) -> None:
+    with pytest.raises(kind) as info:
+        batch_targets(torch.ones(2, 3), 2, read_targets([f"{functions}:{name}"], ()), None, (), None)
+    assert message in str(info.value)
+
+
+# --- Scores of classes ---
+
+LOGITS = torch.tensor([[0.0, 1.0, 3.0], [2.0, -1.0, 1.0]])
+
+
+def test_without_a_target_the_best_classes_of_each_input_count() -> None:
+    first, second = batch_targets(LOGITS, 2, (), 2, ("a", "b", "c"), None)
+    assert [(each.label, each.score, each.index) for each in first.targets if each] == [("c", 3, 2), ("a", 2, 0)]
+    assert [each.label for each in second.targets if each] == ["b", "c"]
+    expected = LOGITS.softmax(1)[[0, 1], [2, 0]].tolist()
+    assert [each.probability for each in first.targets if each] == pytest.approx(expected)
+    assert second.score(LOGITS).tolist() == [1, 1]
+    assert len(batch_targets(LOGITS, 2, (), 9, (), None)) == 3
+
+
+def test_a_contrast_is_the_difference_of_two_scores() -> None:
+    (target,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
+    assert [(each.label, each.score, each.index, each.probability) for each in target.targets if each] == [
+        ("class 2 - class 0", 3, None, None),
+        ("class 2 - class 0", -1, None, None),
+    ]
+
+
+def test_probabilities_are_not_taken_for_logits() -> None:
+    shares = LOGITS.softmax(1)
+    (target,) = batch_targets(shares, 2, [Wanted("0", 0)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        torch.full((2, 3), 0.5185),  # a sigmoid's
+        torch.tensor([[0.0, 1.0, 0.99], [0.2, 0.9, 0.97]]),  # several classes at once, of clamped scores
+        torch.tensor([[0.25, 0.5, 0.2422], [0.125, 0.75, 0.1172]]),  # a softmax that was rounded: sums to 0.992
+    ],
+)
+def test_values_of_0_to_1_that_do_not_sum_to_1_stay_as_they_are(shares: Tensor) -> None:
+    (target,) = batch_targets(shares, 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 1].tolist())
+    assert probabilities(shares, target, None).tolist() == pytest.approx(shares[:, 1].tolist())
+
+
+def test_logits_of_a_linear_layer_may_lie_between_0_and_1() -> None:
+    features = torch.eye(2, 4, requires_grad=True)
+    logits = (
+        torch.nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
+    )  # in 0-1
+    (target,) = batch_targets(logits, 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    assert probabilities(logits.detach(), target, None).tolist() == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    (target,) = batch_targets(logits.sigmoid(), 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.sigmoid()[:, 1].tolist())
+
+
+def test_the_runner_up_is_the_best_class_but_the_target() -> None:
+    (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
+    other = runner_up(LOGITS, target, None)
+    assert other is not None
+    assert [each.index for each in other.targets if each] == [1, 0]
+    assert probabilities(LOGITS, target, None).tolist() == pytest.approx(LOGITS.softmax(1)[:, 2].tolist())
+    (contrast,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
+    assert runner_up(LOGITS, contrast, None) is None
+
+
+def test_scores_may_be_one_of_several_outputs() -> None:
+    output = {"aux": torch.zeros(2, 3), "features": torch.ones(2, 4), "logits": LOGITS}
+    (main,) = batch_targets(output, 2, (), None, (), None)
+    assert [each.index for each in main.targets if each] == [2, 0]
+    (other,) = batch_targets(output, 2, (), None, (), "features")
+    assert [each.score for each in other.targets if each] == [1, 1]
+    assert (
+        main.remark
+        == "(model)['logits'] of shape 2x3 is explained, not (model)['aux'], (model)['features'] (--output-key)."
+    )
+    assert other.remark == "(model)['features'] of shape 2x4 is explained, not (model)['aux'], (model)['logits']."
+
+
+def test_which_output_is_explained_is_said_only_where_there_are_several() -> None:
+    def remarks(output: Any, wanted: Any = ()) -> set[str]:
+        return {each.remark for each in batch_targets(output, 2, wanted, None if wanted else 2, (), None)}
+
+    assert remarks(LOGITS) == {""}
+    assert remarks({"logits": LOGITS}) == {""}
+    assert remarks({"logits": LOGITS, "ids": torch.ones(2, 3).long()}) == {""}
+    # A tuple's first counts; a second one has no name.
+    first = "(model)[0] of shape 2x3 is explained, not (model)[1] (--output-key)."
+    assert remarks((LOGITS, torch.zeros(2, 3))) == {first}
+    assert remarks((LOGITS, torch.zeros(2, 3)), [Wanted("2-0", 2, 0), Wanted("1", 1)]) == {first}
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (torch.ones(2, 5, 3), "holds no score per class for 2 inputs: give --target FILE.py:FUNCTION"),
+        (torch.ones(3, 5), "holds no score per class for 2 inputs"),
+        (torch.ones(2, 5).long(), "returns no floating-point numbers"),
+        ({"a": torch.ones(2, 5, 3), "b": torch.ones(2, 3)}, "Or give --output-key: it has (model)['a'], (model)['b']."),
+    ],
+)
+def test_outputs_without_scores_are_refused(output: Any, message: str) -> None:
+    with pytest.raises(UsageError) as info:
+        batch_targets(output, 2, (), None, (), None)
+    assert message in str(info.value)
+
+
+def test_classes_and_boxes_that_there_are_not_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has classes 0 to 2\."):
+        batch_targets(LOGITS, 2, [Wanted("3", 3)], None, (), None)
+    with pytest.raises(UsageError, match="asks for a box, but the network returns no boxes"):
+        batch_targets(LOGITS, 2, [Wanted("box:0", box=0)], None, (), None)
+
+
+# --- Scores of pixels ---
+
+
+def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
+    scores = torch.tensor([[[[1.0, 5.0]], [[2.0, 3.0]], [[-9.0, -9.0]]]])  # of classes 0, 1, 2 at two pixels
+    zero, one, two = batch_targets(
+        {"out": scores}, 1, [Wanted(str(n), n) for n in range(3)], None, ("a", "b", "c"), None
+    )
+    assert [(each.label, each.score) for target in (zero, one, two) for each in target.targets if each] == [
+        ("a, sum over 1 pixel", 5.0),
+        ("b, sum over 1 pixel", 2.0),
+        ("c, sum over all 2 pixels", -18.0),
+    ]
+    # Which pixels count stays the same for changed pictures.
+    assert zero.score({"out": scores.flip(3)}).tolist() == [1.0]
+
+
+def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
+    scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]])
+    found = batch_targets(scores, 1, (), 2, ("a", "b", "c"), None)
+    assert [each.label for target in found for each in target.targets if each] == [
+        "b, sum over 2 pixels",
+        "a, sum over 1 pixel",
+    ]
+
+
+# --- Boxes ---
+
+
+def boxes(*found: tuple[int, float]) -> dict[str, Tensor]:
+    labels, scores = zip(*found, strict=True) if found else ((), ())
+    return {"boxes": torch.ones(len(found), 4), "labels": torch.tensor(labels).long(), "scores": torch.tensor(scores)}
+
+
+DETECTED = [boxes((1, 0.9), (2, 0.8), (1, 0.7)), boxes((2, 0.6))]
+KINDS = ("background", "dog", "cat", "bird")
+
+
+def test_a_box_is_said_by_its_number_or_is_the_best_of_a_class() -> None:
+    number, dog = batch_targets(DETECTED, 2, [Wanted("box:1", box=1), Wanted("dog", 1)], None, KINDS, None)
+    assert [each and (each.label, round(each.score, 3), each.index) for each in number.targets] == [
+        ("cat in box 1", 0.8, 2),
+        None,
+    ]
+    assert [each and each.label for each in dog.targets] == ["dog in box 0", None]
+    assert number.score(DETECTED).tolist() == pytest.approx([0.8, 0.0])
+    # Another network may find less.
+    assert number.score([boxes(), boxes()]).tolist() == [0, 0]
+
+
+def test_a_box_lies_in_shares_of_its_own_input() -> None:
+    pixels = [{**DETECTED[0], "boxes": torch.tensor([[5.0, 10, 20, 40]] * 3)}, DETECTED[1]]
+    (target,) = batch_targets(pixels, 2, [Wanted("box:0", box=0)], None, KINDS, None, [(40, 20), (100, 50)])
+    assert [each and each.box for each in target.targets] == [(0.25, 0.25, 1.0, 1.0), (0.02, 0.01, 0.02, 0.01)]
+
+
+def test_without_a_target_the_best_boxes_count() -> None:
+    found = batch_targets(DETECTED, 2, (), 2, KINDS, None)
+    assert [[each and each.label for each in target.targets] for target in found] == [
+        ["dog in box 0", "cat in box 0"],
+        ["cat in box 1", None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted("bird", 3), "The network found no 'bird'. It found dog, cat."),
+        (Wanted("box:7", box=7), "There is no box 7: the network found 3, 0 to 2."),
+        (Wanted("dog-cat", 1, 2), "each box has the score of one class"),
+    ],
+)
+def test_boxes_that_there_are_not_are_refused(wanted: Wanted, message: str) -> None:
+    with pytest.raises(UsageError) as info:
+        batch_targets(DETECTED, 2, [wanted], None, KINDS, None)
+    assert message in str(info.value)
+
+
+def test_a_picture_without_boxes_has_no_target() -> None:
+    with pytest.raises(UsageError, match="found no box, so there is none to explain"):
+        batch_targets([boxes()], 1, (), None, KINDS, None)

@@ -1,0 +1,193 @@
+"""Weights against NumPy in float64, over networks, files and what was done to them."""
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.commands.diff.compare_weights import Weights, compare_weights, read_weights, weights_of
+from hookscope.commands.diff.describe import answer
+from hookscope.errors import CheckpointError, LayerNotFoundError, NothingMatchedError, UntrustedFileError
+from hookscope.models.construction import loaded_module
+from hookscope.results.differences import Differences, Measures, WeightDifference
+from tests.models.hostile import Call
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        OrderedDict(conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), act=nn.ReLU(), head=nn.Linear(8, 5))
+    )
+
+
+def of(module: nn.Module) -> Weights:
+    return weights_of(loaded_module(module))
+
+
+def held(tensors: Mapping[str, Tensor]) -> Weights:
+    return Weights(of(nn.Identity()).info, tensors)
+
+
+def row(found: Differences, name: str) -> WeightDifference:
+    (only,) = [each for each in found.weights if each.name == name]
+    return only
+
+
+def measures(found: Differences, name: str) -> Measures:
+    known = row(found, name).measures
+    assert known is not None
+    return known
+
+
+def distances(found: Differences) -> set[float | None]:
+    return {None if each.measures is None else each.measures.relative_l2 for each in found.weights}
+
+
+def test_equal_networks_have_no_difference_and_no_warning() -> None:
+    found = compare_weights(of(network()), of(network()))
+    assert [each.name for each in found.weights] == list(network().state_dict())
+    assert distances(found) == {0.0}
+    assert {each.sign_flips for each in found.weights} == {0.0}
+    assert {each.matched for each in found.weights} == {"name"}
+    assert (found.unmatched, found.warnings, found.rows, found.way) == ((), (), (), "weights")
+
+
+def test_measures_are_those_of_numpy_in_float64() -> None:
+    a = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
+    b = a + 0.3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(2))
+    found = compare_weights(held({"w": a}), held({"w": b}))
+    one, other = a.double().numpy(), b.double().numpy()
+    known = measures(found, "w")
+    assert known.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-12)
+    cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
+    assert known.cosine == pytest.approx(cosine, rel=1e-9)
+    assert known.max_abs == np.abs(one - other).max()
+    assert known.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
+    assert known.unequal_fraction == (one != other).mean()
+    assert row(found, "w").sign_flips == (one * other < 0).mean()
+    assert known.value_count is None
+
+
+def test_a_negated_tensor_flips_every_sign_but_that_of_zeros() -> None:
+    a = torch.tensor([1.0, -2.0, 0.0, 4.0])
+    found = compare_weights(held({"w": a}), held({"w": -a}))
+    assert row(found, "w").sign_flips == 0.75
+    assert (measures(found, "w").relative_l2, measures(found, "w").cosine) == (2.0, -1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_another_dtype_is_said_and_its_rounding_measured(dtype: torch.dtype) -> None:
+    a = torch.randn(300, generator=torch.Generator().manual_seed(3))
+    found = compare_weights(held({"w": a}), held({"w": a.to(dtype)}))
+    assert (row(found, "w").dtype, row(found, "w").dtype_b) == ("float32", str(dtype).removeprefix("torch."))
+    one = a.double().numpy()
+    exact = np.linalg.norm(one - a.to(dtype).double().numpy()) / np.linalg.norm(one)
+    assert measures(found, "w").relative_l2 == pytest.approx(exact, rel=1e-9)
+    assert row(found, "w").sign_flips == 0
+
+
+def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
+    a = {"kept": torch.ones(3), "gone": torch.ones(4, 5)}
+    b = {"kept": torch.ones(3), "new": torch.zeros(7, dtype=torch.int64)}
+    found = compare_weights(held(a), held(b))
+    assert [(each.side, each.label, each.kind, each.shape, each.reason) for each in found.unmatched] == [
+        ("A", "gone", "float32", (4, 5), "B has no such tensor"),
+        ("B", "new", "int64", (7,), "A has no such tensor"),
+    ]
+
+
+def test_another_shape_is_a_row_without_measures_and_a_warning() -> None:
+    one = torch.ones(1)
+    found = compare_weights(held({"w": torch.ones(3), "v": one}), held({"w": torch.ones(4), "v": one}))
+    assert (row(found, "w").measures, row(found, "w").shape, row(found, "w").shape_b) == (None, (3,), (4,))
+    assert found.warnings == ("1 pair of tensors cannot be compared.",)
+
+
+def test_wrapped_renamed_and_mapped_tensors_find_their_partners() -> None:
+    state = network().state_dict()
+    wrapped = compare_weights(held(state), held({f"module.{name}": each for name, each in state.items()}))
+    assert {each.matched for each in wrapped.weights} == {"prefix"}
+    renamed = {name.replace("conv", "stem").replace("head", "fc"): each for name, each in state.items()}
+    ordered = compare_weights(held(state), held(renamed))
+    assert (row(ordered, "conv.weight").name_b, row(ordered, "conv.weight").matched) == ("stem.weight", "order")
+    assert (row(ordered, "head.bias").name_b, row(ordered, "norm.bias").matched) == ("fc.bias", "name")
+    mapped = compare_weights(held(state), held(renamed), maps=["conv.*=stem.*", "head.*=fc.*"])
+    assert (row(mapped, "head.bias").name_b, row(mapped, "head.bias").matched) == ("fc.bias", "map")
+    for found in (wrapped, ordered, mapped):
+        assert len(found.weights) == len(state)
+        assert distances(found) == {0.0}
+        assert found.unmatched == ()
+
+
+def test_nothing_in_common_is_an_error_and_so_is_a_map_of_nothing() -> None:
+    with pytest.raises(NothingMatchedError, match=r"No tensor of A .* has a partner in B"):
+        compare_weights(held({"a": torch.ones(3)}), held({"b": torch.ones(4)}))
+    with pytest.raises(LayerNotFoundError, match="matches no layer of A"):
+        compare_weights(held({"a": torch.ones(3)}), held({"b": torch.ones(3)}), maps=["q*=b*"])
+
+
+def test_values_that_are_not_finite_show() -> None:
+    a, b = torch.ones(4), torch.ones(4)
+    b[2] = math.nan
+    assert math.isnan(measures(compare_weights(held({"w": a}), held({"w": b})), "w").relative_l2)
+    assert measures(compare_weights(held({"w": b}), held({"w": b.clone()})), "w").relative_l2 == 0
+
+
+def test_files_need_no_network_and_a_converted_file_equals_its_original(tmp_path: Path) -> None:
+    state = network().state_dict()
+    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "a.pt")
+    save_file(state, tmp_path / "a.safetensors")
+    b = read_weights(tmp_path / "a.safetensors")
+    found = compare_weights(read_weights(tmp_path / "a.pt"), b)
+    assert distances(found) == {0.0}
+    assert len(found.weights) == len(state)
+    assert found.a.model.parameter_count == sum(each.numel() for each in network().parameters())
+    assert (found.a.dtype, found.a.model.name, found.b.model.name) == ("float32", "a.pt", "a.safetensors")
+    assert compare_weights(of(network()), b).unmatched == ()
+
+
+def test_hostile_and_missing_files_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": Call(exec, "1")}, tmp_path / "pickled.pt")
+    with pytest.raises(UntrustedFileError):
+        read_weights(tmp_path / "pickled.pt")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_weights(tmp_path / "nothing.pt")
+
+
+def test_sparse_tensors_are_said_not_to_be_compared() -> None:
+    given = held({"s": torch.eye(3).to_sparse(), "w": torch.ones(2)})
+    found = compare_weights(given, given)
+    assert row(found, "s").measures is None
+    assert len(found.warnings) == 1
+
+
+def test_packed_tensors_of_int8_modules_are_named_by_their_place() -> None:
+    class Packed(nn.Module):
+        def state_dict(self, *_args: object, **_options: object) -> dict[str, object]:  # type: ignore[override]
+            return {"packed": (torch.ones(2), None), "scale": torch.ones(1), "dtype": torch.qint8}
+
+    assert [each.name for each in compare_weights(of(Packed()), of(Packed())).weights] == ["packed[0]", "scale"]
+
+
+@pytest.mark.parametrize("passes", [False, True], ids=["weights", "passes"])
+def test_networks_that_have_little_in_common_are_said_to_be_different(passes: bool) -> None:
+    one = network().eval()
+    one.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    other = nn.Sequential(
+        nn.Flatten(), *(nn.Sequential(nn.Linear(192, 192), nn.Tanh()) for _ in range(3)), nn.Linear(192, 5)
+    )
+    x = (torch.randn(1, 3, 8, 8),) if passes else ()
+    first = hookscope.diff(one, other.eval(), *x)
+    (sentence, *_) = answer(first)
+    pairs = "6 rows in A and 8 in B make 1 pair." if passes else "9 tensors in A and 8 in B make 1 pair, 1 of them by"
+    assert sentence.startswith(f"A and B are different networks: {pairs}")
+    (sentence, *_) = answer(hookscope.diff(one, copy.deepcopy(one)))
+    assert sentence.startswith("A and B hold the same values")

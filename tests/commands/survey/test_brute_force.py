@@ -1,0 +1,234 @@
+"""Every figure of a survey equals that of all activations kept, over several chunks and batches."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import ConvNeXt, VisionTransformer
+from torchvision.models.convnext import CNBlockConfig
+
+import hookscope
+from hookscope.commands.survey.describe import answer
+from tests.commands.survey.kept import check_row, kept_outputs
+from tests.networks import Network
+
+TOP = 4
+
+
+class Odd(nn.Module):
+    """Channels that are dead, far from zero, constant, NaN or Inf, and a ReLU in place that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.far = nn.Conv2d(8, 5, 1)
+        self.broken = nn.Conv2d(8, 3, 1)
+        self.head = nn.Linear(5, 4)
+        with torch.no_grad():
+            self.conv.bias[0] = -1e3  # dead behind the ReLU
+            self.far.weight.mul_(1e-3)
+            self.far.bias[:] = torch.tensor([1000.0, -300.0, 1.0, 0.0, 50.0])
+            self.far.weight[4] = 0  # constant
+            self.broken.weight[0] = 0
+            self.broken.bias[0] = torch.nan
+            self.broken.weight[1] *= 1e38
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.conv(x))
+        self.broken(x)
+        return self.head(self.relu(self.far(x).amax((2, 3))))
+
+
+def pictures(count: int, *shape: int) -> Tensor:
+    """Return random inputs, some of them equal, so that there are ties."""
+    made = torch.rand(count, *shape)
+    made[count // 2] = made[1]
+    made[count - 1] = made[2]
+    return made
+
+
+def convnext() -> nn.Module:
+    return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=5)
+
+
+def of_videos() -> nn.Module:
+    convolutions = [nn.Conv3d(3, 6, 3, padding=1), nn.BatchNorm3d(6), nn.ReLU(inplace=True), nn.Conv3d(6, 4, 3)]
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+BUILDERS: dict[str, Callable[[], Network]] = {
+    "odd": lambda: Network(Odd, lambda: (pictures(45, 3, 9, 7),)),
+    "convnext": lambda: Network(convnext, lambda: (pictures(11, 3, 32, 64),)),
+    "vit": lambda: Network(
+        lambda: VisionTransformer(32, 8, 2, 3, 24, 48, num_classes=5), lambda: (pictures(11, 3, 32, 32),)
+    ),
+    "videos": lambda: Network(of_videos, lambda: (pictures(11, 3, 4, 8, 8),)),
+    "double": lambda: Network(lambda: Odd().double(), lambda: (pictures(21, 3, 8, 8).double(),)),
+}
+
+
+@pytest.mark.sample("odd")
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_figure_equals_that_of_all_values(name: str) -> None:
+    torch.manual_seed(0)
+    network, (inputs,) = BUILDERS[name]().build(), BUILDERS[name]().args()
+    kept = kept_outputs(network, inputs, 4)
+    survey = hookscope.survey(network, inputs, batch_size=4, chunk_size=8, top=TOP)
+    names = [f"tensor[{number}]" for number in range(len(inputs))]
+    assert survey.input_count == len(inputs)
+    checked = 0
+    for row in survey:
+        if row.label in kept and row.channels and kept[row.label].shape[0] == len(inputs):
+            check_row(row, kept[row.label], names, TOP)
+            checked += 1
+    assert checked >= 0.9 * sum(1 for row in survey if row.slot == "" and row.channels)
+    assert checked > 4
+
+
+class Functional(nn.Module):
+    """Activation functions without modules; the second kills all channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3)
+        nn.init.constant_(self.second.bias, -100.0)
+
+    def forward(self, image: Tensor, shift: Tensor) -> Tensor:
+        x = functional.relu(self.first(image) + shift[:, :, None, None])
+        return self.second(x).clamp_(min=0).mean((2, 3))
+
+
+def test_activation_functions_are_measured_without_modules(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, inputs = Functional(), {"image": torch.rand(13, 3, 9, 9), "shift": torch.randn(13, 6)}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    survey = hookscope.survey(network, tmp_path / "inputs.pt", batch_size=4, chunk_size=8, top=TOP)
+    assert [row.label for row in survey] == ["first", "(model):relu", "second", "(model):clamp"]
+    with torch.no_grad():  # in the same batches: others may be rounded differently
+        parts = [network.first(each) for each in inputs["image"].split(4)]
+        rectified = (torch.cat(parts) + inputs["shift"][:, :, None, None]).clamp(min=0)
+    names = [f"{tmp_path}/inputs.pt[{number}]" for number in range(13)]
+    check_row(survey["(model):relu"], rectified.double().numpy(), names, TOP)
+    assert [row.label for row in survey if row.dead_channels] == ["(model):clamp"]
+    assert str(survey).startswith("6 of 24 channels in 4 outputs are dead on 13 inputs")
+    alone = hookscope.survey(network, tmp_path / "inputs.pt", layer=["first", "second"])
+    assert [row.label for row in alone] == ["first", "second"]
+
+
+def test_inputs_in_another_order_give_the_same_counts_and_bins() -> None:
+    torch.manual_seed(0)
+    network, inputs = Odd(), pictures(37, 3, 9, 7)
+    first = hookscope.survey(network, inputs, batch_size=1, chunk_size=8)
+    second = hookscope.survey(network, inputs[torch.randperm(37)], batch_size=1, chunk_size=8)
+    for one, other in zip(first, second, strict=True):
+        a, b = one.activation.distribution, other.activation.distribution
+        assert a is not None
+        assert b is not None
+        assert (a.keys == b.keys).all()
+        assert (a.counts == b.counts).all()
+        counted = [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in one.channels]
+        assert counted == [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in other.channels]
+
+
+def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    for label, mean in (("a", 0.0), ("b", 1.0), ("c", 0.0)):
+        (tmp_path / label).mkdir()
+        for number in range(7):
+            np.save(tmp_path / label / f"{number}.npy", (torch.randn(3, 6, 6) + mean).numpy())
+    network = nn.Conv2d(3, 6, 3)
+    survey = hookscope.survey(network, tmp_path, by_class=True, batch_size=4, chunk_size=5)
+    assert survey.classes == {"a": 7, "b": 7, "c": 7}
+    files = sorted(tmp_path.glob("*/*.npy"))
+    with torch.no_grad():
+        pooled = network(torch.from_numpy(np.stack([np.load(each) for each in files]))).mean((2, 3)).double().numpy()
+    groups = np.array([each.parent.name for each in files])
+    for channel in survey[survey.rows[0].label].channels:
+        x = pooled[:, channel.channel]
+        whole = ((x - x.mean()) ** 2).sum()
+        within = sum(((x[groups == label] - x[groups == label].mean()) ** 2).sum() for label in "abc")
+        expected = (whole - within - 2 * within / (21 - 3)) / whole
+        assert channel.selectivity == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert channel.best_class == max("abc", key=lambda label: x[groups == label].mean())
+
+
+class Divides(nn.Module):
+    """Divides by zero after its last layer where the first value is above 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) / (x[:, :1] < 2)
+
+
+def test_nan_that_no_layer_returns_comes_first_in_the_answer() -> None:
+    values = torch.arange(12.0).reshape(4, 3) / 3  # 0, 1, 2 and 3 come first
+    survey = hookscope.survey(Divides(), values, batch_size=1, chunk_size=2)
+    told = (
+        "The network returns NaN or Inf, though none of the layers that were measured does: operations between them"
+        " were not looked at (`ops`)."
+    )
+    assert survey.warnings == (told,)
+    assert answer(survey)[0] == "NaN or Inf in what the network returns."
+    shown = hookscope.survey(Divides(), values, ops=True)
+    assert shown.warnings == ()
+    assert answer(shown)[0] == "NaN or Inf in (model):div."
+    assert hookscope.survey(Divides(), values[:2]).warnings == ()
+
+
+def test_a_copied_channel_is_found() -> None:
+    torch.manual_seed(0)
+    network = nn.Conv2d(3, 5, 3)
+    with torch.no_grad():
+        network.weight[4] = -2 * network.weight[1]
+    survey = hookscope.survey(network, torch.randn(40, 3, 8, 8))
+    twins = [(each.channel, each.of) for each in survey.rows[0].duplicates]
+    assert twins == [(4, 1)]
+    assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
+
+
+def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) -> None:
+    values = torch.tensor([[1e200, 3e38, 1.0], [3e200, -3e38, 2.0]], dtype=torch.float64).repeat(20, 1)
+    network = nn.Linear(3, 3, bias=False).double()
+    network.weight.data = torch.eye(3).double()
+    target = tmp_path / "f.safetensors"
+    survey = hookscope.survey(
+        network, values, layer="type:linear", batch_size=4, features=target, features_dtype="float16"
+    )
+    assert survey is not None
+    first, _, last = survey.rows[0].channels
+    assert (first.min, first.max, last.mean, last.std) == (1e200, 3e200, 1.5, 0.5)
+    wide = values.flatten().tolist()
+    mean = math.fsum(each / 1e200 for each in wide) / len(wide)
+    std = math.sqrt(math.fsum((each / 1e200 - mean) ** 2 for each in wide) / len(wide))
+    assert survey.rows[0].activation.mean == pytest.approx(mean * 1e200)
+    assert survey.rows[0].activation.std == pytest.approx(std * 1e200)
+
+
+@pytest.mark.parametrize("stored", [tuple, dict])
+def test_arguments_in_one_file_are_surveyed_together(stored: type, tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+            return self.head(image.mean((2, 3)) * meta)
+
+    network, image, meta = Both(), torch.rand(7, 3, 4, 4), torch.randn(7, 3)
+    arguments = (image, meta) if stored is tuple else {"image": image, "meta": meta}
+    torch.save(arguments, tmp_path / "data.pt")
+    expected = network(image, meta).detach()
+    for given in (arguments, tmp_path / "data.pt"):
+        survey = hookscope.survey(network, given, layer="head", batch_size=3, chunk_size=4)
+        assert survey.input_count == 7
+        assert survey["head"].activation.mean == pytest.approx(expected.mean().item(), rel=1e-5)
+        assert [each.max for each in survey["head"].channels] == pytest.approx(expected.amax(0).tolist(), rel=1e-5)

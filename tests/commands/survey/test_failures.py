@@ -1,0 +1,241 @@
+"""Planted failures are named with their reason; of inputs like the others nothing is said beyond the stated rate."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.commands.survey.classified_inputs import ClassifiedInputs
+from hookscope.commands.survey.departures import departure_p_values
+from hookscope.commands.survey.describe import answer, level_of
+from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.measure_chunk import MeasuredInput
+from hookscope.commands.survey.plan import ChunkFolder
+from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.results.failures import FailedInput
+from hookscope.results.runs.reading import read_run
+from hookscope.results.survey import Survey
+from tests.commands.survey.colours import Colours, square, write_pictures
+from tests.results.same import assert_same
+
+AS_STORED: dict[str, Any] = {"resize": "32x32", "crop": "none", "mean": "none", "std": "none"}
+USUAL: dict[str, Any] = {**AS_STORED, "by_class": True, "batch_size": 16, "chunk_size": 50}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """180 pictures that are classified right, and four planted ones that are not."""
+    folder = tmp_path_factory.mktemp("colours")
+    write_pictures(folder, 60)
+    random = np.random.default_rng(5)
+    planted = {
+        "green/dark.png": (square("green", random) * 0.03).astype(np.uint8),
+        "red/swapped.png": square("green", random),
+        "red/inverted.png": 255 - square("red", random),
+        "green/crop.png": random.normal(40, 8, (8, 40, 3)).clip(0, 255).astype(np.uint8),  # of the ground alone
+    }
+    for name, pixels in planted.items():
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def survey(data: Path) -> Survey:
+    made = hookscope.survey(Colours(), data, **USUAL)
+    assert made is not None
+    return made
+
+
+def failed(survey: Survey, name: str) -> FailedInput:
+    assert survey.failures is not None
+    return next(each for each in survey.failures.inputs if Path(each.input).stem == name)
+
+
+def kinds(each: FailedInput) -> list[str]:
+    return [out.kind for out in each.outside]
+
+
+def test_a_darkened_picture_is_named(survey: Survey) -> None:
+    dark = failed(survey, "dark")
+    assert (dark.label, dark.taken_for) == ("green", "blue")
+    assert kinds(dark)[0] == "dark"
+    assert not dark.is_like_other
+    assert dark.outside[0].value < 0.01
+    assert dark.outside[0].low > 0.2
+
+
+def test_an_inverted_picture_is_named(survey: Survey) -> None:
+    assert kinds(failed(survey, "inverted")) == ["inverted", "bright"]
+
+
+def test_a_bad_crop_is_named(survey: Survey) -> None:
+    assert {"wide", "other layout"} <= {*kinds(failed(survey, "crop"))}
+    assert next(out.value for out in failed(survey, "crop").outside if out.kind == "wide") == 5
+
+
+def test_a_swapped_label_is_named_with_its_true_class_near(survey: Survey) -> None:
+    swapped = failed(survey, "swapped")
+    assert swapped.outside == ()
+    assert swapped.is_like_other
+    assert swapped.leaves_at == "smooth"  # the first layer, whose means are those of the colours
+    assert swapped.p_value == pytest.approx(1 / 61)
+    assert [each.label for each in swapped.neighbours] == ["green"] * 3
+
+
+def test_nothing_else_is_wrong_and_the_accuracy_is_that_of_check(data: Path, survey: Survey) -> None:
+    assert survey.failures is not None
+    assert survey.accuracy is not None
+    assert {Path(each.input).stem for each in survey.failures.inputs} == {"dark", "inverted", "crop", "swapped"}
+    checked = hookscope.check(Colours(), data=data, select="accuracy", **AS_STORED).accuracy
+    assert checked is not None
+    assert (survey.accuracy.right, survey.accuracy.count, survey.accuracy.interval) == (180, 184, checked.interval)
+    assert {each.label: each for each in survey.accuracy.classes} == {each.label: each for each in checked.classes}
+    assert [each.name for each in survey.accuracy.worst] == [each.name for each in checked.worst]
+    for ours, theirs in zip(survey.accuracy.worst, checked.worst, strict=True):
+        assert ours.probability == pytest.approx(theirs.probability, rel=1e-5)
+        assert ours.label_probability == pytest.approx(theirs.label_probability, rel=1e-3, abs=1e-9)
+
+
+def test_the_text_the_page_and_the_run_say_why(survey: Survey, tmp_path: Path) -> None:
+    text = " ".join(str(survey).split())
+    assert "180 of 184 labelled pictures are classified right, 97.8% (95% interval 94.5% to 99.4%)." in text
+    assert "nowhere unlike green: its label may be wrong, or it shows both. Nearest at head:" in text
+    assert "with a probability of at most 3.9%" in text  # 7/181
+    survey.save(tmp_path / "run", crops=0)
+    stored = read_run(tmp_path / "run")
+    assert stored.result.failures == survey.failures
+    assert stored.result.accuracy == survey.accuracy
+    assert len(stored.record.wrong) == 4
+    page = hookscope.report(tmp_path / "run", tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count('alt="the input and those with near features"') == 4
+    assert "its picture is inverted (correlation with the mean picture -1.00" in page
+
+
+def test_shards_find_the_same_reasons_bit_for_bit(data: Path, survey: Survey, tmp_path: Path) -> None:
+    for share in ("2/3", "3/3", "1/3"):
+        assert hookscope.survey(Colours(), data, **USUAL, chunks=tmp_path / "c", shard=share) is None
+    merged = merge_survey(ChunkFolder(tmp_path / "c"))
+    assert merged.accuracy == survey.accuracy
+    assert merged.failures is not None
+    assert [each.outside for each in merged.failures.inputs] == [each.outside for each in survey.failures.inputs]  # type: ignore[union-attr]
+    assert "merging has no network" in merged.failures.remarks[0]
+    resumed = hookscope.survey(Colours(), data, **USUAL, chunks=tmp_path / "c", resume=True)
+    assert resumed is not None
+    assert resumed.resumed_count == 4
+    assert resumed.failures == survey.failures
+
+
+@pytest.mark.parametrize("workers", [1, 7])
+@pytest.mark.sample("1")
+def test_any_number_of_readers_gives_the_same_bits(data: Path, survey: Survey, workers: int) -> None:
+    found = hookscope.survey(Colours(), data, **USUAL, workers=workers)
+    assert found is not None
+    assert found.failures == survey.failures
+    assert_same(found.rows, survey.rows)
+
+
+def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
+    network = nn.Sequential(Colours(), nn.Linear(3, 5))
+    survey = hookscope.survey(network, tmp_path, **USUAL)
+    assert survey is not None
+    assert survey.accuracy is None
+    assert any(
+        "Whether inputs are classified right is not known. The label 'blue' is no class" in each
+        for each in survey.notes
+    )
+
+
+def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
+    network = Colours()
+    with torch.no_grad():
+        for values in (network.head.weight, network.head.bias):
+            values.copy_(values.flip(0))  # red, green, blue
+    by_folder = hookscope.survey(network, data, **USUAL)
+    named = hookscope.survey(network, data, **USUAL, classes=["red", "green", "blue"])
+    assert by_folder is not None
+    assert named is not None
+    assert by_folder.accuracy is not None
+    assert named.accuracy is not None
+    assert named.accuracy.right == 180
+    assert by_folder.accuracy.right < 70
+    assert "are the classes in the order of the labels? --classes names them." in " ".join(str(by_folder).split())
+    # All green ones but the planted two, and the inverted red one, which looks blue.
+    assert answer(by_folder)[0].startswith("61 of 184 labelled pictures are classified right")
+    assert level_of(by_folder) == ""
+
+
+def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 5)
+    Image.fromarray(square("green", np.random.default_rng(0))).save(tmp_path / "red" / "swapped.png")
+    survey = hookscope.survey(Colours(), tmp_path, **USUAL)
+    assert survey is not None
+    assert survey.failures is not None
+    [only] = survey.failures.inputs
+    assert (only.outside, only.leaves_at) == ((), "")
+    assert [each.label for each in only.neighbours] == ["green"] * 3
+    text = " ".join(str(survey).split())
+    assert "Wrong inputs, most confident first: no reason found in what could be looked at " in text
+    assert "No reason found" not in text
+    assert "Ranges of pictures were not checked: 15 pictures classified right are too few" in text
+    assert "that needs at least 19 inputs of the class that are classified right" in text
+
+
+def test_an_input_like_its_class_leaves_it_as_rarely_as_stated() -> None:
+    random = np.random.default_rng(0)
+    trials, left = 400, 0
+    for _ in range(trials):
+        layers = [random.standard_normal((30, size)).astype(np.float32) for size in (3, 8, 20)]
+        layers.append(np.abs(layers[0]) @ np.ones((3, 4), np.float32))  # that depends on an earlier one
+        left += bool(departure_p_values([each[0] for each in layers], [each[1:] for each in layers]).min() <= 0.05)
+    assert left / trials <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / trials)
+
+
+@pytest.mark.exhaustive
+def test_an_input_like_those_that_are_right_lies_outside_as_rarely_as_stated() -> None:
+    random = np.random.default_rng(2)
+    count, trials, outside = 140, 800, 0
+    for _ in range(trials):
+        inputs = [MeasuredInput(number, f"{number}", "", 0) for number in range(count + 1)]
+        judged = JudgedInputs(
+            taken_for=np.array([0] * count + [1]),
+            probabilities=np.full((count + 1, 2), 0.5),
+            is_right=np.array([True] * count + [False]),
+            looks=random.standard_normal((count + 1, 3)),
+            layouts=random.standard_normal((count + 1, 64)).astype(np.float32),
+            class_count=2,
+        )
+        classified = ClassifiedInputs(("a", "b"), ("a", "b"))
+        classified.add(inputs, judged, 0)
+        assert classified.range_rate == 7 / 141
+        outside += bool(classified.outside([judged])[0])
+    assert outside / trials <= 7 / 141 + 3 * np.sqrt(0.05 * 0.95 / trials)
+
+
+class Chance(Colours):
+    """Answers wrong where one pixel of the ground is bright, which says nothing about the colour."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return torch.where((x[:, :1, 0, 0] > 48 / 255), scores.roll(1, 1), scores)
+
+
+@pytest.mark.exhaustive
+def test_of_healthy_pictures_that_are_wrong_by_chance_hardly_anything_is_said(tmp_path: Path) -> None:
+    said = found = 0
+    for seed in range(5):
+        folder = tmp_path / str(seed)
+        write_pictures(folder, 60, seed)
+        survey = hookscope.survey(Chance(), folder, layer=("smooth", "compare", "pool"), **USUAL)
+        assert survey is not None
+        assert survey.failures is not None
+        found += len(survey.failures.inputs)
+        said += sum(bool(each.outside or each.leaves_at) for each in survey.failures.inputs)
+    rate = 0.05 + 7 / 140
+    assert found == 5 * 8
+    assert said / found <= rate + 3 * np.sqrt(rate * (1 - rate) / found)

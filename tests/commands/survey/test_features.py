@@ -1,0 +1,137 @@
+"""Features on the disk are what the layers put out, in the order of the inputs, however many chunks and processes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+import hookscope
+from hookscope.commands.survey.plan import ChunkFolder
+from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.errors import OutputError, UsageError
+from tests.commands.survey.kept import kept_outputs
+from tests.networks import TORCHVISION
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+
+
+REDUCED = {
+    "avg": lambda values: values.mean((2, 3)),
+    "max": lambda values: values.max((2, 3)),
+    "none": lambda values: values,
+}
+
+
+@pytest.mark.sample("float32")
+@pytest.mark.parametrize("pool", REDUCED)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_they_are_the_outputs_of_the_layer(tmp_path: Path, pool: str, dtype: str) -> None:
+    model, inputs = network(), torch.randn(21, 3, 8, 8)
+    expected = REDUCED[pool](kept_outputs(model, inputs, 4)["1"])
+    survey = hookscope.survey(
+        model, inputs, layer="type:relu", features=tmp_path / "f.safetensors", pool=pool, features_dtype=dtype,  # type: ignore[arg-type]
+        batch_size=4, chunk_size=10,
+    )  # fmt: skip
+    found = load_file(tmp_path / "f.safetensors")
+    assert found["1"].dtype == dtype
+    np.testing.assert_allclose(found["1"], expected, rtol=1e-6 if dtype == "float32" else 1e-3, atol=1e-6)
+    sidecar = json.loads((tmp_path / "f.json").read_bytes())
+    assert sidecar["shapes"] == {"1": list(expected.shape)}
+    assert [each["input"] for each in sidecar["inputs"]] == [f"tensor[{number}]" for number in range(21)]
+    assert survey is not None
+    assert survey.features is not None
+    assert survey.features.files == (str(tmp_path / "f.safetensors"), str(tmp_path / "f.json"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parquet_holds_the_same_values(tmp_path: Path, dtype: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for number in range(7):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.random.default_rng(number).normal(size=(3, 8, 8)).astype(np.float32))
+    for name in ("f.safetensors", "f.parquet"):
+        hookscope.survey(
+            network(), tmp_path / "data", layer=("name:1", "name:4"), pool="none", by_class=True, chunk_size=3,
+            features=tmp_path / name, features_dtype=dtype,  # type: ignore[arg-type]
+        )  # fmt: skip
+    expected, table = load_file(tmp_path / "f.safetensors"), parquet.read_table(tmp_path / "f.parquet")
+    assert parquet.ParquetFile(tmp_path / "f.parquet").num_row_groups == 3
+    assert [Path(each).name for each in table["input"].to_pylist()] == [f"{each}.npy" for each in (0, 2, 4, 6, 1, 3, 5)]
+    assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 3
+    for label, values in expected.items():
+        found = table[label].combine_chunks().flatten().to_numpy().reshape(values.shape)
+        np.testing.assert_array_equal(found, values)
+        assert found.dtype == dtype
+
+
+def test_without_pyarrow_parquet_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookscope.commands.survey.feature_files.find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"needs one more package: pip install 'hookscope\[parquet\]'"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="1", features=tmp_path / "f.parquet")
+
+
+@pytest.mark.exhaustive
+def test_the_first_token_is_taken(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = TORCHVISION["vit"].build(), torch.randn(3, 3, 112, 112)
+    hookscope.survey(model, inputs, layer="encoder.ln", features=tmp_path / "f.safetensors", pool="cls", batch_size=2)
+    expected = kept_outputs(model, inputs, 2)["encoder.ln"][:, 0]
+    np.testing.assert_array_equal(load_file(tmp_path / "f.safetensors")["encoder.ln"], expected.astype(np.float32))
+
+
+def test_shards_write_the_same_file_with_paths_and_classes(tmp_path: Path) -> None:
+    for number in range(12):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.random.default_rng(number).normal(size=(3, 8, 8)).astype(np.float32))
+    usual = {"layer": ("name:0", "name:2"), "by_class": True, "batch_size": 2, "chunk_size": 4}
+    hookscope.survey(network(), tmp_path / "data", features=tmp_path / "one.safetensors", **usual)  # type: ignore[arg-type]
+    for share in ("1/2", "2/2"):
+        target = tmp_path / "two.safetensors"
+        hookscope.survey(network(), tmp_path / "data", features=target, **usual, chunks=tmp_path / "c", shard=share)  # type: ignore[arg-type]
+    merge_survey(ChunkFolder(tmp_path / "c"))
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+    first = json.loads((tmp_path / "one.json").read_bytes())["inputs"]
+    assert [(Path(each["input"]).name, each["class"]) for each in first[:2]] == [("0.npy", "a"), ("2.npy", "a")]
+    hookscope.survey(network(), tmp_path / "data", features=tmp_path / "folder", **usual)  # type: ignore[arg-type]
+    sidecar = json.loads((tmp_path / "folder" / "features.json").read_bytes())
+    parts = [load_file(tmp_path / "folder" / name)["2"] for name in sidecar["files"]]
+    assert len(parts) == 3
+    np.testing.assert_array_equal(np.concatenate(parts), load_file(tmp_path / "one.safetensors")["2"])
+    assert [each["file"] for each in sidecar["inputs"]] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_what_cannot_be_features_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "f.safetensors"
+    with pytest.raises(UsageError, match="`features` needs `layer`"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), features=target)
+    with pytest.raises(UsageError, match="is no sequence of tokens but 2x6x6x6"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), features=target, layer="0", pool="cls")
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="is not a folder"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), features=tmp_path / "file" / "f.safetensors", layer="0")
+    assert not target.exists()
+
+
+def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
+    model, inputs, labels = network(), torch.randn(10, 3, 8, 8), torch.arange(10) % 3
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=4)
+    written = hookscope.features(model, loader, tmp_path / "f.safetensors", layer="name:2", pool="none")
+    assert written.shapes == {"2": (10, 4, 4, 4)}
+    expected = kept_outputs(model, inputs, 4)["2"].astype(np.float32)
+    np.testing.assert_array_equal(load_file(tmp_path / "f.safetensors")["2"], expected)
+    sidecar = json.loads((tmp_path / "f.json").read_bytes())
+    assert [each["class"] for each in sidecar["inputs"]] == [str(number % 3) for number in range(10)]
+    with pytest.raises(UsageError, match="A batch is dict"):
+        hookscope.features(model, [{}], tmp_path / "g.safetensors", layer="2")
+    assert not (tmp_path / "g.safetensors").exists()

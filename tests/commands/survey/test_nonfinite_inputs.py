@@ -1,0 +1,60 @@
+"""Inputs that hold NaN or Inf themselves are named, before the layers that follow from them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hookscope
+from hookscope.commands.survey.describe import answer
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
+
+
+def files(folder: Path, broken: dict[int, float]) -> Path:
+    random = np.random.default_rng(0)
+    for at in range(6):
+        values = random.random((3, 6, 6), np.float32)
+        if at in broken:
+            values[1, 2, 3] = broken[at]
+        np.save(folder / f"{at}.npy", values)
+    return folder
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+
+
+@pytest.mark.parametrize("chunk_size", [2, 6])
+def test_files_with_nan_or_inf_are_named(tmp_path: Path, chunk_size: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    files(data, {1: np.nan, 4: -np.inf})
+    result = hookscope.survey(network(), data, chunk_size=chunk_size)
+    assert result.nonfinite_inputs == (str(data / "1.npy"), str(data / "4.npy"))
+    first, second, *_ = answer(result)
+    assert first == "2 of 6 inputs hold NaN or Inf before any layer: 1.npy, 4.npy."
+    assert second == "NaN or Inf in layer 0, layer 1."
+    assert to_document(result)["nonfinite_inputs"] == [*result.nonfinite_inputs]
+    result.save(tmp_path / "run")
+    assert read_run(tmp_path / "run").result.nonfinite_inputs == result.nonfinite_inputs
+
+
+def test_an_input_in_memory_is_named_by_its_number(tmp_path: Path) -> None:
+    inputs = torch.rand(5, 3, 6, 6)
+    inputs[3, 0, 0, 0] = torch.nan
+    torch.save(inputs, tmp_path / "x.pth")
+    assert hookscope.survey(network(), tmp_path / "x.pth").nonfinite_inputs == (f"{tmp_path / 'x.pth'}[3]",)
+
+
+def test_a_layer_that_makes_nan_blames_no_input(tmp_path: Path) -> None:
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - 2).sqrt()
+
+    result = hookscope.survey(nn.Sequential(Root()), files(tmp_path, {}))
+    assert result.nonfinite_inputs == ()
+    assert answer(result)[0] == "NaN or Inf in layer 0."

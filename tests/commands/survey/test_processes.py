@@ -1,0 +1,165 @@
+"""Any number of processes, killed and resumed ones too, give the same bits; what is damaged or foreign is redone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import hookscope
+from hookscope.commands.survey.plan import ChunkFolder, parse_share
+from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.results.json_form import json_form
+from hookscope.results.survey import Survey
+
+SIZE = {"batch_size": 4, "chunk_size": 8}
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Fifty inputs in two folders, one of them unreadable."""
+    folder = tmp_path / "data"
+    torch.manual_seed(7)
+    for number in range(50):
+        path = folder / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, torch.randn(3, 8, 8).numpy())
+    (folder / "a" / "7.npy").write_bytes(b"\x93NUMPY, and no more")
+    return folder
+
+
+def figures(survey: Survey | None) -> dict[str, Any]:
+    """Return everything that a survey measures, as bytes and numbers."""
+    assert survey is not None
+    arrays: dict[str, NDArray[Any]] = {}
+    json_form(survey, arrays)
+    found: dict[str, Any] = {name: array.tobytes() for name, array in arrays.items()}
+    for row in survey:
+        spread = row.activation.distribution
+        assert spread is not None
+        assert spread.keys is not None
+        assert spread.counts is not None
+        found[row.label] = (row.activation, spread.keys.tobytes(), spread.counts.tobytes(), row.headroom, row.massive)
+    return found | {"classes": survey.classes, "unusable": survey.unusable, "inputs": survey.input_count}
+
+
+@pytest.fixture
+def whole(data: Path) -> dict[str, Any]:
+    """The figures of one process that was not disturbed."""
+    return figures(hookscope.survey(network(), data, by_class=True, **SIZE))
+
+
+def test_shards_merge_to_what_one_process_finds(data: Path, tmp_path: Path, whole: dict[str, Any]) -> None:
+    for share in ("2/3", "3/3", "1/3"):
+        assert hookscope.survey(network(), data, by_class=True, **SIZE, chunks=tmp_path / "c", shard=share) is None
+    assert figures(merge_survey(ChunkFolder(tmp_path / "c"))) == whole
+
+
+def test_a_missing_shard_is_named(data: Path, tmp_path: Path) -> None:
+    hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c", shard="1/2")
+    with pytest.raises(InputError, match=r"of 7 chunks these are missing or damaged: 1, 3, 5\. Run their shards"):
+        merge_survey(ChunkFolder(tmp_path / "c"))
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "000001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def cut_sidecar(folder: Path) -> None:
+    path = folder / "000001.json"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def lose_arrays(folder: Path) -> None:
+    (folder / "000001.safetensors").unlink()
+
+
+def of_another_model(folder: Path) -> None:
+    path = folder / "000001.json"
+    document = json.loads(path.read_bytes())
+    document["signature"]["model"] = "0" * 64
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+DAMAGES = (flip_a_bit, cut_sidecar, lose_arrays, of_another_model)
+
+
+@pytest.mark.sample("flip_a_bit", "of_another_model")
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+def test_what_is_damaged_is_measured_again(
+    data: Path, tmp_path: Path, whole: dict[str, Any], damage: Callable[[Path], None]
+) -> None:
+    chunks = tmp_path / "c"
+    hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks)
+    damage(chunks)
+    if damage is not cut_sidecar:
+        with pytest.raises(InputError, match="Cannot merge chunk 1 of"):
+            merge_survey(ChunkFolder(chunks))
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert figures(resumed) == whole
+    assert resumed is not None
+    assert resumed.resumed_count == 6
+
+
+def test_chunks_of_another_network_settings_or_inputs_do_not_count(
+    data: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    chunks = tmp_path / "c"
+    hookscope.survey(network(1), data, by_class=True, **SIZE, chunks=chunks)
+    assert figures(hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)) == whole
+    other = hookscope.survey(network(), data, by_class=True, **SIZE, top=2, chunks=chunks, resume=True)
+    assert other is not None
+    assert other.resumed_count == 0
+    assert "Chunk 0 was measured again: made with other top (9, here 2)." in other.warnings
+    changed = data / "a" / "2.npy"
+    np.save(changed, np.load(changed) + 1)  # as long as it was
+    last = hookscope.survey(network(), data, by_class=True, **SIZE, top=2, chunks=chunks, resume=True)
+    assert last is not None
+    assert last.resumed_count == 6
+    assert figures(last) != figures(other)
+
+
+def test_finished_chunks_are_not_lost_by_a_run_without_resume(data: Path, tmp_path: Path) -> None:
+    hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c", shard="1/2")
+    with pytest.raises(OutputError, match=r"holds 4 finished chunks of an unfinished survey\. Go on with `resume`"):
+        hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c")
+
+
+def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
+    data: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    chunks = tmp_path / "c"
+
+    def interrupt(finished: int, _total: int) -> None:
+        if finished > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, on_progress=interrupt)
+    assert len(list(chunks.glob("*[0-9].json"))) == 2
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert figures(resumed) == whole
+    assert resumed is not None
+    assert resumed.resumed_count == 2
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"])
+def test_a_share_that_cannot_be_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        parse_share(text)

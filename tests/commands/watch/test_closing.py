@@ -1,0 +1,92 @@
+"""The last line about a watched script: no all-clear over what was not looked at."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hookscope.commands.watch.closing import Watched, closing_line
+from hookscope.results.training import TrainingFinding, TrainingStep, WatchedLayer, WatchedStep
+from tests.commands.watch.conftest import Forked
+from tests.commands.watch.test_script import said
+
+
+def step(number: int, *, loss: float | None = 1.0, norm: float | None = 1.0) -> TrainingStep:
+    return TrainingStep(number, loss, norm, None, (), ())
+
+
+def verdict(number: int, rule: str, state: str = "began") -> TrainingFinding:
+    return TrainingFinding(number, rule, "fail", "", None, None, state, "")  # type: ignore[arg-type]
+
+
+LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)
+
+
+def test_objections_are_counted_and_the_first_is_named() -> None:
+    watched = Watched()
+    for number in range(1, 101):
+        watched.add_step(step(number))
+    watched.add_watched(WatchedStep(100, "every", (), (LAYER,)))
+    for each in (
+        verdict(77, "non-finite-loss"),
+        verdict(78, "dead-layer"),
+        verdict(90, "dead-layer", "ended"),
+    ):
+        watched.add_verdict(each)
+    line = closing_line(watched, folder=None, started=0)
+    assert line == ("Rules objected 2 times in 100 steps, first at step 77 (non-finite-loss); 1 was measured in full.")
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "layers", "expected"),
+    [
+        (None, 1.0, (LAYER,), " Not judged: the loss."),
+        (1.0, None, (LAYER,), " Not judged: gradients."),
+        (1.0, 1.0, (), " Not judged: activations."),
+        (None, None, (), " Not judged: the loss, gradients and activations."),
+    ],
+)
+def test_what_was_never_seen_is_said(
+    loss: float | None, norm: float | None, layers: tuple[WatchedLayer, ...], expected: str
+) -> None:
+    watched = Watched()
+    watched.add_step(step(1, loss=loss, norm=norm))
+    watched.add_watched(WatchedStep(1, "every", (), layers))
+    line = closing_line(watched, folder=None, started=0)
+    assert line == f"No rule objected in 1 step; 1 was measured in full.{expected}"
+
+
+def test_without_a_step_nothing_is_cleared() -> None:
+    assert closing_line(Watched(), folder="runs/a", started=0) == "No step was watched."
+
+
+QUIET = """
+    import sys
+    import torch
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    for step in range(40):
+        network(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+UNMEASURED = "None was measured in full, so activations, weights and updates were not judged: try --every 4."
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--every", "10", "--out", "run"],
+            "No rule objected in 40 steps; 4 were measured in full. As a page: hookscope report run",
+        ),
+        ([], f"No rule objected in 40 steps. {UNMEASURED}"),
+    ],
+)
+def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: list[str], expected: str) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(QUIET))
+    done = forked("-m", "hookscope", "watch", "train.py", *options)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert said(done) == ["watching Linear (SGD, lr 0.01), loss at train.py:8", expected]

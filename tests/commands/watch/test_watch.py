@@ -1,0 +1,350 @@
+"""How a watch begins, ends, writes and fails: files that survive, refusals in one line, and no error in a training."""
+
+import copy
+import errno
+import math
+import os
+import pickle
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.commands.watch import ring, training_log
+from hookscope.commands.watch.ring import Ring
+from hookscope.commands.watch.training_log import read_training
+from hookscope.results.training import TrainingStep
+from tests.commands.watch.conftest import Forked
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    return network, torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def turns(network: nn.Module, optimizer: torch.optim.Optimizer, watch: hookscope.Watch, count: int) -> None:
+    for _ in range(count):
+        loss = network(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step(loss)
+
+
+def test_a_training_is_written_read_and_resumed(tmp_path: Path) -> None:
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run") as watch:
+        turns(network, optimizer, watch, 9)
+    assert repr(watch) == "<Watch of Sequential, closed: 0 open verdicts>"
+    with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run", resume=True) as second:
+        turns(network, optimizer, second, 5)
+    log = read_training(tmp_path / "run")
+    assert [each.step for each in log.starts] == [1, 10]
+    assert log.starts[0].networks == ("Sequential",)
+    assert log.starts[0].optimizers == ("SGD, lr 0.1",)
+    assert [each.step for each in log.steps] == [*range(1, 15)]
+    assert [each.step for each in log.watched] == [4, 8, 12]
+    assert [each.reason for each in log.ends] == ["closed", "closed"]
+    assert log.steps[13].loss == second.log.steps[-1].loss
+    written, kept = log.watched[-1], second.log.watched[-1]
+    assert [each.name for each in written.parameters] == [each.name for each in kept.parameters]
+    for ours, theirs in zip(written.parameters, kept.parameters, strict=True):
+        assert ours.update_norm == pytest.approx(theirs.update_norm, rel=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_an_exception_in_the_loop_closes_the_watch_and_goes_on(tmp_path: Path) -> None:
+    network, optimizer = small()
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        hookscope.watch(network, optimizer, out=tmp_path) as watch,
+    ):
+        turns(network, optimizer, watch, 2)
+        _ = 1 / 0
+    log = read_training(tmp_path)
+    assert len(log.steps) == 2
+    assert log.ends[0].reason == "ZeroDivisionError: division by zero"
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+SCRIPT = """
+    import os, sys, signal, torch, hookscope
+    from torch import nn
+    network = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    watch = hookscope.watch(network, optimizer, every=2, out=sys.argv[1])
+    for number in range(6):
+        loss = network(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step(loss)
+    ENDING
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_is_one_line_and_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, optimizer = small()
+    lines: list[str] = []
+    watch = hookscope.watch(network, optimizer, every=2, out=tmp_path, on_line=lines.append)
+    turns(network, optimizer, watch, 3)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(training_log.os, "write", full)
+    turns(network, optimizer, watch, 3)
+    watch.close()
+    monkeypatch.undo()
+    assert len(lines) == 1
+    assert "no space left on device" in lines[0]
+    assert len(watch.log.steps) == 6
+    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
+def test_two_trainings_into_one_folder_are_refused(tmp_path: Path) -> None:
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, out=tmp_path):
+        for resume in (False, True):
+            with pytest.raises(hookscope.HookscopeError, match="another training is being watched into it"):
+                hookscope.watch(network, optimizer, out=tmp_path, resume=resume)
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+    with pytest.raises(hookscope.HookscopeError, match="holds a training already"):
+        hookscope.watch(network, optimizer, out=tmp_path)
+
+
+class Sharded(nn.Module):
+    pass
+
+
+Sharded.__name__ = "FullyShardedDataParallel"
+
+REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
+    "DataParallel": (lambda network, _: ((nn.DataParallel(network), _), {}), "nn.DataParallel, which copies"),
+    "sharded": (lambda network, _: ((nn.Sequential(network, Sharded()), _), {}), "is sharded"),
+    "lazy": (lambda network, _: ((nn.Sequential(network, nn.LazyLinear(3)), _), {}), "run the network once"),
+    "no network": (lambda _, optimizer: ((3, optimizer), {}), "model=int is not a network"),
+    "no networks": (lambda _, optimizer: (([], optimizer), {}), "is not a network"),
+    "no optimiser": (lambda network, _: ((network, network), {}), "is not a torch.optim.Optimizer"),
+    "another's optimiser": (lambda _, optimizer: ((nn.Linear(1, 1), optimizer), {}), "belongs to the network"),
+    "every 0": (lambda *both: (both, {"every": 0}), "`every` 0 is not possible: give 1 or more."),
+    "a position": (lambda *both: (both, {"layer": "conv@2"}), "not known before the training starts"),
+    "no such layer": (lambda *both: (both, {"layer": "conv"}), "No layer matches"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_watched_is_refused_in_one_line(case: Any, tmp_path: Path) -> None:
+    build, words = case
+    args, options = build(*small())
+    with pytest.raises(hookscope.HookscopeError) as raised:
+        hookscope.watch(*args, out=tmp_path / "run", **options)
+    assert words in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.exhaustive
+def test_an_error_of_our_own_is_one_line_and_not_the_trainings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    network, optimizer = small()
+    lines: list[str] = []
+    watch = hookscope.watch(network, optimizer, every=1, out=tmp_path, on_line=lines.append)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    for method, place in (
+        ("read_gradients", "hookscope.commands.watch.watch"),
+        ("watched_layer", "hookscope.commands.watch.watch"),
+    ):
+        turns(network, optimizer, watch, 2)
+        monkeypatch.setattr(f"{place}.{method}", broken)
+        turns(network, optimizer, watch, 2)
+        monkeypatch.undo()
+        assert len(lines) == 1
+        assert "RuntimeError: a bug" in lines[0]
+        assert not optimizer._optimizer_step_pre_hooks
+        assert read_training(tmp_path).ends[-1].reason == "RuntimeError: a bug"
+        lines.clear()
+        watch.close()
+        watch = hookscope.watch(network, optimizer, every=1, out=tmp_path, resume=True, on_line=lines.append)
+    watch.close()
+
+
+@pytest.mark.exhaustive
+def test_a_loss_that_is_no_number_is_one_line() -> None:
+    network, optimizer = small()
+    lines: list[str] = []
+    with hookscope.watch(network, optimizer, on_line=lines.append) as watch:
+        for loss in (torch.ones(3), {"a": 1}, None, 2.5, torch.tensor([0.5])):
+            optimizer.zero_grad()
+            network(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            watch.step(loss)  # type: ignore[arg-type]
+    assert [each.loss for each in watch.log.steps] == [None, None, None, 2.5, 0.5]
+    assert len(lines) == 1
+    assert "tensor of 3 values" in lines[0]
+
+
+@pytest.mark.exhaustive
+def test_steps_are_counted_without_step_and_with_subclasses_that_step_twice() -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    network, _ = small()
+    optimizer = Twice(network.parameters(), lr=0.1)
+    with hookscope.watch(network, optimizer) as watch:
+        for _ in range(3):
+            network(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [each.step for each in watch.log.steps] == [1, 2, 3]
+
+
+@pytest.mark.exhaustive
+def test_networks_and_optimisers_are_copied_and_pickled_without_the_watch() -> None:
+    network, optimizer = small()
+    watch = hookscope.watch(network, optimizer, every=1, on_line=lambda _: None)
+    turns(network, optimizer, watch, 1)  # so that the hooks of the next forward pass are on
+    for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        twin(torch.randn(8, 4))
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in twin.modules())
+    assert not copy.deepcopy(optimizer).__dict__.get("_optimizer_step_pre_hooks")
+    turns(network, optimizer, watch, 1)
+    watch.close()
+    assert len(watch.log.watched[-1].layers) == 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's, with or without a watch
+def test_a_compiled_step_is_read_at_every_step() -> None:
+    network, _ = small()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    @torch.compile(backend="aot_eager")
+    def step(given: Tensor) -> Tensor:
+        loss = network(given).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    lines: list[str] = []
+    with hookscope.watch(network, optimizer, every=2, on_line=lines.append) as watch:
+        for _ in range(4):
+            watch.step(step(torch.randn(8, 4)))
+    assert [each.step for each in watch.log.steps] == [1, 2, 3, 4]
+    assert all(each.gradient_norm for each in watch.log.steps)
+    assert watch.log.watched[-1].parameters[0].update_norm
+
+
+@pytest.mark.exhaustive
+def test_a_killed_training_leaves_a_file_that_is_read_and_resumed(tmp_path: Path, forked: Forked) -> None:
+    killed = textwrap.dedent(SCRIPT).replace("ENDING", "os.kill(os.getpid(), signal.SIGKILL)")
+    assert forked("-c", killed, tmp_path).returncode == -signal.SIGKILL
+    log = read_training(tmp_path)
+    assert [each.step for each in log.steps] == [1, 2, 3, 4, 5, 6]
+    assert len(log.watched) == 3
+    assert log.ends == ()
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, out=tmp_path, resume=True) as watch:
+        turns(network, optimizer, watch, 1)
+    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("1 / 0", 1)])
+def test_a_script_that_does_not_close_its_watch_has_an_end(
+    tmp_path: Path, forked: Forked, ending: str, code: int
+) -> None:
+    ended = forked("-c", textwrap.dedent(SCRIPT).replace("ENDING", ending), tmp_path)
+    assert ended.returncode == code
+    assert "hookscope" not in ended.stderr
+    assert [each.reason for each in read_training(tmp_path).ends] == ["the process ended"]
+
+
+def losses_of(scales: list[float]) -> tuple[hookscope.Watch, list[str]]:
+    """Watch a training with these gradients of its one weight, which are its losses too."""
+    weight = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.0)
+    lines: list[str] = []
+    with hookscope.watch(weight, optimizer, on_line=lines.append) as watch:
+        for scale in scales:
+            nn.init.ones_(weight.weight)
+            loss = weight(torch.full((1, 1), scale)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    return watch, lines
+
+
+@pytest.mark.parametrize(
+    ("before", "advice"),
+    [
+        ([8.0, 536.0], "(median 8), the loss 8 → 536: lower the learning rate, warm it up or clip gradients."),
+        ([8.0, 9.0], "8 → 9, the loss 8 → 9: lower the learning rate, or look at the batch of step 3."),
+        ([8.0] * 6, "the loss 8 → 8 → 8 → 8, as usual: look at the batch of step 7."),
+    ],
+)
+def test_what_came_before_nan_decides_the_advice(before: list[float], advice: str) -> None:
+    _, lines = losses_of([*before, math.nan])
+    assert any(line.endswith(advice) for line in lines)
+
+
+def test_a_verdict_on_gradients_stays_while_the_loss_is_nan_and_ends_with_it() -> None:
+    watch, lines = losses_of([1.0, math.inf, *[math.nan] * 30])
+    assert all(each.state == "began" for each in watch.verdicts)
+    watch, lines = losses_of([1.0, math.nan, *[1.0] * 40])
+    assert [each.message for each in watch.verdicts if each.state == "ended"] == ["It passes again."]
+    assert any("non-finite-loss ended: It passes again." in line for line in lines)
+
+
+def test_weights_that_stay_nan_are_not_said_to_pass_where_another_one_is_the_first() -> None:
+    """The second layer's weight is NaN from step 2 on, and from then on the update makes all weights NaN."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    with hookscope.watch(network, optimizer, every=5, on_line=lambda _: None) as watch:
+        for step in range(1, 31):
+            if step == 2:
+                network[1].weight.data[0, 0] = math.nan
+            network(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    found = [(each.step, each.where) for each in watch.verdicts if each.rule == "non-finite-weight"]
+    assert found == [(2, "1.weight"), (3, "0.weight")]
+    assert all(each.state == "began" for each in watch.verdicts)
+
+
+def test_robust_deviations_are_those_of_the_definition() -> None:
+    losses = [1.0 + 0.2 * ((7 * number) % 10) for number in range(20)]
+    logarithms = torch.tensor(losses, dtype=torch.float64).log()
+    history = Ring()
+    for number, loss in enumerate(losses):
+        history.add(TrainingStep(number, loss, None, None, (), ()))
+    jump, _ = history.add(TrainingStep(20, 50.0, None, None, (), ()))
+    middle = torch.tensor(sorted(losses), dtype=torch.float64)[9:11].mean()
+    deviation = (logarithms - middle.log()).abs().quantile(0.5)
+    assert jump is not None
+    assert jump.deviations == pytest.approx(((torch.tensor(50.0).log() - middle.log()) / (1.4826 * deviation)).item())
+    assert jump.usual.median == pytest.approx(middle.item())
+    assert len(history) == 21
+    for number in range(ring.LENGTH):
+        history.add(TrainingStep(number, 1.0, None, None, (), ()))
+    assert len(history) == ring.LENGTH

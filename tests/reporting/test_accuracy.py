@@ -1,0 +1,122 @@
+"""What every rendering of a report says of labelled pictures."""
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from hookscope.commands.check.page import checks_html
+from hookscope.reporting.github import checks_to_markdown
+from hookscope.reporting.junit import checks_to_junit
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, lowest_words
+from hookscope.results.check import Finding, checks_to_json
+from tests.reporting.checked import LABELLED, PASSING, outcome
+from tests.reporting.html_page import Page
+
+# 50.9% to 91.3% is Clopper and Pearson's interval for 15 of 20.
+WORDS = (
+    "15 of 20 labelled pictures are classified right, 75.0% (95% interval 50.9% to 91.3%)."
+    " Lowest: 'lynx' 3 of 8 (4 taken for 'cat')."
+)
+
+
+def test_text_markdown_and_junit_have_the_same_sentence() -> None:
+    assert WORDS in " ".join(str(LABELLED).split())
+    assert f"- data: {WORDS}" in checks_to_markdown([LABELLED]).replace("`", "")
+    (output,) = ET.fromstring(checks_to_junit([LABELLED]).partition("\n")[2]).iter("system-out")
+    assert f"data: {WORDS}" in (output.text or "")
+    assert "labelled pictures" not in checks_to_markdown([PASSING])
+
+
+def of_labels(*rows: tuple[str, int, int, str, int]) -> Accuracy:
+    """Return the accuracy of (label, pictures, right, mistaken for, how many for that)."""
+    classes = tuple(
+        ClassAccuracy(label, (at,), count, right, other, often)
+        for at, (label, count, right, other, often) in enumerate(rows)
+    )
+    count, right = sum(each.count for each in classes), sum(each.right for each in classes)
+    return Accuracy("val", "labels are names of classes", len(rows), count, right, classes)
+
+
+def test_labels_that_are_taken_for_one_another_are_named() -> None:
+    two = of_labels(("a", 12, 0, "b", 12), ("b", 12, 2, "a", 7), ("c", 12, 1, "a", 9), ("d", 12, 12, "", 0))
+    assert lowest_words(two) == (
+        " Lowest: 'a' 0 of 12 (12 taken for 'b'). 2 labels are mostly taken for one another ('a' for 'b', 'b' for 'a'):"
+        " are the classes in the order of the labels? --classes names them."
+    )
+    names = ["1", "10", "2", "3", "4"]  # sorted as texts, where the network has 1, 2, 3, 4, 10
+    shifted = of_labels(
+        ("1", 9, 9, "", 0),
+        *((each, 9, 0, other, 9) for each, other in zip(names[1:], ["2", "3", "4", "10"], strict=True)),
+    )
+    asked = " 4 labels are mostly taken for one another ('10' for '2', '2' for '3', '3' for '4' and 1 more)"
+    assert asked in lowest_words(shifted)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 12, 0, "b", 12), ("b", 12, 12, "", 0)],  # all is taken for one
+        [("a", 12, 0, "b", 12), ("b", 12, 0, "c", 12), ("c", 12, 12, "", 0)],
+        [("a", 12, 6, "b", 6), ("b", 12, 0, "a", 12)],  # half
+        [("a", 4, 0, "b", 4), ("b", 4, 0, "a", 4)],  # few
+    ],
+)
+def test_other_mistakes_ask_nothing_about_the_order(rows: list[tuple[str, int, int, str, int]]) -> None:
+    assert "order" not in lowest_words(of_labels(*rows))
+
+
+def test_it_is_not_said_twice_where_a_finding_says_it() -> None:
+    told = replace(LABELLED, outcomes=(outcome("accuracy", Finding("accuracy", "fail", "", WORDS)),))
+    said = checks_to_markdown([told])
+    assert (said.count("labelled pictures"), "- data:" in said) == (1, False)
+
+
+def test_json_has_every_number() -> None:
+    accuracy = json.loads(checks_to_json([LABELLED]))["checkpoints"][0]["accuracy"]
+    assert accuracy.pop("interval") == {
+        "low": pytest.approx(0.5090, abs=5e-5),
+        "high": pytest.approx(0.9134, abs=5e-5),
+    }
+    assert accuracy.pop("worst")[1] == {
+        "name": "val/lynx/5.jpg",
+        "sha256": "cdef" * 16,
+        "label": "lynx",
+        "taken_for": "NaN",
+        "probability": None,
+        "label_probability": None,
+    }
+    assert accuracy.pop("classes")[1] == {
+        "label": "lynx",
+        "indices": [1],
+        "count": 8,
+        "right": 3,
+        "mistaken_for": "cat",
+        "mistaken_count": 4,
+        "false_positives": 0,
+    }
+    assert accuracy == {
+        "source": "val",
+        "mapping": "labels are names of classes",
+        "class_count": 3,
+        "multi_label": False,
+        "macro_f1": None,
+        "count": 20,
+        "right": 15,
+        "share": 0.75,
+    }
+    assert json.loads(checks_to_json([PASSING]))["checkpoints"][0]["accuracy"] is None
+
+
+def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
+    page = Page(checks_html([LABELLED], {}))
+    [labels, _] = page.tables()
+    assert labels[1:] == [
+        ["lynx", "3", "8", "37.5%", "8.5% to 75.5%", "cat (4)"],
+        ["cat", "12", "12", "100%", "73.5% to 100.0%", ""],
+    ]
+    said = page.said("p")
+    assert WORDS in said
+    assert said.index("labelled lynx, probability 0.02") + 1 == said.index("taken for cat, probability 0.96")
+    assert "scores with NaN" in said

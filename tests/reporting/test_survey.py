@@ -1,0 +1,182 @@
+"""Crops show what a position sees; a run is read back as it was; formats have the room that torch says."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import hookscope
+from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
+from hookscope.errors import InputError
+from hookscope.reporting.columns import percent_bound, percent_text, share_in_words
+from hookscope.results.distribution import distribution_of
+from hookscope.results.headroom import FORMATS, headroom_of
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import Survey, dead_bound
+from tests.results.same import assert_same
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 5, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 3),
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    made = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), np.uint8)
+    for number, pixels in enumerate(made):
+        path = folder / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture
+def survey(pictures: Path) -> Survey:
+    model = network()
+    model[3].weight.data[4] = model[3].bias.data[4] = -1  # dead behind the ReLU
+    made = hookscope.survey(model, pictures, by_class=True, resize="none", crop="none", batch_size=8, chunk_size=16)
+    assert made is not None
+    return made
+
+
+def test_nothing_outside_a_crop_changes_the_value(pictures: Path) -> None:
+    model = network().eval()
+    survey = hookscope.survey(model, pictures, resize="none", crop="none", mean="none", std="none", batch_size=8)
+    assert survey is not None
+    assert survey.pictures is not None
+    for label in ("0", "3", "4"):
+        row = survey[label]
+        top = row.channels[0].top[0]
+        [(_, pixels)] = survey.pictures([top.input])
+        edges = crop_box(row, top.position, (32, 32))
+        assert edges is not None
+        above, left, below, right = edges
+        values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
+        layers = model[: int(label) + 1]
+        with torch.no_grad():
+            assert layers(values)[0, 0][top.position] == pytest.approx(top.value, rel=1e-5)
+            outside = torch.rand(values.shape)
+            rows, columns = slice(max(0, above), below), slice(max(0, left), right)
+            outside[:, :, rows, columns] = values[:, :, rows, columns]
+            assert layers(outside)[0, 0][top.position] == pytest.approx(top.value, rel=1e-5)
+            inside = values.clone()
+            inside[:, :, rows, columns] = 0.5
+            assert layers(inside)[0, 0][top.position] != pytest.approx(top.value, rel=1e-3)
+
+
+@pytest.mark.exhaustive
+def test_crops_lie_where_the_record_says(survey: Survey, tmp_path: Path) -> None:
+    survey.save(tmp_path / "run", crops=2)
+    run = read_run(tmp_path / "run")
+    assert {sheet.row for sheet in run.record.crops} == set(range(len(survey.rows)))
+    for sheet in run.record.crops:
+        with Image.open(tmp_path / "run" / sheet.path) as picture:
+            assert picture.height == len(sheet.channels) * (TILE + GAP) - GAP
+            assert picture.width == 2 * (sheet.columns * (TILE + GAP) - GAP) + HALVES_GAP
+        assert not {*sheet.channels} & {*survey.rows[sheet.row].dead_channels}
+    is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in run.record.crops}
+    assert is_whole["0"] is False
+    assert is_whole["7"] is True
+
+
+def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:
+    survey.save(tmp_path / "run", crops=1)
+    found = read_run(tmp_path / "run").result
+    assert_same(found, survey)
+    assert to_document(found) == to_document(survey)
+    assert found["4"].dead_channels == (4,)
+    assert [*found["4"].channels] == [*survey["4"].channels]
+
+
+def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path) -> None:
+    page = hookscope.report(survey, tmp_path / "page.html").read_text(encoding="utf-8")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [each["key"] for each in data["columns"]][:3] == ["layer", "channel", "firing_inputs"]
+    assert {len(each) for each in data["channels"]} == {len(data["columns"]) + 1}
+    assert len(data["channels"]) == sum(len(row.channels) for row in survey)
+    assert all(uri.startswith("data:image/jpeg;base64,") for uri in data["strips"])
+    assert len(data["strips"]) == sum(len(row.channels) - len(row.dead_channels) for row in survey)
+
+
+def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
+    text = " ".join(str(survey).split())
+    assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
+    assert "A dead channel fires on fewer than 7.5% of such inputs, with 95% confidence." in text
+
+
+def test_a_bound_below_a_tenth_of_a_percent_is_written_as_people_write_it(survey: Survey) -> None:
+    many = replace(survey, input_count=60_000)
+    text = " ".join(str(many).split())
+    assert "A dead channel fires on fewer than 0.1% of such inputs, with 95% confidence." in text
+    assert share_in_words(percent_text(1e-5)) == "less than 0.1%"
+    assert [percent_bound(each) for each in (0, 0.0004, 0.075, 0.9995, 1)] == ["0%", "0.1%", "7.5%", "100%", "100%"]
+
+
+@pytest.mark.sample("cut short", "outside")
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("arrays.safetensors", lambda content: content[:-8]),
+        ("result.json", lambda content: content.replace(b'"input_count": 40', b'"input_count": -1')),
+        ("run.json", lambda content: content.replace(b"crops/0000", b"../../0000")),
+        ("run.json", lambda content: content.replace(b'"row": 0', b'"row": 99')),
+    ],
+    ids=["cut short", "a wrong number", "outside", "of no row"],
+)
+def test_a_run_that_was_tampered_with_is_refused(survey: Survey, tmp_path: Path, file: str, change) -> None:  # type: ignore[no-untyped-def]
+    survey.save(tmp_path / "run", crops=1)
+    path = tmp_path / "run" / file
+    changed = change(path.read_bytes())
+    assert changed != path.read_bytes()
+    path.write_bytes(changed)
+    with pytest.raises(InputError, match="Cannot read"):
+        hookscope.report(tmp_path / "run", tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_reach_as_far_as_torch_says(name: str) -> None:
+    dtype: torch.dtype = getattr(torch, name)
+    greatest, smallest = FORMATS[name]
+    assert greatest == torch.finfo(dtype).max
+    assert torch.tensor(smallest).to(dtype).double().item() == smallest
+    assert torch.tensor(smallest / 2).to(dtype).item() == 0
+
+
+def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
+    values = np.concatenate([np.full(10, 1e5), np.full(20, 1e-9), np.full(30, 1.0), np.full(40, 0.0)]).repeat(20)
+    spread = distribution_of(values)
+    statistics = TensorStatistics((2000,), "float32", 2000, min=0.0, max=1e5, distribution=spread)
+    found = {each.format: each for each in headroom_of(statistics)}
+    assert found["float16"].factor == pytest.approx(0.65504)
+    assert found["float16"].overflowing == pytest.approx(0.1)
+    assert found["float16"].vanishing == pytest.approx(20 / 60)
+    assert (found["bfloat16"].overflowing, found["bfloat16"].vanishing) == (0, 0)
+    assert found["float8_e4m3fn"].overflowing == pytest.approx(0.1)
+    assert found["int8"].vanishing == pytest.approx(50 / 60)  # a step is 787: 1 is rounded to zero
+
+
+@pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])
+def test_the_bound_on_dead_channels_holds_the_exact_one(count: int) -> None:
+    exact = 1 - 0.05 ** (1 / count)
+    assert exact <= dead_bound(count)
+    assert dead_bound(count) <= 1.06 * exact or count < 50
+    assert math.isclose(dead_bound(1000), 0.003)

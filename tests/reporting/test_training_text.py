@@ -1,0 +1,75 @@
+"""A watched training in words: which verdict leads, what belongs together, and how it ended."""
+
+from dataclasses import replace
+
+import pytest
+
+from hookscope.commands.watch.describe import answer, finding, objections
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep
+from tests.reporting.conftest import HOSTILE_NAME, printed
+from tests.reporting.trained import START, training_summary, verdict
+
+pytestmark = pytest.mark.exhaustive
+
+
+def log_of(*verdicts: TrainingFinding, steps: int = 3000) -> TrainingLog:
+    done = tuple(TrainingStep(step, 1.0, 1.0, None, (), (0.1,)) for step in range(1, steps + 1))
+    return TrainingLog((START,), done, (), verdicts, ())
+
+
+def test_the_first_failure_leads_and_a_warning_where_nothing_fails() -> None:
+    warning, failure = verdict(5, "a", "x"), verdict(1200, "b", "fc1.weight", level="fail")
+    assert finding(log_of()) == "No rule objected in 3,000 steps."
+    assert finding(log_of(warning)) == "At step 5, x: 0.75 is over its limit (0.5)."
+    assert finding(log_of(warning, failure)) == "At step 1,200, fc1.weight: 0.75 is over its limit (0.5)."
+    about_all = replace(failure, where="", message="The loss is NaN.")
+    assert finding(log_of(about_all)) == "At step 1,200, the loss is NaN."
+    named = replace(failure, message="'fc1.weight' holds NaN (limit 0). It was 0.5 before. Look at the batch.")
+    assert finding(log_of(named)) == "At step 1,200, 'fc1.weight' holds NaN (limit 0)."
+    assert answer(log_of(named))[1] == "It was 0.5 before. Look at the batch."
+    assert finding(log_of(steps=0)) == "No step was recorded."
+
+
+def test_what_one_rule_says_at_one_step_is_one_objection_and_ends_with_its_last_place() -> None:
+    places = [verdict(7, "a", name) for name in "xyz"]
+    ended = [verdict(step, "a", name, state="ended") for step, name in ((8, "x"), (12, "z"))]
+    [open_one] = objections(log_of(*places, *ended))
+    assert (open_one.places, open_one.began, open_one.over) == (("x", "y", "z"), 7, None)
+    [closed] = objections(log_of(*places, *ended, verdict(9, "a", "y", state="ended")))
+    assert closed.over == 12
+    assert dict(closed.ended) == {"x": 8, "y": 9, "z": 12}
+    assert answer(log_of(*places))[1] == "The same holds at 2 more places."
+
+
+def test_a_rule_that_begins_again_is_another_objection_unless_it_never_ended() -> None:
+    again = [verdict(7, "a", "x"), verdict(9, "a", "x", state="ended"), verdict(20, "a", "x")]
+    assert [(each.began, each.over) for each in objections(log_of(*again))] == [(7, 9), (20, None)]
+    resumed = [verdict(7, "a", "x"), verdict(20, "a", "x"), verdict(30, "a", "x", state="ended")]
+    assert [(each.began, each.over) for each in objections(log_of(*resumed))] == [(7, 30)]
+    stray = verdict(3, "a", "x", state="ended")
+    assert objections(log_of(stray)) == []
+
+
+def test_the_answer_says_what_else_there_was() -> None:
+    found = [verdict(1200, "b", "w", level="fail"), verdict(1300, "b", "w", level="fail", state="ended")]
+    log = log_of(*found, verdict(5, "a", "x"), steps=1400)
+    steps = tuple(replace(each, skipped=each.step <= 7) for each in log.steps)
+    assert answer(replace(log, steps=steps)) == [
+        "At step 1,200, w: 0.75 is over its limit (0.5).",
+        "It passed again at step 1,300.",
+        "1 other verdict: a.",
+        "The optimiser skipped 7 steps: 1, 2, 3, 4, 5 and 2 more.",
+        "The record stops at step 1,400 without an end: the training still runs, or was killed.",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_table_fits_and_hostile_names_are_spelled_out(width: int) -> None:
+    log = log_of(
+        verdict(5, "a-rule", HOSTILE_NAME), verdict(9, "a-rule", "blocks.0.attention.proj.weight", level="fail")
+    )
+    text = "".join(printed(part, width) for part in training_summary(log, width=width))
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    assert "\n::error::" not in text
+    assert "a-rule" in text
