@@ -725,8 +725,7 @@ class OtherOptions:
 
     weights_b: str | None = option(None, "NAME  Weights of B, as --weights. Default: A's.")
     input_b: "Images" = option(
-        (),
-        "IMAGE  Input of B instead of IMAGE, such as a padded or cropped picture; repeatable, one per IMAGE.",
+        (), "IMAGE  Input of B instead of IMAGE, such as a padded or cropped picture; repeatable, one per IMAGE."
     )
     device_b: str | None = option(None, "DEVICE  Device of B, as --device. Default: A's.")
     dtype_b: Dtype | None = option(None, "Run B in this dtype. Default: A's.")
@@ -778,9 +777,7 @@ class Diff(OutputOptions, RunOptions, BatchSize, ScoreOptions, InputOptions, Oth
     map: Texts = option((), "A=B  Layers that belong together: 'encoder.*=backbone.*'; repeatable.", section=LAYERS)
     junit: Path | None = shown(None, "FILE  Also write the conditions of --fail-over as JUnit XML.", section=FILES)
     report_format: Literal["text", "github", "markdown"] | None = shown(
-        None,
-        "--format  Format on stdout; default: github in GitHub Actions, else text.",
-        section=TERMINAL,
+        None, "--format  Format on stdout; default: github in GitHub Actions, else text.", section=TERMINAL
     )
 
 
@@ -841,8 +838,7 @@ class CheckInputs:
     """
 
     images: "Images" = option(
-        (),
-        "PATH  Run over this picture, tensor file, folder or glob instead of noise; repeatable.",
+        (), "PATH  Run over this picture, tensor file, folder or glob instead of noise; repeatable."
     )
     data: File | None = option(
         None,
@@ -890,8 +886,7 @@ class ReportOptions:
     sarif: Path | None = shown(None, "FILE  Also write the report as SARIF 2.1.0, for code scanning.")
     page: Path | None = shown(None, "--report FILE  Also write the report as one HTML page.")
     evidence: File | None = option(
-        None,
-        "DIR  If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR.",
+        None, "DIR  If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR."
     )
     report_format: Literal["text", "json", "github", "markdown"] | None = shown(
         None, "--format  Format on stdout; default: github in GitHub Actions, else text.", section=TERMINAL

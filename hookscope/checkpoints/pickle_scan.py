@@ -61,8 +61,7 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     "builtins.bytearray": lambda *arguments: not any(isinstance(argument, int) for argument in arguments),
     "_codecs.encode": lambda *arguments: arguments[1:2] == ("latin1",),
     **dict.fromkeys(
-        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
-        _is_of_storage,
+        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _is_of_storage
     ),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),

@@ -20,14 +20,7 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import FileKind, content_begins, open_archive, open_regular
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, module_state, replace_stand_ins
-from hookscope.checkpoints.unpickler import (
-    ABSENT,
-    Global,
-    InertUnpickler,
-    Reference,
-    StandIn,
-    UnreadablePickleError,
-)
+from hookscope.checkpoints.unpickler import ABSENT, Global, InertUnpickler, Reference, StandIn, UnreadablePickleError
 from hookscope.text import printable
 
 # torch's dtypes by the names of storage classes, and by their own.

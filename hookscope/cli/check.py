@@ -92,10 +92,7 @@ def check(
         results = _run(work, _limits(option, at_once), at_once, messages)
         reports = [outcome.report for outcome in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
-        writers = [
-            *ci.writers(reports, seconds=seconds, job=job),
-            *_page_writer(reports, option.page, seconds),
-        ]
+        writers = [*ci.writers(reports, seconds=seconds, job=job), *_page_writer(reports, option.page, seconds)]
         if option.update_baseline:
             writers.append(partial(_renew, settings, results[0]))
         if option.sarif is not None:

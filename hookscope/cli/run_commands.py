@@ -171,8 +171,7 @@ def _over_inputs(
 
 def diff(
     a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="The reference: a model, as MODEL of `activations`, or a run directory."),
+        str, typer.Argument(metavar="A", help="The reference: a model, as MODEL of `activations`, or a run directory.")
     ],
     b: Annotated[
         str, typer.Argument(metavar="B", help="The other model or run, or 'same': A again, with the options …-b.")
@@ -224,8 +223,7 @@ def diff(
 
 def history(
     files: Annotated[
-        str,
-        typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, a glob, or several files."),
+        str, typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, a glob, or several files.")
     ],
     images: Annotated[
         list[str] | None,
@@ -290,8 +288,7 @@ def _place_of(files: str | list[str]) -> tuple[str, str]:
 
 def survey(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="As for `activations`; none with --merge."),
+        str | None, typer.Argument(metavar="MODEL", help="As for `activations`; none with --merge.")
     ] = None,
     images: Annotated[
         list[str] | None,

@@ -85,11 +85,7 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
 
 
 def _module_table(
-    loaded: LoadedModel,
-    patterns: Sequence[str],
-    *,
-    shapes: tuple[NoiseShape, ...],
-    option: options.Layers,
+    loaded: LoadedModel, patterns: Sequence[str], *, shapes: tuple[NoiseShape, ...], option: options.Layers
 ) -> ModuleTable:
     """List modules after a pass over noise or inputs by name; a warning has the reason if there was none."""
     from hookscope.inspection.forward import list_modules

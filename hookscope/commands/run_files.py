@@ -74,11 +74,7 @@ def save_result(
 
 
 def _write_inspection(
-    folder: Path,
-    result: Activations | Gradients,
-    *,
-    cmap: str = "auto",
-    scale: Literal["channel", "layer"] = "channel",
+    folder: Path, result: Activations | Gradients, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel"
 ) -> RunFiles:
     """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
     if isinstance(result, Gradients):

@@ -141,12 +141,7 @@ class AttentionMode(TorchFunctionMode):
             self._hand_on("softmax", frame, of_weights(met.weights), "", met)
 
     def _hand_on(
-        self,
-        entry: Entry,
-        frame: FrameType,
-        rows: AttentionRows | None,
-        reason: str,
-        product: Product | None = None,
+        self, entry: Entry, frame: FrameType, rows: AttentionRows | None, reason: str, product: Product | None = None
     ) -> None:
         running = running_modules(frame, self._names)
         call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll, self._patches)

@@ -175,9 +175,7 @@ def capture(
 
 @contextmanager
 def observed(
-    layers: Mapping[str, nn.Module],
-    observe: Callable[[ModuleCall, str, Tensor], T],
-    is_counted: Callable[[], bool],
+    layers: Mapping[str, nn.Module], observe: Callable[[ModuleCall, str, Tensor], T], is_counted: Callable[[], bool]
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, as `capture` does, in a training that goes on as it would without.
 

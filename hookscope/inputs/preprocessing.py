@@ -52,11 +52,7 @@ def _covered(whole: Region, resized: Sequence[int], corner: tuple[int, int], cro
     down, across = whole.height / resized[0], whole.width / resized[1]
     top, left = corner
     return replace(
-        whole,
-        top=top * down,
-        left=left * across,
-        bottom=(top + cropped[0]) * down,
-        right=(left + cropped[1]) * across,
+        whole, top=top * down, left=left * across, bottom=(top + cropped[0]) * down, right=(left + cropped[1]) * across
     )
 
 

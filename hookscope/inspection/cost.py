@@ -403,11 +403,7 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
         counts[name] += 1
 
     try:
-        with (
-            preserved(call.network, seed=0),
-            module_scopes(modules, lambda _name: None, note),
-            torch.enable_grad(),
-        ):
+        with preserved(call.network, seed=0), module_scopes(modules, lambda _name: None, note), torch.enable_grad():
             _run(call.network, [*map(tracked, args)], {key: tracked(value) for key, value in kwargs.items()})
     except ModelError as error:
         return {}, f"Receptive fields are missing: with gradients of the input, {error}"

@@ -51,10 +51,7 @@ def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
 
 
 def first_calls(
-    network: nn.Module,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    operations: OperationChoice | None = None,
+    network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], operations: OperationChoice | None = None
 ) -> tuple[dict[str, FirstCall], Failure | None]:
     """Run the network once; return the shapes its modules took and returned, in the order in which they first finished.
 

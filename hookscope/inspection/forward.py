@@ -30,15 +30,7 @@ from hookscope.inspection.rows import (
     uncalled,
     unlisted,
 )
-from hookscope.inspection.run import (
-    Break,
-    InspectionOptions,
-    Run,
-    choose,
-    run_batches,
-    split_patterns,
-    verified,
-)
+from hookscope.inspection.run import Break, InspectionOptions, Run, choose, run_batches, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
 from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.inspection.verification import Outcome, outcome_of

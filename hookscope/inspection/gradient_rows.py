@@ -260,11 +260,7 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 
 
 def parameter_rows(
-    parameters: Sequence[NamedParameter],
-    on_tensor: OnTensor | None,
-    reducer: Reducer,
-    *,
-    raised: bool,
+    parameters: Sequence[NamedParameter], on_tensor: OnTensor | None, reducer: Reducer, *, raised: bool
 ) -> tuple[ParameterRow, ...]:
     """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient.
 

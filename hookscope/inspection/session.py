@@ -43,12 +43,7 @@ from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
-from hookscope.results.noise_shapes import (
-    NoiseShape,
-    noise_beside_pictures,
-    noise_note,
-    parse_noise_shapes,
-)
+from hookscope.results.noise_shapes import NoiseShape, noise_beside_pictures, noise_note, parse_noise_shapes
 from hookscope.results.repeats import Key, reduced, repeated, without_rows
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text

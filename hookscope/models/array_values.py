@@ -33,10 +33,7 @@ ARRAY_TYPES = {
 _EXACT_IN_FLOAT32 = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"})
 
 # Processor flags of the instruction sets that the variants of native.c are compiled for.
-_INSTRUCTIONS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
-    "avx2": {"avx2", "fma"},
-}
+_INSTRUCTIONS = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"}, "avx2": {"avx2", "fma"}}
 
 # The values of the 256 patterns: the first half of a float16; and one whose exponent has four bits, without Inf.
 _BITS = np.arange(256, dtype=np.uint16)

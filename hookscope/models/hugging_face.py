@@ -304,12 +304,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
     mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(
-        resize=resize,
-        crop=crop,
-        interpolation=filtering,
-        mean=mean,
-        std=std,
-        source=f"the image processor of {name}",
+        resize=resize, crop=crop, interpolation=filtering, mean=mean, std=std, source=f"the image processor of {name}"
     )
     return (with_channels(described, channels) if channels != 3 else described), tuple(warnings)
 

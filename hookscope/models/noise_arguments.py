@@ -74,11 +74,7 @@ def _parameters(module: nn.Module) -> list[Parameter] | None:
 
 
 def _check(
-    shapes: Sequence[NoiseShape],
-    parameters: Sequence[Parameter],
-    network: str,
-    taken: Collection[str],
-    others: int,
+    shapes: Sequence[NoiseShape], parameters: Sequence[Parameter], network: str, taken: Collection[str], others: int
 ) -> None:
     names = [
         parameter.name

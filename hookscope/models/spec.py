@@ -224,10 +224,7 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
     remarks = merge_adapter(loaded.module, checkpoint.state, settings, checkpoint.name)
     weights = f"{loaded.info.weights}, with {checkpoint.name} merged"
     info = replace(
-        loaded.info,
-        name=f"{checkpoint.name} ({loaded.info.name})",
-        weights=weights,
-        sha256=checkpoint.sha256,
+        loaded.info, name=f"{checkpoint.name} ({loaded.info.name})", weights=weights, sha256=checkpoint.sha256
     )
     notes = (*checkpoint.notes, *loaded.notes, remarks[0])
     return replace(loaded, info=info, warnings=(*checkpoint.warnings, *loaded.warnings, *remarks[1:]), notes=notes)

@@ -15,13 +15,7 @@ import torchvision.models
 from torch import nn
 from torchvision.models import WeightsEnum
 
-from hookscope.errors import (
-    CheckpointError,
-    HookscopeError,
-    MisfitError,
-    ModelError,
-    UsageError,
-)
+from hookscope.errors import CheckpointError, HookscopeError, MisfitError, ModelError, UsageError
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable

@@ -7,10 +7,7 @@ from hookscope.results.activations import LayerRow
 
 
 def depth_charts(
-    rows: Sequence[LayerRow],
-    *,
-    ground: tuple[str, Sequence[bool]] = ("", ()),
-    letters: Mapping[int, str] | None = None,
+    rows: Sequence[LayerRow], *, ground: tuple[str, Sequence[bool]] = ("", ()), letters: Mapping[int, str] | None = None
 ) -> Iterator[DepthChart]:
     """Yield the charts of rows: magnitudes, and if there are any, zeros and dead channels.
 

@@ -93,11 +93,7 @@ def checks_to_sarif(
         notifications.append(_notification("warning", why))
     run = {
         "tool": {
-            "driver": {
-                "name": "hookscope",
-                "semanticVersion": version,
-                "rules": [_descriptor(rule) for rule in rules],
-            }
+            "driver": {"name": "hookscope", "semanticVersion": version, "rules": [_descriptor(rule) for rule in rules]}
         },
         "invocations": [
             {

@@ -104,11 +104,7 @@ def _third(begin: Sequence[float], end: Sequence[float], size: Sequence[int]) ->
     """Return in which third of height and of width the middle of a box lies."""
     middles = ((low + high) / 2 / length for low, high, length in zip(begin, end, size, strict=True))
     down, across = (int(min(max(middle, 0), 0.999) * 3) for middle in middles)
-    rows = (
-        ("upper left", "top", "upper right"),
-        ("left", "centre", "right"),
-        ("lower left", "bottom", "lower right"),
-    )
+    rows = (("upper left", "top", "upper right"), ("left", "centre", "right"), ("lower left", "bottom", "lower right"))
     return rows[down][across]
 
 

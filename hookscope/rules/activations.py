@@ -126,12 +126,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     followers="layer",
     holds="No layer behind a ReLU is zero everywhere, over all inputs.",
 )
-@limit(
-    "min_values",
-    1024,
-    "outputs of a layer over all inputs; fewer may all be zero by chance",
-    "",
-)
+@limit("min_values", 1024, "outputs of a layer over all inputs; fewer may all be zero by chance", "")
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
 

@@ -71,10 +71,7 @@ def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
 
 
 def _broken(
-    expected: Expectation,
-    wanted: dict[str | int, frozenset[int]],
-    prediction: Prediction,
-    categories: tuple[str, ...],
+    expected: Expectation, wanted: dict[str | int, frozenset[int]], prediction: Prediction, categories: tuple[str, ...]
 ) -> Iterator[str]:
     ranked = prediction.class_indices
     first, share = ranked[0], prediction.probabilities[0]

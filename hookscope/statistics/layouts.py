@@ -186,10 +186,7 @@ def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | 
         for grid in reversed(grids):
             frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
             # Where a size is odd, networks round up or down.
-            for halved in {
-                tuple(size >> halvings for size in sides),
-                tuple(-(-size >> halvings) for size in sides),
-            }:
+            for halved in {tuple(size >> halvings for size in sides), tuple(-(-size >> halvings) for size in sides)}:
                 area = math.prod((*frames, *halved))
                 in_front = (
                     range(min(MAX_EXTRA_TOKENS, area // 2) + 1) if prefix is None and not halvings else (0, prefix)

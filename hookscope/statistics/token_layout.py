@@ -268,12 +268,7 @@ class TokenLayout:
         return self._has_others_behind[count]
 
     def _is_merged(
-        self,
-        layout: Layout,
-        tokens: int,
-        width: int,
-        grids: Sequence[tuple[int, ...]],
-        running: Iterable[ModuleInput],
+        self, layout: Layout, tokens: int, width: int, grids: Sequence[tuple[int, ...]], running: Iterable[ModuleInput]
     ) -> bool:
         """Tell whether tokens lie on a grid that was seen, or on one that neighbouring tokens were merged to.
 

@@ -52,10 +52,7 @@ def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def unseen_blocks(
-    candidates: Mapping[str, nn.Module],
-    called: Collection[str],
-    seen: Iterable[str],
-    refused: Mapping[str, Refusal],
+    candidates: Mapping[str, nn.Module], called: Collection[str], seen: Iterable[str], refused: Mapping[str, Refusal]
 ) -> tuple[UnseenBlock, ...]:
     """Return the innermost modules that ran and look like attention, and in which none was seen.
 

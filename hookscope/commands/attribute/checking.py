@@ -143,13 +143,7 @@ class Checking:
             known.append(ranked)
 
     def _delete(
-        self,
-        map_layers: MapLayers,
-        batch: Batch,
-        explained: Explained,
-        target: BatchTarget,
-        at: int,
-        copied: nn.Module,
+        self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int, copied: nn.Module
     ) -> None:
         """Blur what the maps of one target mark, and note what becomes of the target's probability."""
         passes, network = map_layers.passes, map_layers.passes.inspected.network

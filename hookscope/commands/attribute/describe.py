@@ -31,10 +31,7 @@ def describe_attributions(
         subtitle="Each map has its own scale, from 0.",
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
-        answer=[
-            finding_of(maps[0], result) if maps else "No input has a map.",
-            *_looked_at(result),
-        ],
+        answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
         level="",
         warnings=[("", warning) for warning in result.warnings],
         notes=[*result.notes, *_left_as_it_is(result)],

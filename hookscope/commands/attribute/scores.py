@@ -223,12 +223,7 @@ def _of_classes(
         targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
     return BatchTarget(
-        lambda output: of_rows(read(output)),
-        tuple(targets),
-        part,
-        rows.shape[1],
-        reading,
-        is_dense=dense,
+        lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], reading, is_dense=dense
     )
 
 

@@ -49,14 +49,7 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break, choose, run_batches
-from hookscope.inspection.session import (
-    OnError,
-    OnProgress,
-    Session,
-    batch_progress,
-    provenance_of,
-    session_batches,
-)
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
@@ -273,11 +266,7 @@ def compare_networks(
 
 
 def _hooked_networks(
-    session: Session,
-    other: LoadedModel,
-    option: options.Diff,
-    options_b: RunOptions,
-    queue: BatchQueue,
+    session: Session, other: LoadedModel, option: options.Diff, options_b: RunOptions, queue: BatchQueue
 ) -> list[HookedNetwork]:
     """Return A, B and, if it is asked for, the reference: A's weights in float64."""
     a, b = inspected_network(session.loaded), inspected_network(other)

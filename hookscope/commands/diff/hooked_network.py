@@ -155,13 +155,7 @@ class HookedNetwork:
         operations = None if self.operations is None else OperationChoice(self.operations.patterns)
         no_edits = PlacedEdits({}, (), {})
         trial = replace(
-            self,
-            hooked=layers,
-            operations=operations,
-            edits=no_edits,
-            keeps="",
-            output_forms={},
-            passed_through={},
+            self, hooked=layers, operations=operations, edits=no_edits, keeps="", output_forms={}, passed_through={}
         )
         with trial.prepared():
             trial.run(batch, None)

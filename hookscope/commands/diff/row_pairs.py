@@ -85,9 +85,7 @@ def pair_rows(
 
 
 def pair_gradients(
-    a: Sequence[GradientRow],
-    b: Sequence[GradientRow],
-    partner: Callable[[CallKey], tuple[CallKey, Match] | None],
+    a: Sequence[GradientRow], b: Sequence[GradientRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
 ) -> Iterator[RowPair]:
     """Pair the gradients that either side has of outputs and inputs, those of a call in their order."""
     by_call: dict[tuple[CallKey, str], list[GradientRow]] = {}
@@ -133,10 +131,7 @@ def _call(row: LayerRow | GradientRow) -> CallKey:
 
 
 def _partner(
-    row: LayerRow,
-    pairing: Pairing,
-    by_place: Mapping[tuple[str, int, str], LayerRow],
-    by_label: Mapping[str, LayerRow],
+    row: LayerRow, pairing: Pairing, by_place: Mapping[tuple[str, int, str], LayerRow], by_label: Mapping[str, LayerRow]
 ) -> tuple[LayerRow, Match] | None:
     """Return the row of B that belongs to a row of A; one that B folded into another is found by its label."""
     partner = pairing.partner(_call(row))

@@ -69,20 +69,13 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         input=partial(input_picture, result, 0) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
-        facts=facts_of(
-            result,
-            record,
-            ("Mode", result.mode, False),
-        ),
+        facts=facts_of(result, record, ("Mode", result.mode, False)),
         sections=sections_of(
             result,
             record,
             [("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
             rows,
-            [
-                ("parameters", "Parameters", parameters),
-                ("alone", "Gradients of each input alone", _alone(result)),
-            ],
+            [("parameters", "Parameters", parameters), ("alone", "Gradients of each input alone", _alone(result))],
         ),
         making=making_of(result),
         main="layers",

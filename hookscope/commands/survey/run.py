@@ -74,12 +74,7 @@ def survey(
 
 @interrupts_between_blocks()
 def features(
-    model: Model,
-    batches: Iterable[Any],
-    out: str | Path,
-    *,
-    layer: options.Texts,
-    option: options.Features,
+    model: Model, batches: Iterable[Any], out: str | Path, *, layer: options.Texts, option: options.Features
 ) -> FeatureFiles:
     """Write the outputs of layers over batches, such as those of a DataLoader, in constant memory.
 

@@ -158,11 +158,7 @@ def _prepare_module(main: ModuleType, name: str) -> CodeType:
     if spec is None or code is None:
         raise UsageError(f"There is no module '{printable(name)}' to run: give its name as for `python -m`.")
     main.__dict__.update(
-        __file__=spec.origin,
-        __cached__=spec.cached,
-        __loader__=spec.loader,
-        __package__=spec.parent,
-        __spec__=spec,
+        __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
     )
     sys.argv[0] = str(spec.origin)
     return code

@@ -46,9 +46,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _guarded(
-    method: Callable[Concatenate["ScriptWatch", P], R],
-) -> Callable[Concatenate["ScriptWatch", P], R | None]:
+def _guarded(method: Callable[Concatenate["ScriptWatch", P], R]) -> Callable[Concatenate["ScriptWatch", P], R | None]:
     """Do nothing in forked children or after an error, and keep hookscope's own errors out of the script."""
 
     @wraps(method)

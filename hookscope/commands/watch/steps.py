@@ -181,10 +181,7 @@ def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tupl
 
 
 def _before_clipping(
-    names: Sequence[str],
-    norms: Sequence[float],
-    ids: Mapping[str, int],
-    clips: Sequence[tuple[frozenset[int], float]],
+    names: Sequence[str], norms: Sequence[float], ids: Mapping[str, int], clips: Sequence[tuple[frozenset[int], float]]
 ) -> float | None:
     """Return the norm over all gradients before clipping; for clipped gradients, before their first clipping."""
     if not clips:

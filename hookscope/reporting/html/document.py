@@ -87,11 +87,7 @@ def document_html(
 
     return render_page(
         "document.html",
-        {
-            "href": href,
-            "kind": lambda part: type(part).__name__,
-            "shown": lambda part: shown[id(part)],
-        },
+        {"href": href, "kind": lambda part: type(part).__name__, "shown": lambda part: shown[id(part)]},
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,

@@ -97,12 +97,7 @@ def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int)
 
 
 def classes_of(
-    labels: Sequence[str],
-    categories: Sequence[str],
-    class_count: int,
-    *,
-    in_folders: bool,
-    columns: Sequence[str] = (),
+    labels: Sequence[str], categories: Sequence[str], class_count: int, *, in_folders: bool, columns: Sequence[str] = ()
 ) -> tuple[Classes, str]:
     """Return the classes that labels stand for, and how that is known, in a sentence.
 
