@@ -337,7 +337,7 @@ def non_finite_text(statistics: TensorStatistics) -> str:
     return ", ".join(f"{count:,} {kind}" for count, kind in counts if count)
 
 
-def sparkline(distribution: Distribution | None) -> str:
+def sparkline(distribution: Distribution | None, width: int = _SPARK_WIDTH) -> str:
     """Draw how values are distributed, as described by `SPARKLINE_MEANING`; "-" without a distribution.
 
     An empty bin is blank, one with any value at all has the lowest block at least. Where both percentiles are one
@@ -347,8 +347,8 @@ def sparkline(distribution: Distribution | None) -> str:
     if counted is None:
         return "-"
     if len(counted.counts) < BIN_COUNT:
-        return _BLOCKS[-1].center(_SPARK_WIDTH)
-    step = BIN_COUNT // _SPARK_WIDTH
+        return _BLOCKS[-1].center(width)
+    step = BIN_COUNT // width
     bars = [sum(counted.counts[start : start + step]) for start in range(0, BIN_COUNT, step)]
     bars[0] += counted.below
     bars[-1] += counted.above

@@ -39,7 +39,7 @@ from hookscope.reporting.run_facts import model_facts, short_name
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
-from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
+from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.results.grids import Grid
@@ -336,9 +336,9 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
     norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
     shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
-    remark = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
+    prefix = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
     parameters = (
-        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(remark), words=True),
+        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(prefix), words=True),
         *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
         replace(_STATUS, shown=lambda each: f"{each.status}{'' if each.trainable else ', frozen'}"),
     )
@@ -366,7 +366,7 @@ def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> s
 def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
     """Return the statistics of an output, beside those of its gradient, one a row."""
     titles = {0.01: "1st percentile", 0.5: "median"}
-    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution)}
+    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution, BIN_COUNT)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
     read["NaN, Inf"] = lambda held: f"{integer_text(held.nan_count)}, {integer_text(held.inf_count)}"
     for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():

@@ -169,10 +169,10 @@ class ShownTable:
         """Those that say something of some row."""
         is_seen = dict(self.part.columns)
         rows = [row.row for row in self._rows]
-        note = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], rows)[:-1]
+        columns = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], rows)[:-1]
         return [
             ShownColumn(column, is_seen[column], cells, [*map(column.read, rows)] if column.key else [None] * len(rows))
-            for column, cells in note
+            for column, cells in columns
         ]
 
     @property
