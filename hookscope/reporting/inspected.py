@@ -141,7 +141,7 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
             )
             for place, (each, file) in enumerate(pictured)
         ]
-        yield Pictures("Inputs", "", pictures, _THUMBNAIL)
+        yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
     prepared = {"; ".join(each.steps): each for each in reversed(result.inputs) if each.steps}
     yield Text(
         [

@@ -128,12 +128,12 @@ def test_the_page_shows_the_line_and_both_arms_of_a_sum(run: Run, tmp_path: Path
     arguments = ("--ops", "--no-grids", "--report", "page.html", "--out", "out")
     assert run("activations", "ops.py:build", "x.npy", *arguments).code == 0
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert "Called at <code>ops.py:16</code>." in page
+    assert "<dt>called at</dt><dd>ops.py:16</dd>" in page
     arms = (
         'href="#layer=%28model%29%3Arelu">(model):relu</a>',
         'href="#layer=%28model%29%3Arelu%231">(model):relu#1</a>',
     )
-    assert "Computed from" in page
+    assert "computed from" in page
     assert all(arm in page for arm in arms)
 
 

@@ -23,7 +23,7 @@ from hookscope.commands.diff.draw_maps import summarised
 from hookscope.commands.grads.describe import describe_gradients
 from hookscope.reporting.axes import block_names, tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
-from hookscope.reporting.document import DepthChart
+from hookscope.reporting.document import DepthChart, Maps
 from hookscope.reporting.document import Series as DepthSeries
 from hookscope.reporting.html.figures import over_depth
 from hookscope.reporting.lettering import drawable
@@ -520,8 +520,8 @@ def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.
         0, "up", "Linear", 0, "maps", np.ones((1, 6, 5), np.float32), None, channel_count=6, shape=(5, 6)
     )
     assert sequence.is_sequence
-    columns = maps_module.MapColumns(
-        [summarised(sequence, "Linear")], 40, names=("mean of |A-B|", "A-B in channel {}"), sequences={0}
-    )
+    summaries = [summarised(sequence, "Linear")]
+    part = Maps(maps=lambda: summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
+    columns = maps_module.MapColumns(summaries, part)
     columns.draw(Image.new("RGB", (1200, columns.height)), 0)
     assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]
