@@ -80,6 +80,23 @@ def test_every_promise_is_held_by_tests_that_exist() -> None:
             assert name in {each.name for each in functions if isinstance(each, ast.FunctionDef)}, promise
 
 
+def test_no_variable_of_the_package_has_a_name_that_says_nothing() -> None:
+    vague = {"each", "found", "told", "given", "known", "those", "what"}
+    named = []
+    for path in {*(ROOT / "hookscope").rglob("*.py")} - {ROOT / "hookscope" / "api.py"}:
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        bodies = [node.body for node in nodes if isinstance(node, ast.ClassDef)]
+        fields = {id(item.target) for body in bodies for item in body if isinstance(item, ast.AnnAssign)}
+        names = [node.arg for node in nodes if isinstance(node, ast.arg)]
+        names += [
+            node.id
+            for node in nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields
+        ]
+        named += [f"{path.name}: {name}" for name in vague.intersection(names)]
+    assert named == []
+
+
 def test_no_room_grows() -> None:
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lines-of-rooms"]
     counts = Counter[str]()

@@ -243,7 +243,7 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 
 def _show_bugs(results: "Sequence[Checked]") -> None:
     """Print the tracebacks of bugs to stderr, every line made harmless."""
-    tracebacks = dict.fromkeys(each.traceback for each in results if each.traceback)
+    tracebacks = dict.fromkeys(result.traceback for result in results if result.traceback)
     for line in (line for traceback in tracebacks for line in traceback.splitlines()):
         indent = line[: len(line) - len(line.lstrip(" "))]
         typer.echo(indent + safe_text(line.lstrip(" ")), err=True)

@@ -154,7 +154,7 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         if shape is None:
             return None
         shapes = (NoiseShape(shape),)
-    shapes = noise_arguments(shapes, loaded.module, given=[named_input.name for named_input in by_name])
+    shapes = noise_arguments(shapes, loaded.module, named=[named_input.name for named_input in by_name])
     shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
     if shapes:
         batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))

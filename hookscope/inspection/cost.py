@@ -222,12 +222,12 @@ class _Counts:
             calls, first = self.uncounted.get(name, (0, layer))
             self.uncounted[name] = (calls + 1, first)
         elif count:
-            for each in self._concerned():
-                each.multiply_adds += count
+            for computed in self._concerned():
+                computed.multiply_adds += count
 
     def saves(self, size: int) -> None:
-        for each in self._concerned():
-            each.saved += size
+        for computed in self._concerned():
+            computed.saved += size
 
     def _concerned(self) -> Iterator[_Computed]:
         yield self.own[self.running.innermost]

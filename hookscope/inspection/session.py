@@ -109,7 +109,7 @@ def open_session(
             f"There is no input: give a picture, a tensor, a file or a folder, or {arg('input_shape')} for noise."
         )
     others = len(batch.args) if batch is not None else bool(files)
-    shapes = noise_arguments(shapes, loaded.module, given=[entry.name for entry in by_name], others=others)
+    shapes = noise_arguments(shapes, loaded.module, named=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
     shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
     parameter = next(loaded.module.parameters(), None)

@@ -17,14 +17,14 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def noise_arguments(
-    shapes: Sequence[NoiseShape], module: nn.Module, *, given: Collection[str], others: int = 0
+    shapes: Sequence[NoiseShape], module: nn.Module, *, named: Collection[str], others: int = 0
 ) -> tuple[NoiseShape, ...]:
     """Return noise with dtypes and bounds where they follow from the network.
 
     Args:
         shapes: As the user gave them.
         module: The network.
-        given: Names of arguments that are not noise.
+        named: Names of arguments that are not noise.
         others: How many arguments by position pictures, tensors or files are: the first ones.
 
     Raises:
@@ -34,7 +34,7 @@ def noise_arguments(
         return ()
     parameters = _parameters(module)
     if parameters is not None:
-        _check(shapes, parameters, type(unwrap(module)).__name__, given, others)
+        _check(shapes, parameters, type(unwrap(module)).__name__, named, others)
     first = next((parameter.name for parameter in parameters or () if parameter.kind in _BY_POSITION), None)
     is_first = [not others and first is not None and shape.name == first for shape in shapes]
     by_position = [index for index, shape in enumerate(shapes) if not shape.name]

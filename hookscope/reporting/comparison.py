@@ -20,7 +20,7 @@ def comparison_parts(comparison: Comparison) -> list[Part]:
     changes = comparison.changes
     most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)[:_FEW_ROWS]
     lines = [_changed_words(comparison)]
-    lines += [_range(what, changes) for what in dict.fromkeys(change.what for change in changes)]
+    lines += [_range(kind, changes) for kind in dict.fromkeys(change.what for change in changes)]
     if comparison.losses is not None:
         lines.append(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}")
     lines += [line for pair in zip(*comparison.predictions, strict=False) for line in _predictions(*pair)]
@@ -90,4 +90,4 @@ def _predictions(before: Prediction, after: Prediction) -> list[str]:
     if before == after:
         return [f"{name}: the same top classes, with the same probabilities"]
     pairs = ((before, "without"), (after, "with"))
-    return [f"{name} {which} edits: {prediction_text(prediction, _FEW_CLASSES)}" for prediction, which in pairs]
+    return [f"{name} {when} edits: {prediction_text(prediction, _FEW_CLASSES)}" for prediction, when in pairs]

@@ -102,7 +102,7 @@ class Table:
         """Return the table with the rows that are kept."""
         if not self.kept:
             return self
-        rows, levels, notable = ([*compress(each, self.kept)] for each in (self.rows, self.levels, self.notable))
+        rows, levels, notable = ([*compress(column, self.kept)] for column in (self.rows, self.levels, self.notable))
         return replace(self, rows=rows, levels=levels, notable=notable, kept=())
 
 
@@ -498,4 +498,4 @@ class Document:
     @property
     def lines(self) -> list[Part]:
         """The parts as a terminal prints them: tables in the place of a detailed one."""
-        return [each for part in self.parts for each in (part.tables if isinstance(part, DetailedTable) else [part])]
+        return [line for part in self.parts for line in (part.tables if isinstance(part, DetailedTable) else [part])]

@@ -125,28 +125,28 @@ def sections_of(
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
-    pictured = [(each, file) for each, file in zip(result.inputs, files, strict=False) if file]
+    pictured = [(seen, file) for seen, file in zip(result.inputs, files, strict=False) if file]
     others: dict[str, list[str]] = defaultdict(list)
-    for each, file in zip(result.inputs, files, strict=False):
+    for seen, file in zip(result.inputs, files, strict=False):
         if not file:
-            others[size_words(each)].append(short_name(each))
+            others[size_words(seen)].append(short_name(seen))
     if pictured:
         pictures = [
             Picture(
-                name=each.name,
-                remark=size_words(each),
-                caption=f"{each.name}, as the network saw it",
+                name=seen.name,
+                remark=size_words(seen),
+                caption=f"{seen.name}, as the network saw it",
                 file=str(file),
                 is_open=place < _OPEN_PICTURES,
             )
-            for place, (each, file) in enumerate(pictured)
+            for place, (seen, file) in enumerate(pictured)
         ]
         yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
-    prepared = {"; ".join(each.steps): each for each in reversed(result.inputs) if each.steps}
+    prepared = {"; ".join(seen.steps): seen for seen in reversed(result.inputs) if seen.steps}
     yield Text(
         [
             *(f"{some_of([*dict.fromkeys(names)], 3)}{_times(names)}: {size}." for size, names in others.items()),
-            *(f"{short_name(each)}: {steps}." for steps, each in [*prepared.items()][::-1][:_MOST_STEPS]),
+            *(f"{short_name(seen)}: {steps}." for steps, seen in [*prepared.items()][::-1][:_MOST_STEPS]),
         ],
         is_extra=True,
     )
@@ -175,7 +175,7 @@ def _times(names: Sequence[str]) -> str:
 
 def _uncalled(result: Inspection) -> Iterator[Listing]:
     if result.uncalled:
-        lines = [f"{each.layer or '(model)'} ({each.kind}): {each.reason}" for each in result.uncalled]
+        lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
         yield Listing(title=f"Without a row: {counted(len(result.uncalled), 'selected layer')}", lines=lines)
 
 
@@ -308,7 +308,7 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
             owned[row.layer],
             [
                 verdict
-                for place in (row.label, *(each.name for each in owned[row.layer]))
+                for place in (row.label, *(parameter.name for parameter in owned[row.layer]))
                 for verdict in verdicts[place]
             ],
             costs[number],
@@ -338,9 +338,11 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
     shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
     prefix = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
     parameters = (
-        Column("name", "parameter", "parameter", 0, shown=lambda each: each.name.removeprefix(prefix), words=True),
+        Column(
+            "name", "parameter", "parameter", 0, shown=lambda parameter: parameter.name.removeprefix(prefix), words=True
+        ),
         *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
-        replace(_STATUS, shown=lambda each: f"{each.status}{'' if each.trainable else ', frozen'}"),
+        replace(_STATUS, shown=lambda parameter: f"{parameter.status}{'' if parameter.trainable else ', frozen'}"),
     )
     tables = [
         _statistics(row.activation, gradient),
@@ -375,9 +377,9 @@ def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> T
             held.quantiles[at] if held.quantiles else None, held.element_count
         )
     columns = [Column("", "statistic", "", 0, value=itemgetter(0), words=True)]
-    columns.append(Column("", "output", "", 1, shown=lambda each: each[1](statistics)))
+    columns.append(Column("", "output", "", 1, shown=lambda pair: pair[1](statistics)))
     if gradient is not None:
-        columns.append(Column("", "gradient", "", 2, shown=lambda each: each[1](gradient.gradient)))
+        columns.append(Column("", "gradient", "", 2, shown=lambda pair: pair[1](gradient.gradient)))
     return Table(title="Statistics", columns=columns, rows=[*read.items()])
 
 
@@ -397,15 +399,15 @@ def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Ite
 
 
 def _token_facts(tokens: TokenNorms, input_count: int) -> Iterator[tuple[str, str]]:
-    def place(each: Any) -> str:
-        return tokens.place(each.token) + (f" of input {each.input_index + 1}" if input_count > 1 else "")
+    def place(token: Any) -> str:
+        return tokens.place(token.token) + (f" of input {token.input_index + 1}" if input_count > 1 else "")
 
     norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
     yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}{'' if tokens.high else ', none is high'}"
-    high = [f"{place(each)}: {number_text(each.norm)}, limit {number_text(each.limit)}" for each in tokens.high]
+    high = [f"{place(token)}: {number_text(token.norm)}, limit {number_text(token.limit)}" for token in tokens.high]
     yield "high tokens", "; ".join([f"{tokens.high_count:,}", *high] if high else [])
     massive = [
-        f"{place(each)}, channel {each.channel}: {number_text(each.value)}, median magnitude {number_text(each.median)}"
-        for each in tokens.massive
+        f"{place(at)}, channel {at.channel}: {number_text(at.value)}, median magnitude {number_text(at.median)}"
+        for at in tokens.massive
     ]
     yield "massive activations", "; ".join([f"{tokens.massive_count:,}", *massive] if massive else [])

@@ -321,9 +321,9 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
             return f"its {fact} went from {printable(was)} to {printable(current)}"
     counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
     changes = [f"its count of {kind} went from {_number(a)} to {_number(b)}" for kind, a, b in counts if a != b]
-    old, found = _values(before), _values(now)
-    if lost := next((name for name in {**old, **found} if (name in old) != (name in found)), None):
-        changes.append(f"its {lost} went from {_number(old.get(lost))} to {_number(found.get(lost))}")
+    old, new = _values(before), _values(now)
+    if lost := next((name for name in {**old, **new} if (name in old) != (name in new)), None):
+        changes.append(f"its {lost} went from {_number(old.get(lost))} to {_number(new.get(lost))}")
     if pair.precision not in _HALF:
         changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
     return "; ".join(filter(None, changes))

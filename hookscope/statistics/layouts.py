@@ -132,7 +132,7 @@ def layout_of(
     *,
     axes: int = 2,
     prefix: int | None = None,
-    given: Tokens | None = None,
+    tokens: Tokens | None = None,
     size: tuple[int, int] | None = None,
 ) -> Layout | str:
     """Return where the input lies in an output, or in words why it has no place there.
@@ -144,14 +144,14 @@ def layout_of(
         grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
         axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         prefix: Tokens in front of the grid, if that is known of the network.
-        given: What the user said of sequences.
+        tokens: What the user said of sequences.
         size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
     """
     if not shape or shape[0] != count or channel_axis is None:
         return _FLAT
-    is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (given is not None and axes > 1))
+    is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (tokens is not None and axes > 1))
     if is_sequence:
-        return _of_tokens(shape[1], grids, axes, prefix, given, size)
+        return _of_tokens(shape[1], grids, axes, prefix, tokens, size)
     if len(shape) != axes + 2:
         return _FLAT
     grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))

@@ -165,7 +165,7 @@ class TokenLayout:
             grids = grids or self._cut_grids(0 if reason else shape[1])
         size = None if self.pictures is None else self.pictures[1:]
         layout = layout_of(
-            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, given=self.given, size=size
+            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, tokens=self.given, size=size
         )
         if isinstance(layout, str) or not running:
             return layout
@@ -235,9 +235,9 @@ class TokenLayout:
             return reason
         size = None if self.pictures is None else self.pictures[1:]
         shape = (1, count, 1)
-        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, given=self.given, size=size)
+        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, tokens=self.given, size=size)
         if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys of another grid
-            layout = layout_of(shape, 1, 2, grids, prefix=0, given=self.given, size=size)
+            layout = layout_of(shape, 1, 2, grids, prefix=0, tokens=self.given, size=size)
         if isinstance(layout, str) or self.given is not None:
             return layout
         if any(_are_padded(call, count) for call in running[:_LAYERS_OUT]):

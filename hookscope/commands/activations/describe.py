@@ -172,7 +172,7 @@ def token_sentences(result: Activations) -> Iterator[str]:
     rows = [(row, row.tokens) for row in result.rows if row.tokens is not None]
     high = [(row, tokens) for row, tokens in rows if tokens.high]
     if high:
-        row, tokens = max(high, key=lambda each: each[1].high[0].norm / each[1].median if each[1].median else 0)
+        row, tokens = max(high, key=lambda pair: pair[1].high[0].norm / pair[1].median if pair[1].median else 0)
         first = tokens.high[0]
         words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
         words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
@@ -213,7 +213,9 @@ def describe_token_norms(result: Activations, photographs: Sequence[Photograph])
 
 
 def _high_words(result: Activations) -> str:
-    where = "in layers with high tokens" if any(each.high for each in result.token_maps) else "in the last block"
+    where = (
+        "in layers with high tokens" if any(token_map.high for token_map in result.token_maps) else "in the last block"
+    )
     limit = f"{LEAST_RATIO:.0f} times the median and {DEVIATIONS:.0f} robust standard deviations above it"
     return f"The L2 norm of each token, {where}. High is beyond {limit}."
 
@@ -224,17 +226,17 @@ def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) ->
         return
     yield Text([_high_words(result)], is_extra=True)
     maps: dict[int, list[InputMap]] = {}
-    for number, each in enumerate(result.token_maps):
-        maps.setdefault(each.input_index, []).append(_token_map(number, each))
+    for number, token_map in enumerate(result.token_maps):
+        maps.setdefault(token_map.input_index, []).append(_token_map(number, token_map))
     yield PhotographMaps(
         [
             MappedInput(
                 number=index,
                 record=result.inputs[index],
-                maps=partial(list, own),
+                maps=partial(list, of_input),
                 photograph=photographs[index] if photographs else None,
             )
-            for index, own in sorted(maps.items())
+            for index, of_input in sorted(maps.items())
         ]
     )
 

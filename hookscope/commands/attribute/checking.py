@@ -134,13 +134,13 @@ class Checking:
             self._keep(correlations(maps, again(copied, other)), self._classes)
         self._delete(map_layers, batch, explained, target, at, copied)
 
-    def _keep(self, scores: Numbers, known: list[Numbers]) -> None:
+    def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
         """Keep the correlations, (..., maps), of maps that rank places."""
         ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
         if ranked.size < scores.size:
             self.notes[_NO_ORDER] = None
         if ranked.size:
-            known.append(ranked)
+            kept.append(ranked)
 
     def _delete(
         self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int, copied: nn.Module

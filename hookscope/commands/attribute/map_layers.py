@@ -198,7 +198,7 @@ class MapLayers:
     def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
         passes, shape = self.passes, _input_shape(batch)
-        if shape is None or shape in {known for _, known in self._fields}:
+        if shape is None or shape in {size for _, size in self._fields}:
             return
         captured.listen(on=False)
         single = part_of(batch, 0)
@@ -239,8 +239,8 @@ class MapLayers:
                 for place, reason in self.chosen.items():
                     values, gradients = by_place.get(place, (None, []))
                     if values is not None and bool(reaches(gradients, targets).all()):
-                        known = arrived(values, gradients)
-                        return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, known)]
+                        is_there = arrived(values, gradients)
+                        return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, is_there)]
                 if is_last:
                     break
                 passes.state.rewind()
@@ -385,5 +385,5 @@ def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def _names(targets: Sequence[BatchTarget]) -> str:
-    labels = dict.fromkeys(each.label for target in targets for each in target.targets if each is not None)
+    labels = dict.fromkeys(share.label for target in targets for share in target.targets if share is not None)
     return " and ".join([repr(safe_text(label)) for label in labels][:2])

@@ -181,7 +181,7 @@ def _network(report: CheckReport) -> str:
 
 
 def _inputs(report: CheckReport) -> str:
-    of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
+    of_noise = " of noise" if all(record.is_noise for record in report.inputs) else ""
     return f"{counted(len(report.inputs), 'input')}{of_noise}" if report.inputs else ""
 
 
@@ -300,11 +300,11 @@ def _facts(report: CheckReport) -> Facts:
 def _making(report: CheckReport) -> list[tuple[str, str]]:
     """Return what was read, how it was prepared, and how long it took."""
     made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
-    for each in report.inputs[:_MOST_INPUTS]:
-        size = f"{each.size[0]} × {each.size[1]} pixels" if each.size else ""
-        network = f"to the network as {input_shape_text(each.shape)}"
-        sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
-        made.append((each.name, ", ".join(filter(None, (size, *each.steps, network, sha256)))))
+    for record in report.inputs[:_MOST_INPUTS]:
+        size = f"{record.size[0]} × {record.size[1]} pixels" if record.size else ""
+        network = f"to the network as {input_shape_text(record.shape)}"
+        sha256 = f"SHA-256 {record.sha256}" if record.sha256 else ""
+        made.append((record.name, ", ".join(filter(None, (size, *record.steps, network, sha256)))))
     if len(report.inputs) > _MOST_INPUTS:
         made.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")

@@ -113,7 +113,7 @@ class Compiled:
     def check(self, finished: Sequence[Finished]) -> None:
         """Raise as `forwards` does: what cannot be compiled is no fault of the batch."""
         if self._failure is not None:
-            raise self._failure from next((each.error for each in finished if each.error is not None), None)
+            raise self._failure from next((ended.error for ended in finished if ended.error is not None), None)
 
     def note(self) -> str:
         """Return how the numbers came about."""

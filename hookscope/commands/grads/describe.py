@@ -168,8 +168,8 @@ def _is_odd(row: Row) -> bool:
 def _alone(result: Gradients) -> list[Table]:
     """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer."""
     inputs = result.inputs_alone
-    labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
-    norms = [[norm for each in inputs if (norm := each.rows_l2.get(label)) is not None] for label in labels]
+    labels = list(dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2))
+    norms = [[norm for gradients in inputs if (norm := gradients.rows_l2.get(label)) is not None] for label in labels]
     tables = [
         Table(title="Gradients of each input alone", columns=_ALONE, rows=inputs),
         Table(title="Norms over the inputs, by layer", columns=_SPREAD, rows=[*zip(labels, norms, strict=True)]),

@@ -259,8 +259,8 @@ def _judged_arrays(judged: JudgedInputs | None) -> dict[str, NDArray[Any]]:
 def _judged_from(arrays: Mapping[str, NDArray[Any]], sidecar: Sidecar) -> JudgedInputs | None:
     if not sidecar.class_count:
         return None
-    found = {name: arrays[_judged_name(name)] for name in _OF_JUDGED}
-    return JudgedInputs(**found, class_count=sidecar.class_count, mapping=sidecar.mapping)
+    judged = {name: arrays[_judged_name(name)] for name in _OF_JUDGED}
+    return JudgedInputs(**judged, class_count=sidecar.class_count, mapping=sidecar.mapping)
 
 
 def _arrays_of(rows: list[ChunkRow]) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -45,14 +45,14 @@ class Verdicts:
         objected = {objection.where for objection in objections}
         places = {place for objection in standing for place in objection.places}
         changes: list[TrainingFinding] = []
-        for each in [*standing]:
-            persists = bool(objected) if rule in OF_ONE_PLACE else bool(each.places & objected)
-            if not persists and measured is not None and not each.places <= measured:
+        for verdict in [*standing]:
+            persists = bool(objected) if rule in OF_ONE_PLACE else bool(verdict.places & objected)
+            if not persists and measured is not None and not verdict.places <= measured:
                 continue
-            each.passed = 0 if persists else each.passed + 1
-            if each.passed >= patience_of(rule):
-                standing.remove(each)
-                changes.append(_verdict(step, each.first, ended=True))
+            verdict.passed = 0 if persists else verdict.passed + 1
+            if verdict.passed >= patience_of(rule):
+                standing.remove(verdict)
+                changes.append(_verdict(step, verdict.first, ended=True))
         fresh = [objection for objection in objections if objection.where not in places]
         if fresh:
             standing.append(_Standing(fresh[0], frozenset(objection.where for objection in fresh)))

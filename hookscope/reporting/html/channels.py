@@ -24,7 +24,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
         InputError: If a picture is missing, or none.
     """
     strips, left_out = _strips(part.sheets, read)
-    told, places = _channels(part, strips)
+    columns, places = _channels(part, strips)
     crops = {key: place for place, key in enumerate(strips)}
     total = channel_counts(part.rows)
     remarks = []
@@ -33,12 +33,12 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
     if len(places) < total:
         remarks.append(f"{len(places):,} of {counted(total, 'channel')} are here, all of them in {part.all_in}.")
     data = {
-        "columns": [{"key": heading.key, "words": heading.words, "format": _format(heading)} for heading, _ in told],
-        "channels": [*zip(*(values for _, values in told), (crops.get(at, -1) for at in places), strict=True)],
+        "columns": [{"key": heading.key, "words": heading.words, "format": _format(heading)} for heading, _ in columns],
+        "channels": [*zip(*(values for _, values in columns), (crops.get(at, -1) for at in places), strict=True)],
         "strips": list(strips.values()),
     }
     return {
-        "columns": [column for column, _ in told],
+        "columns": [column for column, _ in columns],
         "count": len(places),
         "remarks": remarks,
         "data": _as_script(data),
@@ -76,13 +76,13 @@ def _channels(
     """Return the columns that the page has of channels, with their values, and the row and number of each channel."""
     per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
     rows = [(row, channel) for row in part.rows for channel in _shown(row, per_row, strips)]
-    told = [
+    columns = [
         (column, [safe_text(column.cell(row)) if column.words else _rounded(column.read(row)) for row in rows])
         for column in part.columns
         if column.title
     ]
     places = [(row.index, channel.channel) for row, channel in rows]
-    return [(column, values) for column, values in told if any(value not in {None, ""} for value in values)], places
+    return [(column, values) for column, values in columns if any(value not in {None, ""} for value in values)], places
 
 
 def _format(column: Column) -> str:

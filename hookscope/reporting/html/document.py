@@ -77,7 +77,7 @@ def document_html(
     shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
     detailed = [part for part in shown.values() if isinstance(part, ShownMaps | ShownTable)]
     kinds = {Document, *map(type, parts)}
-    inner = {f"document-{number}": each for number, each in enumerate(document.documents, 1)}
+    inner = {f"document-{number}": whole for number, whole in enumerate(document.documents, 1)}
 
     def href(place: str, links: Mapping[str, str]) -> str:
         """Return the link to the row of a place, of the layer that owns it, or of its first parameter."""
@@ -91,10 +91,10 @@ def document_html(
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,
         document=document,
-        documents=[(each, key, _links(each, shown)) for key, each in inner.items()],
+        documents=[(whole, key, _links(whole, shown)) for key, whole in inner.items()],
         style="".join(part.style for part in detailed),
         details=detailed,
-        links=_links(document, shown) | {each.title: f"#{key}" for key, each in inner.items()},
+        links=_links(document, shown) | {whole.title: f"#{key}" for key, whole in inner.items()},
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,

@@ -79,9 +79,11 @@ def shown_table(table: Table) -> PageTable:
     if len(rows) < len(table.rows):
         first = "The first " if len(rows) < len(shown.rows) else ""
         remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
-    told = telling(table.columns, rows)
-    cells = [*zip(*(texts for _, texts in told), strict=True)]
-    return PageTable(table.title, [column for column, _ in told], cells, notable or [False] * len(rows), remark.strip())
+    columns = telling(table.columns, rows)
+    cells = [*zip(*(texts for _, texts in columns), strict=True)]
+    return PageTable(
+        table.title, [column for column, _ in columns], cells, notable or [False] * len(rows), remark.strip()
+    )
 
 
 def making_facts(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -97,11 +97,11 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     least = _FEWEST_IN_ROUNDED_FILTER if rounded else _FEWEST_IN_FILTER
     dense = (filters[alike] != 0).sum(1) >= least
     alike = alike[dense.cpu().numpy()]
-    known: dict[bytes, int] = {}
+    first_with: dict[bytes, int] = {}
     repeats = []
     for index in alike.tolist():
         content = _bytes_of(filters[index : index + 1]).tobytes()
-        if known.setdefault(content, index) != index:
+        if first_with.setdefault(content, index) != index:
             repeats.append(index)
     return () if is_depthwise and len(repeats) == len(filters) - 1 else tuple(repeats)
 
