@@ -113,6 +113,13 @@ class Stored:
         return [chunk.place for chunk in self.value.chunks if chunk.place is not None]
 
 
+def _is_memory_format(arguments: tuple[Any, ...]) -> bool:
+    match arguments:
+        case (Global(name=holder), str()):
+            return holder == f"{_METADATA}_MEM_FORMAT_ENCODING"
+    return False
+
+
 def read_metadata(folder: Path) -> list[Stored]:
     """Return what a folder's `.metadata` lists, in order; every slice is within the file that it is in.
 
@@ -133,6 +140,9 @@ def read_metadata(folder: Path) -> list[Stored]:
     except UnreadablePickleError as error:
         raise _damaged(name, "it is no pickle that torch writes") from error
     allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in _ITEM_BYTES)}
+    members = [call.arguments for call in unpickler.calls if call.name == "builtins.getattr"]
+    if members and all(map(_is_memory_format, members)):  # as Python 3.11.0 to 3.11.3 pickle the member of an enum
+        allowed.add("builtins.getattr")
     if foreign := [symbol for symbol in unpickler.globals if symbol not in allowed]:
         raise UntrustedFileError(
             f"{name} holds pickled objects: reading it with torch would import {printable(foreign[0], 80)}, which can "

@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 import hookscope
 from hookscope.checkpoints.fileformat import file_kind
@@ -93,6 +98,22 @@ def test_chunks_are_put_together_as_torch_does(tmp_path: Path, name: str) -> Non
     expected = {"model": {"w": torch.arange(20.0).reshape(5, 4), "b": torch.tensor(7, dtype=torch.int16)}}
     assert_equal(torch_reads(path), expected)
     assert_equal(content_of(path), expected)
+
+
+@pytest.mark.parametrize("holder", [_MEM_FORMAT_ENCODING, nn.Module])
+def test_the_member_of_an_enum_may_be_pickled_as_python_3_11_0_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Any
+) -> None:
+    name = "eval" if holder is nn.Module else "TORCH_CONTIGUOUS_FORMAT"
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda *_: (getattr, (holder, name)))
+    content = {"weight": torch.randn(2, 3)}
+    folder = save(content, tmp_path / "x")
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    if holder is nn.Module:
+        with pytest.raises(UntrustedFileError, match=r"would import builtins\.getattr"):
+            content_of(folder)
+    else:
+        assert_equal(content_of(folder), content)
 
 
 @pytest.mark.exhaustive
