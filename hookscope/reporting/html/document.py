@@ -142,7 +142,7 @@ def _pictures(
         return thumbnail_uri(run.read_picture(file), file, part.side)
 
     return [
-        (picture, quote(safe_text(picture.file), safe=""), uri(picture.file))
+        (picture, quote(safe_text(picture.file), safe="").replace("%", "-"), uri(picture.file))
         for picture in part.pictures[:_MOST_PICTURES]
     ]
 
