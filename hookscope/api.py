@@ -141,8 +141,8 @@ def activations(
         cost: Also measure the cost of every module for the first input, in `cost` of the result: see `NetworkCost`.
         verify: Run the first batch again without hooks, and compare the outputs.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The run, with its verdicts. Printing it shows the command's table, `run["layer1.0.conv1"]` is a row, and
@@ -293,8 +293,8 @@ def grads(
         verify: Run the first batch again without hooks, and compare the outputs.
         autocast: Run forward pass and loss under autocast.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The gradients, with their verdicts. Printing them shows the command's tables; `result["layer1.0.conv1"]` is the
@@ -438,8 +438,8 @@ def attribute(
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The maps: `looks["Egyptian cat"]` is the map of a target, and `looks.save("runs/a")` writes the command's run
@@ -571,8 +571,8 @@ def attention(
         seed: Seed of random weights and random numbers.
         verify: Run the first batch again without hooks, and compare the outputs.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The attention: `looks.census` counts the blocks that were seen, `looks["blocks.11.attn"]` is a map, `looks.rows`
@@ -736,8 +736,8 @@ def diff(
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The differences: `result["layer3.0.conv1"]` is a row, and `result.first_differences` is where they begin.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
 
 
-def runs_where_it_is() -> str:
-    """Say that a module stays on its device, and which options need MODEL by name."""
+def needs_a_name() -> str:
+    """Return why options about loading do not go with a module."""
     few = ", ".join(map(arg, ("weights", "arch", "device", "dtype")))
     return (
         "A module stays on its device, with its weights: load, convert and move it yourself. "
@@ -62,7 +62,7 @@ def load(model: Model, option: options.ModelOptions, run: options.RunOptions) ->
 
     if not isinstance(model, str | Path):
         if options.any_given(option, options.ModelOptions) or run.device != "auto" or run.dtype is not None:
-            raise UsageError(runs_where_it_is())
+            raise UsageError(needs_a_name())
         return given_network(model)
     where = choose_device(run.device)
     loaded = load_model(

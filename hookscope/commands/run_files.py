@@ -61,16 +61,20 @@ def save_result(
         UsageError: If the run did not finish, or was read from a folder.
         OutputError: If something cannot be written.
     """
-    verb, write = _WRITERS[type(result)]
+    verb, write, tensor_file = _WRITERS[type(result)]
     provenance = result.provenance
     is_empty = isinstance(result, Activations | Gradients | Attributions | Attention) and not result.inputs
     if provenance is None or getattr(result, "failure", None) is not None or is_empty:
         raise UsageError("This run did not finish, or was read from a folder, so it cannot be saved.")
     with new_run(Path(path), numbered=numbered) as run:
         files = write(run.path, result, **options)
-        stored = write_result(run.path, result)
+        names = [*files.listed]
+        if saved := getattr(result, "tensors", None):
+            write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
+            names.append(tensor_file)
+        names += write_result(run.path, result)
         folder = run.finish(record_of(verb, command, provenance, **files.pictures))
-    return SavedRun(folder, (*files.listed, *stored), files.pictures.get("grids", ()), files.remarks)
+    return SavedRun(folder, tuple(names), files.pictures.get("grids", ()), files.remarks)
 
 
 def _write_inspection(
@@ -78,9 +82,9 @@ def _write_inspection(
 ) -> RunFiles:
     """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
     if isinstance(result, Gradients):
-        maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
+        maps, row_count = result.gradient_maps, len(result.gradients)
     else:
-        maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
+        maps, row_count = result.feature_maps, len(result.rows)
     document = describe_gradients(result) if isinstance(result, Gradients) else describe_activations(result)
     draw_document(document).save(folder / OVERVIEW, compress_level=6)
     drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
@@ -95,10 +99,6 @@ def _write_inspection(
         for index, photograph in enumerate(photographs):
             name = write_photograph(folder, f"{index:03d}", photograph)
             shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
-    if result.tensors:
-        saved: Any = result.tensors  # `SavedTensors`, which this room does not import
-        write_tensors(folder / tensor_file, saved.spooled, saved.spool)
-        names.append(tensor_file)
     thumbnails = tuple(_write_pictures(folder, result.inputs, result.provenance))
     entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
     return RunFiles(names, entries)
@@ -155,12 +155,13 @@ def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Pro
     return names
 
 
-_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles]]] = {
-    Activations: ("activations", _write_inspection),
-    Attention: ("attention", write_attention),
-    Attributions: ("attribute", write_attributions),
-    Differences: ("diff", write_differences),
-    Gradients: ("grads", _write_inspection),
-    History: ("history", write_history),
-    Survey: ("survey", write_survey),
+# By result: the command, what writes its files, and where saved tensors go.
+_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles], str]] = {
+    Activations: ("activations", _write_inspection, "activations.safetensors"),
+    Attention: ("attention", write_attention, "attention.safetensors"),
+    Attributions: ("attribute", write_attributions, ""),
+    Differences: ("diff", write_differences, ""),
+    Gradients: ("grads", _write_inspection, "gradients.safetensors"),
+    History: ("history", write_history, ""),
+    Survey: ("survey", write_survey, ""),
 }

@@ -64,7 +64,7 @@ _CALL_FOR_A_LOOK: tuple[tuple[Flag, str], ...] = (
 
 
 def describe_activations(result: Activations, record: RunRecord | None = None) -> Document:
-    """Describe the outputs of layers; `record` is that of the run's directory."""
+    """Describe the outputs of layers; `record` names the pictures of the run."""
     answer, level = _answer(result)
     shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
@@ -115,9 +115,9 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
 
 
 def no_findings(inputs: Sequence[InputRecord]) -> str:
-    """Return what no rule objected to; on noise, `dead-channels` has another limit.
+    """Return what the rules looked for without finding it; on noise, `dead-channels` has another limit.
 
-    Inf that no later output holds, as that of a mask, is not objected to, nor are dead channels of a convolution.
+    The rules let pass Inf that no later output holds, such as a mask's, and dead channels of a convolution.
     """
     is_noise = all(record.is_noise for record in inputs)
     share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"

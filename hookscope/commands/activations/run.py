@@ -38,8 +38,8 @@ def activations(
         images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
             tensors for several arguments by position, a mapping for arguments by name.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
-            raised.
+        on_error: Called with the error of each input that cannot be used; the input is then skipped. Without it, the
+            error is raised.
 
     Returns:
         The run, with its verdicts. Printing it shows the command's table, `run["layer1.0.conv1"]` is a row, and

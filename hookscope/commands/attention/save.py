@@ -1,27 +1,19 @@
 """The files of `attention`: overviews, overlays on the photographs, and tables of numbers."""
 
 from pathlib import Path
-from typing import Any
 
 from hookscope.commands.attention.describe import HEADS, describe_attention
 from hookscope.commands.attribute.map_files import drawn_words, remarks_of, write_inputs
 from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.runs.directory import RunFiles
-from hookscope.results.runs.tensors import write_tensors
 from hookscope.text import slug
-
-TENSORS = "attention.safetensors"
 
 
 def write_attention(folder: Path, result: Attention) -> RunFiles:
     """Write the files of `hookscope attention`."""
     pictures, overlays = write_inputs(folder, result, result.maps, title=_title, describe=describe_attention)
     names = write_tables(folder, {"heads.csv": csv_text(HEADS, result.rows)} if result.rows else {})
-    if result.tensors:
-        saved: Any = result.tensors  # `SavedTensors`, which this room does not import
-        write_tensors(folder / TENSORS, saved.spooled, saved.spool)
-        names.append(TENSORS)
     remarks = remarks_of(pictures) if overlays else ()
     entries = {"pictures": tuple(pictures), "overlays": tuple(overlays)}
     return RunFiles([*drawn_words(pictures, overlays), *names], entries, remarks)

@@ -110,7 +110,7 @@ def describe_checks(
 
 
 def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
-    """Yield reports; an error that differs from that of an earlier one in the checkpoint's name alone refers to it."""
+    """Yield reports; an error that repeats an earlier one, but for the checkpoint's name, refers to it."""
     names: dict[str, str] = {}
     for report in reports:
         error = untold_error(report).replace(PurePath(report.checkpoint).name, "")

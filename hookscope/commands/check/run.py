@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookscope import options
-from hookscope.commands.opening import given_network, runs_where_it_is
+from hookscope.commands.opening import given_network, needs_a_name
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 
@@ -64,7 +64,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     elif not isinstance(checkpoint, str | Path):
         loaded = given_network(checkpoint)  # which refuses what is no network
         if loads_as_told(option):
-            raise UsageError(runs_where_it_is())
+            raise UsageError(needs_a_name())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
             checkpoint = loaded
     settings = with_options(settings_of(option), option)
