@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from hookscope.commands.watch.watch import Watch
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import OnError, OnProgress
-    from hookscope.models import Classes, LoadedModel
+    from hookscope.models import LoadedModel
+    from hookscope.models.classes import Classes
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions, Method

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.given_inputs import Images
-    from hookscope.models import Classes
+    from hookscope.models.classes import Classes
     from hookscope.results.attributions import Method
     from hookscope.results.noise_shapes import NoiseShapes
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hookscope.checkpoints.fileformat import METADATA, PICKLE_BYTES_LIMIT, open_regular, path_beside, stored_files
+from hookscope.checkpoints.nested import ITEM_BYTES
 from hookscope.checkpoints.unpickler import (
     ABSENT,
     Global,
@@ -42,17 +43,6 @@ _CLASSES = frozenset(
         *(f"pathlib{local}.Pure{name}Path" for local in ("", "._local") for name in ("", "Posix", "Windows")),
     }
 )
-
-# Bytes of an element, by torch's name of the dtype.
-_ITEM_BYTES = {
-    "complex128": 16,
-    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
-    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool"), 1),
-    **dict.fromkeys((f"float8_{name}" for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
-    "float4_e2m1fn_x2": 1,
-}
 
 # Chunks of one tensor, keys that lead to a value, values of a list.
 _CHUNKS_LIMIT = 10_000
@@ -139,7 +129,7 @@ def read_metadata(folder: Path) -> list[Stored]:
         raise CheckpointError(f"{name} is truncated; download it again.") from error
     except UnreadablePickleError as error:
         raise _damaged(name, "it is no pickle that torch writes") from error
-    allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in _ITEM_BYTES)}
+    allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in ITEM_BYTES)}
     members = [call.arguments for call in unpickler.calls if call.name == "builtins.getattr"]
     if members and all(map(_is_memory_format, members)):  # as Python 3.11.0 to 3.11.3 pickle the member of an enum
         allowed.add("builtins.getattr")
@@ -150,7 +140,7 @@ def read_metadata(folder: Path) -> list[Stored]:
         )
     sizes = {data_file: data_file.stat().st_size for data_file in stored_files(folder) if data_file.exists()}
     try:
-        stored = _stored(held, _Files(path, name, sizes))
+        stored = _stored(held, path, sizes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _damaged(name, str(error) if type(error) is ValueError else "it is not what torch writes") from error
     length = sum(place.length for entry in stored for place in entry.slices())
@@ -196,34 +186,25 @@ def _damaged(name: str, why: str) -> CheckpointError:
     return CheckpointError(f"{name} is damaged, or made to be misread: {why}; download it again.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files of a folder: its `.metadata`, what to call that, and the sizes of all in bytes."""
-
-    metadata: Path
-    name: str
-    sizes: Mapping[Path, int]
-
-    def slice_of(self, described: object) -> Slice:
-        """Return the slice that a `_StorageInfo` describes."""
-        fields = _fields(described, f"{_FILES}_StorageInfo")
-        file, begin, length = fields["relative_path"], fields["offset"], fields["length"]
-        if type(file) is not str or any(type(number) is not int or number < 0 for number in (begin, length)):
-            raise TypeError
-        if fields.get("transform_descriptors"):
-            raise CheckpointError(
-                f"{self.name}: its slices were transformed when they were written, for example compressed, which "
-                "hookscope cannot read; save them without extensions."
-            )
-        path = path_beside(self.metadata, file, self.name)
-        if not path.exists():
-            raise CheckpointError(f"{self.name} names '{printable(file, 80)}', which is not there; download it again.")
-        if begin + length > self.sizes.get(path, 0):
-            raise ValueError(f"it names bytes that '{printable(file, 80)}' does not have")
-        return Slice(path, begin, length)
+def _slice_of(described: object, metadata: Path, sizes: Mapping[Path, int]) -> Slice:
+    name, fields = printable(str(metadata)), _fields(described, f"{_FILES}_StorageInfo")
+    file, begin, length = fields["relative_path"], fields["offset"], fields["length"]
+    if type(file) is not str or any(type(number) is not int or number < 0 for number in (begin, length)):
+        raise TypeError
+    if fields.get("transform_descriptors"):
+        raise CheckpointError(
+            f"{name}: its slices were transformed when they were written, for example compressed, which "
+            "hookscope cannot read; save them without extensions."
+        )
+    path = path_beside(metadata, file, name)
+    if not path.exists():
+        raise CheckpointError(f"{name} names '{printable(file, 80)}', which is not there; download it again.")
+    if begin + length > sizes.get(path, 0):
+        raise ValueError(f"it names bytes that '{printable(file, 80)}' does not have")
+    return Slice(path, begin, length)
 
 
-def _stored(held: object, files: _Files) -> list[Stored]:
+def _stored(held: object, metadata: Path, sizes: Mapping[Path, int]) -> list[Stored]:
     fields = _fields(held, f"{_METADATA}Metadata")
     described, places = fields["state_dict_metadata"], fields["storage_data"]
     slices: dict[tuple[str, tuple[int, ...] | None], Slice] = {}
@@ -233,7 +214,7 @@ def _stored(held: object, files: _Files) -> list[Stored]:
         at = key["fqn"], None if offset is None else _size(offset)
         if at in slices:
             raise ValueError(f"it names '{printable(str(at[0]), 80)}' twice")
-        slices[at] = files.slice_of(place)
+        slices[at] = _slice_of(place, metadata, sizes)
     keys = fields.get("planner_data")
     stored = []
     for name, value in dict.items(described):
@@ -268,7 +249,7 @@ def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, 
         chunk = _fields(entry, f"{_METADATA}ChunkStorageMetadata")
         offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
         place = slices.get((name, offsets)) if math.prod(sizes) == 0 else slices[name, offsets]
-        if place is not None and math.prod(sizes) * _ITEM_BYTES[kind] > place.length:
+        if place is not None and math.prod(sizes) * ITEM_BYTES[kind] > place.length:
             raise ValueError(f"a slice of '{printable(name, 80)}' is smaller than the values in it")
         chunks.append(Chunk(offsets, sizes, place))
     if not _are_covering(shape, chunks):
@@ -277,16 +258,13 @@ def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, 
 
 
 def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Return whether chunks hold every element of a shape once."""
-    filled = [chunk for chunk in chunks if math.prod(chunk.sizes)]
     if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
         return False
-    ends = [tuple(map(sum, zip(chunk.offsets, chunk.sizes, strict=True))) for chunk in chunks]
-    if any(end > size for corner in ends for end, size in zip(corner, shape, strict=True)):
+    axes = [axis for chunk in chunks for axis in zip(chunk.offsets, chunk.sizes, shape, strict=True)]
+    if max(shape, default=0) >= 2**63 or any(offset + size > whole for offset, size, whole in axes):
         return False
+    filled = [chunk for chunk in chunks if math.prod(chunk.sizes)]
     if sum(math.prod(chunk.sizes) for chunk in filled) != math.prod(shape):
-        return False
-    if max(shape, default=0) >= 2**63:
         return False
     begins = np.array([chunk.offsets for chunk in filled], np.int64).reshape(len(filled), len(shape))
     stops = begins + np.array([chunk.sizes for chunk in filled], np.int64).reshape(begins.shape)
@@ -297,14 +275,12 @@ def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
 
 
 def _fields(value: object, name: str) -> dict[str, Any]:
-    """Return the fields of a stand-in for an object of that class, which torch's own dataclasses keep in a dict."""
     if type(value) is not StandIn or value.name != name or value.arguments or value.entries or value.elements:
         raise TypeError
-    if value.state is ABSENT:
-        return {}
-    if type(value.state) is not dict:
+    fields = {} if value.state is ABSENT else value.state
+    if type(fields) is not dict:
         raise TypeError
-    return value.state
+    return fields
 
 
 def _size(value: object) -> tuple[int, ...]:

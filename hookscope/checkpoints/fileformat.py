@@ -13,8 +13,10 @@ import re
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
@@ -36,8 +38,7 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".in
 
 CONFIG = "config.json"
 """What transformers calls the configuration of a network, in the folder of its weights."""
-CONFIG_BYTES_LIMIT = 16 * 2**20
-"""Names of many thousand classes, twice."""
+_CONFIG_BYTES_LIMIT = 16 * 2**20  # names of many thousand classes, twice
 
 # What the `save_pretrained` of peft, transformers and diffusers call weights, the first that is there counting.
 _PRETRAINED = (
@@ -58,6 +59,7 @@ _SNIFFED_BYTES = 512  # a tar's first header
 _ZIP_START = b"PK\x03\x04"
 _MAGIC_NUMBER = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, pickled
 _LEGACY_START = b"\x80\x02" + _MAGIC_NUMBER
+LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 _TORCH_TAR_MEMBERS = {b"sys_info", b"pickle", b"tensors", b"storages"}
 
 _BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the mark some editors put before text
@@ -117,6 +119,11 @@ PICKLE_BYTES_LIMIT = 64 * 2**20
 
 # The largest published checkpoints are sharded long before they have a tenth of this many tensors.
 _MEMBERS_LIMIT = 1_000_000
+
+_CHECKSUM_THREADS = 2  # two sum faster than most disks read
+
+Opened = Callable[[], AbstractContextManager[BinaryIO]]
+"""Opens a file anew, each time at its start."""
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory, as PKWARE's APPNOTE 4.3.16 lays it out
 _LOCATOR = struct.Struct("<4sLQL")  # zip64 end of central directory locator, 4.3.15
@@ -262,21 +269,19 @@ def weights_file(path: Path) -> Path:
 
 def config_in(folder: Path) -> dict[str, Any]:
     """Return what a `config.json` in a folder holds, as timm and transformers write them, unchecked; {} without one."""
-    path = folder / CONFIG
-    try:
-        held = held_as_json(regular_files.read_bounded(path, CONFIG_BYTES_LIMIT), CONFIG_BYTES_LIMIT)
-    except (OSError, ValueError):
-        return {}
-    return {} if held is None else held
+    with suppress(CheckpointError):
+        return json_object(folder / CONFIG) or {}
+    return {}
 
 
-def held_as_json(content: bytes, limit: int) -> dict[str, Any] | None:
-    """Return the JSON object that is read; None for anything else, and for more than `limit` bytes."""
-    try:
+def json_object(path: Path, limit: int = _CONFIG_BYTES_LIMIT) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None for anything else, and for more than `limit` bytes."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    with suppress(ValueError, RecursionError):
         held = json.loads(content) if len(content) <= limit else None
-    except (ValueError, RecursionError):
-        return None
-    return held if isinstance(held, dict) else None
+        return held if isinstance(held, dict) else None
+    return None
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
@@ -455,6 +460,37 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
         raise CheckpointError(f"{name} has a data.pkl of more than {limit}, which no state dict needs; refused.")
     if sum(member.file_size for member in members) > file.seek(0, 2):
         raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
+
+
+def check_checksums(opened: Opened, name: str) -> None:
+    """Compare the content of every member of a zip archive with its checksum, if that is not 0.
+
+    Raises CheckpointError if one differs. Each thread opens the file for itself: since Python 3.12 a `ZipFile` skips
+    parts of headers by seeking from the position of the file, which another thread may just have moved.
+    """
+    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:  # summing lets go of the interpreter
+        list(pool.map(partial(_compare, opened, name), range(_CHECKSUM_THREADS)))
+
+
+def _compare(opened: Opened, name: str, first: int) -> None:
+    """Compare every member whose place in the directory is `first`, or so many times `_CHECKSUM_THREADS` after it."""
+    with opened() as file:
+        archive = open_archive(file, name)
+        member = None
+        try:
+            for member in [info for info in archive.infolist() if info.CRC][first::_CHECKSUM_THREADS]:
+                with archive.open(member) as content:
+                    while content.read(2**20):  # zipfile compares at the end
+                        pass
+        except MemoryError:
+            raise
+        except Exception as error:  # what the decompressors raise has no class in common
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's, not bzip2's
+                raise
+            where = printable(member.filename, 80) if member else ""
+            raise CheckpointError(
+                f"{name} is damaged or truncated: its member {where} is not intact; download it again."
+            ) from error
 
 
 def content_begins(file: BinaryIO, member: zipfile.ZipInfo) -> int:

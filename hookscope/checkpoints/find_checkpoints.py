@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from hookscope.checkpoints.fileformat import (
@@ -13,14 +14,12 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
     read_weight_map,
 )
-from hookscope.checkpoints.folders import files_below, files_matching
+from hookscope.checkpoints.folders import files_below, files_of
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.parameters import arg
 from hookscope.text import printable
 
 _PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-_INDEX_SUFFIX = ".index.json"
 
 # How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
 _STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
@@ -37,62 +36,38 @@ def find_checkpoints(sources: Sequence[str]) -> list[str]:
     NothingMatchedError if a folder holds no weights file, or a glob matches nothing.
     """
     names = [name for source in sources for name in _expand(source)]
-    indices: dict[Path, dict[str, str]] = {}
-    return list(dict.fromkeys(_whole(name, indices) for name in names))
+    index_by_shard = cache(_index_by_shard)
+    return list(dict.fromkeys(_whole(name, index_by_shard) for name in names))
 
 
 def _expand(source: str) -> list[str]:
-    path = Path(source)
-    try:
-        is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
-    except (OSError, ValueError):  # what cannot be a name; loading it raises
+    files = files_of(source, WEIGHTS_SUFFIXES, whole=lambda folder: is_distributed(folder) or is_hugging_face(folder))
+    if files is None:  # loading what cannot be read raises
         return [source]
-    if is_folder:
-        paths = files_below(path, WEIGHTS_SUFFIXES, whole=_is_whole)
-        if not paths:
-            suffixes = ", ".join(WEIGHTS_SUFFIXES)
-            pictures = files_below(path, _PICTURE_SUFFIXES)
-            remedy = (
-                f"Pictures are given with {arg('images')} {printable(source)}."
-                if pictures
-                else f"Looked for {suffixes}."
-            )
-            raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
-        return [str(file) for file in _with_weights(paths)]
-    if exists or not any(character in source for character in "*?["):
-        return [source]
-    files = files_matching(source, WEIGHTS_SUFFIXES, whole=_is_whole)
-    if not files:
+    if not files and not Path(source).is_dir():
         raise NothingMatchedError(
             f"No checkpoint matches '{printable(source)}'. Check the pattern and the folder it starts from."
         )
-    return [str(file) for file in _with_weights(files)]
+    if not files:
+        remedy = f"Looked for {', '.join(WEIGHTS_SUFFIXES)}."
+        if files_below(Path(source), _PICTURE_SUFFIXES):
+            remedy = f"Pictures are given with {arg('images')} {printable(source)}."
+        raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
+    with_weights = [file for file in files if not _STATES_OF_OPTIMISERS.fullmatch(file.name)]
+    return [str(file) for file in with_weights or files]
 
 
-def _is_whole(folder: Path) -> bool:
-    return is_distributed(folder) or is_hugging_face(folder)
-
-
-def _with_weights(files: Sequence[Path]) -> list[Path]:
-    """Leave out states of optimisers by their names, unless there is nothing else."""
-    return [file for file in files if not _STATES_OF_OPTIMISERS.fullmatch(file.name)] or [*files]
-
-
-def _whole(name: str, indices: dict[Path, dict[str, str]]) -> str:
-    """Return the index beside a file that lists it as a shard, else the name; `indices` keeps those of folders."""
+def _whole(name: str, index_by_shard: Callable[[Path], dict[str, str]]) -> str:
+    """Return the index beside a file that lists it as a shard, else the name."""
     path = Path(name)
-    if not name.lower().endswith(WEIGHTS_SUFFIXES) or not os.path.lexists(path):
-        return name
-    if path.parent not in indices:
-        indices[path.parent] = _shards_in(path.parent)
-    return indices[path.parent].get(path.name, name)
+    is_file = name.lower().endswith(WEIGHTS_SUFFIXES) and os.path.lexists(path)
+    return index_by_shard(path.parent).get(path.name, name) if is_file else name
 
 
-def _shards_in(folder: Path) -> dict[str, str]:
-    """Return the index that lists it for every shard in a folder; an index that cannot be read lists none."""
+def _index_by_shard(folder: Path) -> dict[str, str]:
     listed: dict[str, str] = {}
     with suppress(OSError):
-        for index in sorted(path for path in folder.iterdir() if path.name.lower().endswith(_INDEX_SUFFIX)):
+        for index in sorted(path for path in folder.iterdir() if path.name.lower().endswith(".index.json")):
             with suppress(CheckpointError), open_regular(index) as file:
                 shards = read_weight_map(file, printable(str(index))).values()
                 listed.update({shard: str(index) for shard in shards if isinstance(shard, str)})

@@ -12,6 +12,34 @@ from hookscope.regular_files import read_bounded
 _RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
 
 
+def files_of(
+    source: str,
+    suffixes: Iterable[str],
+    also: Callable[[Path], bool] | None = None,
+    whole: Callable[[Path], bool] | None = None,
+) -> list[Path] | None:
+    """List what a folder or a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
+
+    None for anything else: a file, a name that cannot be one, or one that does not exist. A pattern is a glob only if
+    nothing has that very name. A folder that it matches stands for the files below it, as `files_below` lists them; a
+    matched file may end otherwise.
+    """
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return files_below(path, suffixes, also, whole)
+        if path.exists() or path.is_symlink() or not any(character in source for character in "*?["):
+            return None
+    except (OSError, ValueError):  # e.g. a name longer than the file system allows
+        return None
+    matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207 takes absolute patterns too
+    wholes = {match for match in matches if whole is not None and match.is_dir() and whole(match)}
+    files = wholes | {match for match in matches if not match.is_dir() and match.parent not in wholes}
+    if "**" not in source:  # with ** the files below a matched folder are matches themselves
+        files.update(file for match in matches if match.is_dir() for file in files_below(match, suffixes, also, whole))
+    return sorted(files, key=natural_order)
+
+
 def files_below(
     folder: Path,
     suffixes: Iterable[str],
@@ -37,26 +65,6 @@ def files_below(
         paths = [Path(root, name) for name in files if not name.startswith(".")]
         matches += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
     return sorted(matches + unreadable, key=natural_order)
-
-
-def files_matching(
-    pattern: str,
-    suffixes: Iterable[str],
-    also: Callable[[Path], bool] | None = None,
-    whole: Callable[[Path], bool] | None = None,
-) -> list[Path]:
-    """List what a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
-
-    A folder that it matches stands for the files below it, as `files_below` lists them; a matched file may end
-    otherwise.
-    """
-    endings = tuple(suffixes)
-    matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 takes absolute patterns too
-    wholes = {match for match in matches if whole is not None and match.is_dir() and whole(match)}
-    files = wholes | {match for match in matches if not match.is_dir() and match.parent not in wholes}
-    if "**" not in pattern:  # with ** the files below a matched folder are matches themselves
-        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings, also, whole))
-    return sorted(files, key=natural_order)
 
 
 def _is_run(folder: Path) -> bool:

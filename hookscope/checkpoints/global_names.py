@@ -1,7 +1,4 @@
-"""The classes and functions that a pickle names: plain data, code that can run anything, and all others.
-
-Nothing here is imported or called. A name only decides whether a gate lets a file pass that is read past it.
-"""
+"""The classes and functions that a pickle names: plain data, code that can run anything, and others. None is called."""
 
 import re
 from collections.abc import Iterable
@@ -103,17 +100,10 @@ def is_forbidden(name: str) -> bool:
 
 
 def refused_names(names: Iterable[str], allowed: Iterable[str] | None) -> list[str]:
-    """Return the names for which a file is refused.
+    """Return the forbidden names, and those that are no plain data and match none of the globs `allowed`, if given."""
+    patterns = ["*"] if allowed is None else [*allowed]
 
-    Those are the forbidden ones; and for a gate, which has a list of globs that are `allowed`, every other that is no
-    plain data and matches none of them.
-    """
-    patterns = None if allowed is None else [*allowed]
+    def is_allowed(name: str) -> bool:
+        return is_data(name) or is_layer(name) or any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    def is_refused(name: str) -> bool:
-        if is_forbidden(name):
-            return True
-        unknown = patterns is not None and not (is_data(name) or is_layer(name))
-        return unknown and not any(fnmatchcase(name, pattern) for pattern in patterns or ())
-
-    return [name for name in names if is_refused(name)]
+    return [name for name in names if is_forbidden(name) or not is_allowed(name)]

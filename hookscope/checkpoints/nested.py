@@ -1,8 +1,19 @@
 """What files hold: tensors, those of torch or stand-ins, in nested dicts, lists and tuples. No torch is needed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+# Bytes of an element, by torch's name of the dtype.
+ITEM_BYTES = {
+    "complex128": 16,
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys((f"float8_{name}" for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    "float4_e2m1fn_x2": 1,
+}
 
 
 class TensorLike(ABC):
@@ -40,14 +51,25 @@ def _descends(kind: type, name: str) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" == name for base in kind.__mro__)
 
 
-def tensors_in(content: object) -> Iterator[TensorLike]:
-    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order."""
-    seen: set[int] = set()
+def values_in(part: object) -> Iterable[object]:
+    """Return what a dict, list or tuple holds directly; nothing for anything else."""
+    return dict.values(part) if isinstance(part, dict) else part if isinstance(part, list | tuple) else ()
+
+
+def parts_in(content: object, inside: Callable[[object], Iterable[object]] = values_in) -> Iterator[object]:
+    """Yield content and what is anywhere in its dicts, lists and tuples, each of these once, in the file's order."""
+    seen: dict[int, object] = {}
     waiting = [content]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, TensorLike):
-            yield part
-        elif isinstance(part, dict | list | tuple) and id(part) not in seen:
-            seen.add(id(part))
-            waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
+        if id(part) in seen:
+            continue
+        if held := [*inside(part)]:
+            seen[id(part)] = part
+            waiting += reversed(held)
+        yield part
+
+
+def tensors_in(content: object) -> Iterator[TensorLike]:
+    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order."""
+    return (part for part in parts_in(content) if isinstance(part, TensorLike))

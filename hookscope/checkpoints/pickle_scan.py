@@ -29,12 +29,9 @@ _NAMES_LIMIT = 1000
 class PickleSurvey:
     """What a pickle would do.
 
-    Attributes:
-        imports: Dotted names it would import that no plain checkpoint needs, in order, each once.
-        storages: Bytes that it claims for each storage, by the key of the storage.
-        protocol: Pickle protocol; torch writes and safely reads 2.
-        malformed: Whether it cannot be unpickled, or makes something as torch.save never does.
-        content: What it holds, with stand-ins for what is not Python's own; None if it cannot be read.
+    `imports` are the dotted names that it would import and no plain checkpoint needs, in order; `storages` the bytes
+    that it claims for each storage, by key. It is `malformed` if it cannot be unpickled, or makes something as
+    torch.save never does. `content` has stand-ins for what is not Python's own; it is None if it cannot be read.
     """
 
     imports: tuple[str, ...]
@@ -49,10 +46,6 @@ def _any(*_: object) -> bool:
     return True
 
 
-def _is_of_storage(*arguments: object) -> bool:
-    return bool(arguments) and isinstance(arguments[0], Reference)
-
-
 # What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
 # written to, or take any memory or time: torch.FloatTensor(4), bytearray(2**33), slow codecs.
 _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
@@ -61,7 +54,8 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
     "builtins.bytearray": lambda *arguments: not any(isinstance(argument, int) for argument in arguments),
     "_codecs.encode": lambda *arguments: arguments[1:2] == ("latin1",),
     **dict.fromkeys(
-        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")), _is_of_storage
+        (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
+        lambda *arguments: bool(arguments) and isinstance(arguments[0], Reference),
     ),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
     **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),

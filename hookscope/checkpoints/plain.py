@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +21,15 @@ from zipfile import ZipFile, ZipInfo
 
 import safetensors
 
-from hookscope.checkpoints.checksums import check_checksums
-from hookscope.checkpoints.fileformat import FileKind, content_begins, open_archive, open_regular, safetensors_header
-from hookscope.checkpoints.nested import TensorLike, tensors_in
+from hookscope.checkpoints.fileformat import (
+    FileKind,
+    check_checksums,
+    content_begins,
+    open_archive,
+    open_regular,
+    safetensors_header,
+)
+from hookscope.checkpoints.nested import ITEM_BYTES, TensorLike, parts_in
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, replace_stand_ins
 from hookscope.checkpoints.unpickler import Global, InertUnpickler, Reference, StandIn
 from hookscope.text import printable
@@ -54,12 +61,6 @@ _SAFETENSORS = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
-_ITEM_BYTES = {
-    **dict.fromkeys(("float64", "int64"), 8),
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-}
 
 # The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them.
 _INSTRUCTIONS = frozenset(
@@ -84,7 +85,7 @@ _GLOBALS = frozenset(
 # Where the tensors were that torch.save writes with their values.
 _LOCATION = re.compile(r"cpu|cuda(:\d+)?")
 
-_FORMAT_VERSION = "3"  # of the zip files of torch.save since there are any
+_FORMAT_VERSION = b"3"  # of the zip files of torch.save since there are any
 
 # The pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
 _PICKLE_BYTES_LIMIT = 2**21
@@ -118,7 +119,7 @@ class PlainTensor(TensorLike):
     @property
     def item_bytes(self) -> int:
         """Bytes of an element."""
-        return _ITEM_BYTES[self.dtype]
+        return ITEM_BYTES[self.dtype]
 
     @property
     def byte_count(self) -> int:
@@ -181,35 +182,34 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _plain_archive(path: Path) -> object:
     name = printable(str(path))
-    with open_regular(path) as file:
-        check_checksums(file, name)
-        with open_archive(file, name) as archive:
-            members = {member.filename: member for member in archive.infolist()}
-            (place,) = (filename for filename in members if filename.endswith("/data.pkl"))
-            folder = place.removesuffix("data.pkl")
-            if folder.count("/") != 1 or not all(filename.startswith(folder) for filename in members):
-                raise ValueError
-            _check_directory(file, archive)
-            order = f"{folder}byteorder"
-            if order in members and archive.read(order) != b"little":
-                raise ValueError
-            if archive.read(f"{folder}version").strip() != _FORMAT_VERSION.encode():
-                raise ValueError
-            spans: dict[str, tuple[int, int]] = {}
+    check_checksums(partial(open_regular, path), name)
+    with open_regular(path) as file, open_archive(file, name) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        (place,) = (filename for filename in members if filename.endswith("/data.pkl"))
+        folder = place.removesuffix("data.pkl")
+        if folder.count("/") != 1 or not all(filename.startswith(folder) for filename in members):
+            raise ValueError
+        _check_directory(file, archive)
+        order = f"{folder}byteorder"
+        if order in members and archive.read(order) != b"little":
+            raise ValueError
+        if archive.read(f"{folder}version").strip() != _FORMAT_VERSION:
+            raise ValueError
+        spans: dict[str, tuple[int, int]] = {}
 
-            def located(key: str, byte_count: int) -> int:
-                member = members[f"{folder}data/{key}"]
-                if member.file_size != byte_count:
-                    raise ValueError
-                begin = content_begins(file, member)
-                spans[key] = begin, begin + byte_count
-                return begin
-
-            content = _unpickled(archive, members[place], located)
-            filled = sorted(span for span in spans.values() if span[0] < span[1])
-            if any(end > begin for (_, end), (begin, _) in pairwise(filled)):
+        def located(key: str, byte_count: int) -> int:
+            member = members[f"{folder}data/{key}"]
+            if member.file_size != byte_count:
                 raise ValueError
-            return content
+            begin = content_begins(file, member)
+            spans[key] = begin, begin + byte_count
+            return begin
+
+        content = _unpickled(archive, members[place], located)
+        filled = sorted(span for span in spans.values() if span[0] < span[1])
+        if any(end > begin for (_, end), (begin, _) in pairwise(filled)):
+            raise ValueError
+        return content
 
 
 def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
@@ -288,7 +288,7 @@ class _Tensors:
             expected *= size
         if offset + math.prod(shape) > storage.count:
             raise ValueError
-        begin = storage.begin + offset * _ITEM_BYTES[storage.dtype]
+        begin = storage.begin + offset * ITEM_BYTES[storage.dtype]
         tensor = PlainTensor(shape, storage.dtype, strides, storage.key, offset, begin)
         if requires_grad and not tensor.is_floating_point():
             raise ValueError
@@ -301,7 +301,7 @@ class _Tensors:
             raise ValueError
         dtype = _STORAGES[kind.name.removeprefix("torch.")]
         if key not in self._storages:
-            begin = self._located(key, count * _ITEM_BYTES[dtype])
+            begin = self._located(key, count * ITEM_BYTES[dtype])
             self._storages[key] = _Storage(dtype, key, count, begin)
         if (self._storages[key].dtype, self._storages[key].count) != (dtype, count):
             raise ValueError
@@ -309,10 +309,7 @@ class _Tensors:
 
 
 def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], int]) -> object:
-    """Return what a pickle holds; raises whatever if that is not plain.
-
-    `located` returns where the storage of that key and so many bytes begins.
-    """
+    """Return what a pickle holds; `located` returns where a storage begins, given its key and bytes."""
     if member.file_size > _PICKLE_BYTES_LIMIT:
         raise ValueError
     content = archive.read(member)
@@ -331,21 +328,13 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
 
 
 def _check_plain(content: object) -> None:
-    """Raise ValueError unless all in nested dicts, lists and tuples is plain, and there is a tensor."""
-    seen: set[int] = set()
-    waiting = [content]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen or type(part) in _VALUES or type(part) is PlainTensor:
-            continue
-        seen.add(id(part))
-        if isinstance(part, dict):
-            waiting += dict.values(part)
-            if any(type(item) not in _VALUES for key in part for item in (key if type(key) is tuple else (key,))):
-                raise ValueError
-        elif isinstance(part, list | tuple):
-            waiting += part
-        else:
-            raise TypeError
-    if next(tensors_in(content), None) is None:
+    has_tensor = False
+    for part in parts_in(content):
+        has_tensor |= type(part) is PlainTensor
+        keys = part if isinstance(part, dict) else ()
+        if any(type(item) not in _VALUES for key in keys for item in (key if type(key) is tuple else (key,))):
+            raise ValueError
+        if type(part) not in {*_VALUES, PlainTensor} and not isinstance(part, dict | list | tuple):
+            raise ValueError
+    if not has_tensor:
         raise ValueError

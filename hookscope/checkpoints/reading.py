@@ -1,16 +1,14 @@
-"""Read files of tensors with the readers that import and call nothing they name, after going through them.
-
-Going through a file from a stranger can take any time and memory, or crash: `isolation` is the place for it.
-"""
+"""Read files of tensors with readers that import and call nothing they name, after a separate process checked them."""
 
 import os
 import sys
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -19,12 +17,22 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.checksums import check_checksums
 from hookscope.checkpoints.distributed import ChunkedTensor, Slice, Stored, nested, read_metadata
-from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, archive_kind, open_archive, open_regular
+from hookscope.checkpoints.fileformat import (
+    LEGACY_PICKLES,
+    PICKLE_BYTES_LIMIT,
+    FileKind,
+    Opened,
+    archive_kind,
+    check_checksums,
+    open_archive,
+    open_regular,
+)
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
+from hookscope.checkpoints.isolation import run_isolated, unchanged
 from hookscope.checkpoints.nested import tensors_in
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
+from hookscope.checkpoints.sandbox.worker import CAN_FORK
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
@@ -46,8 +54,6 @@ _RUNNING_KINDS: dict[FileKind, str] = {
 
 _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
 
-_LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
-
 # Names that a refusal lists.
 _LISTED_NAMES = 5
 
@@ -56,12 +62,9 @@ _LISTED_NAMES = 5
 class ReadingRules:
     """What may be read.
 
-    Attributes:
-        remedy: What to do about a file that runs code, at the end of a message: "save it again, or give --trust".
-        trust: Whether a file may run code while it is read.
-        allowed_globals: For a gate, globs of the classes and functions that a pickle may name beside plain data, as
-            none is imported; None to read past all but those that can run anything.
-        option: Of the gate, to allow a name with: "--allow-global".
+    `remedy` says at the end of a message what to do about a file that runs code. With `trust` it may do so while it is
+    read. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as none is
+    imported; None to read past all but those that can run anything. `option` allows a further name: "--allow-global".
     """
 
     remedy: str
@@ -75,33 +78,77 @@ class ScanResult(NamedTuple):
 
     how: ReadMode
     names: tuple[str, ...] = ()
-    seen: object = None
+    content: Any = None
 
 
-def verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules) -> ScanResult:
-    """Go through a file of a kind other than an index; return what `look` does of what it holds.
+def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
+    """Go through files, called `name` in messages, in a separate process, where `look` gets the content of each.
 
-    `look` is not asked about a file that is trusted and runs code. What would run code without trust, or is not allowed
-    by the rules, is an UntrustedFileError. A CheckpointError means that a file is damaged, or made to be misread; what
-    `look` raises is passed on.
+    What `look` returns comes back as the contents, tuples as lists; it is not asked about a file that is trusted and
+    runs code. Raises UntrustedFileError for what would run code without trust, or is not allowed by the rules;
+    CheckpointError if a file is damaged, made to be misread, crashes its reader or changes meanwhile; what `look`
+    raises.
     """
-    name = printable(str(path))
+
+    def verify_all() -> list[ScanResult]:
+        if CAN_FORK:
+            torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+        return [_verify_file(path, kind, look, rules) for path, kind in kinds.items()]
+
+    answers = run_isolated(verify_all, kinds, name)
+    return [ScanResult(how, tuple(names), content) for how, names, content in answers]
+
+
+def read_verified(
+    kinds: Mapping[Path, FileKind],
+    name: str,
+    check: Callable[[object, str], object],
+    rules: ReadingRules,
+    read_trusted: Callable[[Path, FileKind], object] | None = None,
+) -> dict[Path, ScanResult]:
+    """Return what files hold, read after all have been gone through by `inspect_isolated`.
+
+    `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
+    whose reading runs code is read by `read_trusted`, which has to be there if the rules trust. A tensor anywhere in
+    the content that claims more than its storage is a CheckpointError: going through its values could take for ever.
+    """
+
+    def look(path: Path, _: FileKind, content: object) -> None:
+        shown = printable(str(path))
+        check(content, shown)
+        if any(map(claims_too_much, tensors_within(content))):
+            raise CheckpointError(
+                f"{shown} holds a tensor that claims more elements than its storage has; save it again after "
+                ".contiguous()."
+            )
+
+    contents: dict[Path, ScanResult] = {}
+    with unchanged(kinds, name):
+        scans = inspect_isolated(kinds, name, look, rules)
+        for (path, kind), scan in zip(kinds.items(), scans, strict=True):
+            if scan.how == "runs code" and read_trusted is not None:
+                contents[path] = ScanResult(scan.how, content=read_trusted(path, kind))
+            else:
+                contents[path] = scan._replace(content=read_content(path, kind, scan.how))
+    return contents
+
+
+def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules) -> ScanResult:
+    name, opened = printable(str(path)), partial(open_regular, path)
     if kind == "distributed":
         return _verify_distributed(path, look, rules)
     if kind in _RUNNING_KINDS:
         if kind != "torch tar":  # what is damaged cannot be read however much it is trusted
-            with open_regular(path) as file:
-                check_checksums(file, name)
+            check_checksums(opened, name)
         if not rules.trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
         return ScanResult("runs code")
-    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _survey_of(path, kind, name, rules)
+    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(opened, kind, name, rules)
     how: ReadMode = "torch"
     if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
         how = "runs code" if _is_to_run(survey, rules) else "past unknown"
-    return ScanResult(
-        how, survey.imports, None if how == "runs code" else look(path, kind, read_content(path, kind, how))
-    )
+    seen = None if how == "runs code" else look(path, kind, read_content(path, kind, how))
+    return ScanResult(how, survey.imports, seen)
 
 
 def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanResult:
@@ -110,10 +157,10 @@ def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanR
     names: dict[str, None] = {}
     for stored in read_metadata(path):
         for place in stored.slices():
-            content, shown = BytesIO(place.read()), _slice_name(path, stored)
-            if archive_kind(content, shown) != "torch":
+            opened, shown = partial(BytesIO, place.read()), _slice_name(path, stored)
+            if archive_kind(opened(), shown) != "torch":
                 raise CheckpointError(f"{shown} is not what torch.save writes; download it again.")
-            survey = _checked_survey(content, "torch", shown, rules)
+            survey = _checked_survey(opened, "torch", shown, rules)
             if survey.imports and isinstance(stored.value, ChunkedTensor):
                 raise _refusal(shown, "holds more than a tensor", survey.imports, rules.remedy)
             names |= dict.fromkeys(survey.imports)
@@ -130,20 +177,12 @@ def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
     return rules.trust and not all(map(is_data, survey.imports))
 
 
-def _survey_of(path: Path, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
-    with open_regular(path) as file:
-        return _checked_survey(file, kind, name, rules)
-
-
-def _checked_survey(file: BinaryIO, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
-    """Return what the pickles of a file would import; an error if they are damaged, or the rules do not allow it."""
-    sizes: dict[str, int] = {}
+def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
     if kind == "torch":
-        check_checksums(file, name)
-        survey, sizes = _survey_archive(file, name)
-    else:
-        survey = survey_pickle(file) if kind == "pickle" else _survey_legacy(file)
-    length = file.seek(0, 2)
+        check_checksums(opened, name)
+    with opened() as file:
+        survey, sizes = _SURVEYS[kind](file, name)
+        length = file.seek(0, 2)
     if survey.truncated:  # before its imports: the last one may be half a name
         raise CheckpointError(f"{name} is truncated; download it again.")
     if _is_to_run(survey, rules):
@@ -187,27 +226,33 @@ def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, 
     return survey, {m.filename.removeprefix(folder): m.file_size for m in members if m.filename.startswith(folder)}
 
 
-def _survey_legacy(file: BinaryIO) -> PickleSurvey:
-    """Survey the pickles at the start of a file in torch's legacy format, as one."""
+def _survey_legacy(file: BinaryIO, _: str) -> tuple[PickleSurvey, dict[str, int]]:
     surveys = [survey_pickle(file)]
-    while len(surveys) < _LEGACY_PICKLES and not (surveys[-1].truncated or surveys[-1].malformed):
+    while len(surveys) < LEGACY_PICKLES and not (surveys[-1].truncated or surveys[-1].malformed):
         surveys.append(survey_pickle(file))
     storages = {key: size for survey in surveys for key, size in survey.storages.items()}
     filled = surveys[-1].content  # torch fills these only, and leaves the others as their memory was
     is_filled = (
         isinstance(filled, list) and all(isinstance(key, str) for key in filled) and set(filled) >= set(storages)
     )
-    return PickleSurvey(
+    survey = PickleSurvey(
         tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports)),
         storages,
         max(survey.protocol for survey in surveys),
         surveys[-1].truncated,
         any(survey.malformed for survey in surveys) or not is_filled,
     )
+    return survey, {}
+
+
+_SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str, int]]]] = {
+    "torch": _survey_archive,
+    "legacy torch": _survey_legacy,
+    "pickle": lambda file, _: (survey_pickle(file), {}),
+}
 
 
 def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
-    """Return what the pickles in a file that runs code would import, as far as they can be read."""
     with open_regular(path) as file, suppress(Exception):
         surveys = [survey_pickle(pickle) for pickle in _pickles(file, kind)]
         return tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
@@ -234,7 +279,7 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
-    It has passed `verify_file`, which finds what these readers would not notice, and how to read it. Raises
+    It has passed `inspect_isolated`, which finds what these readers would not notice, and how to read it. Raises
     CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
     plain data after all.
     """
@@ -262,7 +307,6 @@ def _read_distributed(path: Path, how: ReadMode) -> object:
 
 
 def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
-    """Return a value of a distributed checkpoint; the chunks of a tensor are put together."""
     name, value = _slice_name(path, stored), stored.value
     if isinstance(value, Slice):
         content = value.read()

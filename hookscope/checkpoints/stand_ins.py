@@ -1,9 +1,10 @@
 """The stand-ins in what a pickle holds: what to put in their place, and which remain."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from hookscope.checkpoints.nested import parts_in, values_in
 from hookscope.checkpoints.unpickler import ABSENT, Global, Reference, StandIn, UnreadablePickleError
 from hookscope.text import counted, printable
 
@@ -14,10 +15,10 @@ _MODULE_KEYS = ("_parameters", "_buffers", "_modules")
 _NESTED_MODULES_LIMIT = 200
 _MODULES_LIMIT = 100_000
 
-TENSOR_CALLS = frozenset(
+# What torch calls to make a tensor out of a storage.
+_TENSOR_CALLS = frozenset(
     f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor", "sparse_tensor")
 )
-"""What torch calls to make a tensor out of a storage."""
 
 # Kinds of skipped objects that a sentence lists.
 _LISTED_KINDS = 5
@@ -86,14 +87,11 @@ def is_empty_hooks(value: object) -> bool:
 
 
 class ModuleState(OrderedDict[str, Any]):
-    """The state dict of a pickled module, whose class was not imported."""
+    """The state dict of a pickled module, whose class was not imported; `class_name` is its dotted name."""
 
     __slots__ = ("class_name",)
 
-    def __init__(self, class_name: str) -> None:
-        """Begin with no tensors; `class_name` is the dotted name of the module's class."""
-        super().__init__()
-        self.class_name = class_name
+    class_name: str
 
 
 def module_state(call: StandIn) -> ModuleState | None:
@@ -104,7 +102,8 @@ def module_state(call: StandIn) -> ModuleState | None:
     """
     if not _is_module(call):
         return None
-    state = ModuleState(class_of(call))
+    state = ModuleState()
+    state.class_name = class_of(call)
     waiting: list[tuple[str, StandIn, int]] = [("", call, 0)]
     count = 0
     while waiting:
@@ -112,7 +111,10 @@ def module_state(call: StandIn) -> ModuleState | None:
         count += 1
         if depth > _NESTED_MODULES_LIMIT or count > _MODULES_LIMIT:
             raise UnreadablePickleError("modules in modules without end")
-        parameters, buffers, parts = (_named(module.state[key]) for key in _MODULE_KEYS)
+        parameters, buffers, parts = (
+            {name: value for name, value in dict.items(module.state[key]) if type(name) is str and value is not None}
+            for key in _MODULE_KEYS
+        )
         transient = module.state.get("_non_persistent_buffers_set")
         kept = {name: value for name, value in buffers.items() if not (type(transient) is set and name in transient)}
         state.update((prefix + name, value) for name, value in (*parameters.items(), *kept.items()))
@@ -126,10 +128,6 @@ def _is_module(value: object) -> bool:
     return type(state) is dict and all(isinstance(state.get(key), dict) for key in _MODULE_KEYS)
 
 
-def _named(held: dict[Any, Any]) -> dict[str, Any]:
-    return {key: value for key, value in dict.items(held) if type(key) is str and value is not None}
-
-
 def class_of(call: StandIn) -> str:
     """Return the dotted name of an object's class, as far as a call tells."""
     first = call.arguments[0] if call.arguments else None
@@ -139,40 +137,24 @@ def class_of(call: StandIn) -> str:
 def kind_of(value: object) -> str:
     """Return the class of a value for a message: of a stand-in and a pickled module the one that the file names."""
     match value:
-        case ModuleState():
-            name = value.class_name
-        case StandIn():
-            name = class_of(value)
-        case Global():
-            name = value.name
-        case _:
-            name = type(value).__name__
-    return printable(name, 80)
+        case ModuleState(class_name=name) | Global(name=name):
+            return printable(name, 80)
+    return printable(class_of(value) if isinstance(value, StandIn) else type(value).__name__, 80)
 
 
 def skipped_objects(content: object) -> str:
     """Return "3 objects of argparse.Namespace, 1 of …": the stand-ins in dicts, lists and tuples; "" for none."""
     kinds: Counter[str] = Counter()
-    tensors = 0
-    seen: dict[int, object] = {}
-    waiting = [content]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        if isinstance(part, StandIn):
-            seen[id(part)] = part
+    objects: dict[int, StandIn] = {}
+    for part in parts_in(content):
+        if isinstance(part, StandIn) and id(part) not in objects:
+            objects[id(part)] = part
             kinds[class_of(part)] += 1
-            tensors += _tensors_inside(part)
-        elif isinstance(part, Global):
-            kinds[part.name] += 1
-        elif isinstance(part, Reference):
-            kinds["a storage"] += 1
-        elif isinstance(part, dict | list | tuple):
-            seen[id(part)] = part
-            waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
+        elif isinstance(part, Global | Reference):
+            kinds[part.name if isinstance(part, Global) else "a storage"] += 1
     if not kinds:
         return ""
+    tensors = sum(map(_tensors_inside, objects.values()))
     (first, count), *others = kinds.most_common(_LISTED_KINDS)
     text = f"{counted(count, 'object')} of {printable(first, 80)}"
     text += "".join(f", {count} of {printable(name, 80)}" for name, count in others)
@@ -182,17 +164,9 @@ def skipped_objects(content: object) -> str:
 
 
 def _tensors_inside(call: StandIn) -> int:
-    seen: dict[int, object] = {}
-    waiting: list[object] = [call]
-    count = 0
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen or not isinstance(part, StandIn | dict | list | tuple):
-            continue
-        seen[id(part)] = part
+    def inside(part: object) -> Iterable[object]:
         if isinstance(part, StandIn):
-            count += part.name in TENSOR_CALLS
-            waiting += [part.arguments, part.keywords, part.state, part.entries, part.elements]
-        else:
-            waiting += [*(dict.values(part) if isinstance(part, dict) else part)]
-    return count
+            return part.arguments, part.keywords, part.state, part.entries, part.elements
+        return values_in(part)
+
+    return sum(isinstance(part, StandIn) and part.name in _TENSOR_CALLS for part in parts_in(call, inside))

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import FileKind, content_begins, open_archive, open_regular
+from hookscope.checkpoints.fileformat import LEGACY_PICKLES, FileKind, content_begins, open_archive, open_regular
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, module_state, replace_stand_ins
 from hookscope.checkpoints.unpickler import ABSENT, Global, InertUnpickler, Reference, StandIn, UnreadablePickleError
 from hookscope.text import printable
@@ -35,8 +36,6 @@ _ALIGNMENT = 16  # of the widest element; what is not aligned so is copied
 
 # The number types that torch has, as NumPy describes them.
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")
-
-_LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
 Located = Callable[[str, torch.dtype, int], int]
 """Given a storage's key, dtype and number of elements: returns where in the file it begins."""
@@ -65,7 +64,6 @@ def read_bytes_past_unknown(content: bytes, name: str) -> object:
 
 
 def _mapped(path: Path) -> Any:
-    """Return a file as a storage of bytes, mapped into memory."""
     name = str(path)
     try:
         name.encode()  # the library that maps takes nothing but UTF-8
@@ -100,7 +98,7 @@ def _in_legacy_file(file: BinaryIO) -> tuple[Any, Located]:
     """Read the pickles at the start of a file; the storages follow in the order of the last, each behind its length."""
     unpicklers: list[InertUnpickler] = []
     contents: list[Any] = []
-    while len(contents) < _LEGACY_PICKLES:
+    while len(contents) < LEGACY_PICKLES:
         unpicklers.append(InertUnpickler(file))
         contents.append(unpicklers[-1].load())
     *_, content, keys = contents
@@ -139,10 +137,8 @@ class _Values:
     """Makes tensors and plain values of the stand-ins that are meant so."""
 
     def __init__(self, whole: Callable[[], Any], located: Located) -> None:
-        """Take storages out of `whole`, the file as a storage of bytes, once one is needed."""
-        self._whole, self._located = whole, located
+        self._whole, self._located = cache(whole), located
         self._storages: dict[str, tuple[torch.UntypedStorage, torch.dtype]] = {}
-        self._bytes: Any = None
 
     def made_of(self, call: StandIn) -> Any:
         if (make := _MAKERS.get(call.name)) is not None:
@@ -153,17 +149,11 @@ class _Values:
             return dict(call.entries)
         return [*call.elements] if call.elements else call
 
-    def _whole_file(self) -> Any:
-        if self._bytes is None:
-            self._bytes = self._whole()
-        return self._bytes
-
     def _storage(self, reference: object) -> tuple[torch.UntypedStorage, torch.dtype]:
-        """Return a storage, and its dtype."""
         key, dtype, count = _storage_of(reference)
         if key not in self._storages:
             begin, size = self._located(key, dtype, count), count * dtype.itemsize
-            whole = self._whole_file()
+            whole = self._whole()
             if begin + size > whole.nbytes():
                 raise UnreadablePickleError("a storage beyond the end of the file")
             held = whole[begin : begin + size] if size else torch.empty(0).untyped_storage()
@@ -174,7 +164,6 @@ class _Values:
         return held, dtype
 
     def tensor(self, call: StandIn) -> Tensor:
-        """Make a tensor as `torch._utils._rebuild_tensor`, or its second or third version, would."""
         if not is_bare(call):
             raise UnreadablePickleError("a state for a tensor")
         reference, offset, shape, strides, *rest = call.arguments
@@ -199,7 +188,6 @@ class _Values:
         return made.requires_grad_(needs_grad and (dtype.is_floating_point or dtype.is_complex))
 
     def parameter(self, call: StandIn) -> Tensor:
-        """Make a parameter as `torch._utils._rebuild_parameter` would."""
         data, requires_grad, hooks, *_ = call.arguments
         made = self._inner(data)
         if not is_bare(call) or not is_empty_hooks(hooks):
@@ -208,7 +196,6 @@ class _Values:
         return nn.Parameter(made.detach(), requires_grad=requires_grad is True and numbers)
 
     def typed(self, call: StandIn) -> Tensor:
-        """Make a tensor that has attributes, as `torch._tensor._rebuild_from_type_v2` would, without these."""
         function, _, arguments, *_ = call.arguments
         if not isinstance(function, Global) or type(arguments) is not tuple:
             raise UnreadablePickleError("a tensor that is none")
@@ -222,7 +209,6 @@ class _Values:
         raise UnreadablePickleError("a tensor that is none")
 
     def array(self, call: StandIn) -> Any:
-        """Make a tensor of a NumPy array: `numpy.core.multiarray._reconstruct` and its state."""
         match call.state:
             case (
                 int(_),
@@ -235,14 +221,12 @@ class _Values:
         return call
 
     def buffer(self, call: StandIn) -> Any:
-        """Make a tensor of a NumPy array in protocol 5: `numpy.core.numeric._frombuffer`."""
         match call.arguments:
             case (bytes() | bytearray() as raw, StandIn() as described, tuple(shape), "C" | "F" as order):
                 return _tensor_of(bytes(raw), described, shape, order, call)
         return call
 
     def number(self, call: StandIn) -> Any:
-        """Make a number of NumPy's: `numpy.core.multiarray.scalar`."""
         match call.arguments:
             case (StandIn() as described, bytes() | str() as raw):
                 values = _array_of(raw, described, ())
@@ -250,14 +234,12 @@ class _Values:
         return call
 
     def size(self, call: StandIn) -> Any:
-        """Make a tuple of a `torch.Size`."""
         match call.arguments:
             case (tuple(sizes) | list(sizes),) if all(type(size) is int for size in sizes):
                 return tuple(sizes)
         return call
 
     def counted(self, call: StandIn) -> Any:
-        """Make a dict of a `Counter` or a `defaultdict`, which may have no entries."""
         first = call.arguments[0] if call.arguments else None
         return dict(first if type(first) is dict else {}) | dict(call.entries)
 

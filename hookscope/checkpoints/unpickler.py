@@ -15,6 +15,7 @@ from _codecs import escape_decode
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # the names of Python 2's modules today
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
 ABSENT: Final = object()
@@ -28,46 +29,34 @@ _INTEGER_BYTES_LIMIT = 1700
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Global:
     """A class or function that a pickle names: its dotted name, and nothing else."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        """Remember a dotted name."""
-        self.name = name
+    name: str
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class StandIn:
     """What a call in a pickle would have returned: what was called with which arguments, and what came after.
 
-    Attributes:
-        name: The dotted name that was called; "()" follows for what such a call returned.
-        arguments: Positional arguments.
-        keywords: Arguments by name, of NEWOBJ_EX.
-        state: The argument of the BUILD instruction, `ABSENT` without one.
-        entries: Keys and values of the SETITEM instructions.
-        elements: Elements of the APPEND and ADDITEMS instructions.
+    "()" follows the name of what such a call returned. `keywords` are those of NEWOBJ_EX, `state` is the argument of
+    BUILD, `entries` are those of SETITEM, `elements` those of APPEND and ADDITEMS.
     """
 
-    __slots__ = ("arguments", "elements", "entries", "keywords", "name", "state")
-
-    def __init__(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> None:
-        """Remember a call."""
-        self.name, self.arguments, self.keywords = name, arguments, keywords or {}
-        self.state: Any = ABSENT
-        self.entries: list[tuple[Any, Any]] = []
-        self.elements: list[Any] = []
+    name: str
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any] = field(default_factory=dict)
+    state: Any = ABSENT
+    entries: list[tuple[Any, Any]] = field(default_factory=list)
+    elements: list[Any] = field(default_factory=list)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Reference:
     """A persistent identifier: in torch's files the name of a storage."""
 
-    __slots__ = ("identifier",)
-
-    def __init__(self, identifier: Any) -> None:
-        """Remember the identifier."""
-        self.identifier = identifier
+    identifier: Any
 
 
 class UnreadablePickleError(ValueError):
@@ -79,15 +68,7 @@ class TruncatedPickleError(EOFError):
 
 
 class InertUnpickler:
-    """Reads one pickle from a file that can seek.
-
-    Attributes:
-        globals: Dotted names in the pickle, in order, each once.
-        calls: Every stand-in, in order.
-        references: Every reference to a storage, in order.
-        instructions: Opcodes in the pickle.
-        protocol: 0 for a pickle that names none.
-    """
+    """Reads one pickle from a file that can seek: its `globals` by dotted name, `calls` and `references`, in order."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Begin at the file's position. Afterwards the file stands behind the pickle."""
@@ -155,23 +136,22 @@ class InertUnpickler:
         return items
 
     def _pop(self) -> None:
-        if self._stack:
-            self._stack.pop()
-        else:  # what C and Python's own unpickler do
+        if not self._stack:  # what C and Python's own unpickler do
             self._since_mark()
+        else:
+            self._stack.pop()
 
-    def _pop_mark(self) -> None:
-        self._since_mark()
+    def _popped(self, count: int) -> list[Any]:
+        if len(self._stack) < count:
+            raise UnreadablePickleError("too few values")
+        items = self._stack[-count:]
+        del self._stack[-count:]
+        return items
 
     def _remember(self, index: int) -> None:
         if index < 0:
             raise UnreadablePickleError("a negative index")
         self._memo[index] = self._stack[-1]
-
-    def _tuple_of(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise UnreadablePickleError("too few values for a tuple")
-        self._stack[-count:] = [tuple(self._stack[-count:])]
 
     # ------------------------------------------------------------------------------------------------------ containers
 
@@ -225,12 +205,7 @@ class InertUnpickler:
     def _named(self) -> Global:
         return self._global(self._line().decode(), self._line().decode())
 
-    def _stack_global(self) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._push(self._global(module, name))
-
     def _called(self, function: object, arguments: object, keywords: object = None) -> Any:
-        """Return what stands for a call: a plain container that our own code makes, or a `StandIn`."""
         if type(function) is Global:
             name = function.name
         elif type(function) is StandIn:
@@ -239,28 +214,16 @@ class InertUnpickler:
             raise UnreadablePickleError(f"a call of a {type(function).__name__}")
         if type(arguments) is not tuple or (keywords is not None and type(keywords) is not dict):
             raise UnreadablePickleError("arguments that are no tuple")
-        call = StandIn(name, arguments, keywords)
+        call = StandIn(name, arguments, keywords or {})
         make = _PLAIN_CALLS.get(name)
         made = call if make is None or keywords else make(call)
         if made is call:
             self.calls.append(call)
         return made
 
-    def _reduce(self) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
-        self._push(self._called(function, arguments))
-
-    def _new_with_keywords(self) -> None:
-        keywords, arguments, function = self._stack.pop(), self._stack.pop(), self._stack.pop()
-        self._push(self._called(function, arguments, keywords))
-
-    def _instance(self) -> None:
-        function = self._named()
-        self._push(self._called(function, tuple(self._since_mark())))
-
-    def _object(self) -> None:
+    def _object(self) -> Any:
         function, *arguments = self._since_mark()
-        self._push(self._called(function, tuple(arguments)))
+        return self._called(function, tuple(arguments))
 
     def _build(self) -> None:
         state = self._stack.pop()
@@ -275,15 +238,11 @@ class InertUnpickler:
             raise UnreadablePickleError(f"a state for a {type(target).__name__}")
 
     def _referred(self, identifier: Any) -> Any:
-        """Return what stands for a persistent identifier; torch's old format also writes classes of modules as such."""
         match identifier:
-            case ("module", Global() as kind, _, _):
+            case ("module", Global() as kind, _, _):  # in torch's old format
                 return kind
         self.references.append(Reference(identifier))
         return self.references[-1]
-
-    def _skip_frame(self) -> None:
-        self._number("<Q")
 
     def _set_protocol(self) -> None:
         self.protocol = self._read(1)[0]
@@ -338,10 +297,6 @@ def _complex(call: StandIn) -> Any:
         return call
 
 
-def _no_bytes(call: StandIn) -> Any:
-    return call if call.arguments else b""
-
-
 def _encoded(call: StandIn) -> Any:
     match call.arguments:
         case (str(text), "latin1"):
@@ -354,7 +309,7 @@ _PLAIN_CALLS: dict[str, Callable[[StandIn], Any]] = {
     "collections.OrderedDict": _ordered_dict,
     "builtins.set": _set_of(set),
     "builtins.frozenset": _set_of(frozenset),
-    "builtins.bytes": _no_bytes,
+    "builtins.bytes": lambda call: call if call.arguments else b"",
     "builtins.bytearray": _bytearray,
     "builtins.complex": _complex,
     "_codecs.encode": _encoded,
@@ -393,7 +348,7 @@ def _utf8(content: bytes) -> str:
 
 
 _M = InertUnpickler
-_Handler = Callable[[InertUnpickler], None]
+_Handler = Callable[[InertUnpickler], object]
 
 
 def _pushing(make: Callable[[InertUnpickler], Any]) -> _Handler:
@@ -404,7 +359,7 @@ def _pushing(make: Callable[[InertUnpickler], Any]) -> _Handler:
 _HANDLERS: dict[bytes, _Handler] = {
     # The frame of the pickle, which is only a hint of how much to read ahead.
     pickle.PROTO: _M._set_protocol,
-    pickle.FRAME: _M._skip_frame,
+    pickle.FRAME: lambda m: m._number("<Q"),
     # Values
     pickle.NONE: _pushing(lambda _: None),
     pickle.NEWTRUE: _pushing(lambda _: True),
@@ -431,17 +386,17 @@ _HANDLERS: dict[bytes, _Handler] = {
     pickle.BYTEARRAY8: _pushing(lambda m: bytearray(m._counted("<Q"))),
     # Containers
     pickle.EMPTY_TUPLE: _pushing(lambda _: ()),
-    pickle.TUPLE1: lambda m: m._tuple_of(1),
-    pickle.TUPLE2: lambda m: m._tuple_of(2),
-    pickle.TUPLE3: lambda m: m._tuple_of(3),
+    pickle.TUPLE1: _pushing(lambda m: tuple(m._popped(1))),
+    pickle.TUPLE2: _pushing(lambda m: tuple(m._popped(2))),
+    pickle.TUPLE3: _pushing(lambda m: tuple(m._popped(3))),
     pickle.TUPLE: _pushing(lambda m: tuple(m._since_mark())),
     pickle.EMPTY_LIST: _pushing(lambda _: []),
     pickle.LIST: _pushing(_M._since_mark),
-    pickle.APPEND: lambda m: m._append([m._stack.pop()]),
+    pickle.APPEND: lambda m: m._append(m._popped(1)),
     pickle.APPENDS: lambda m: m._append(m._since_mark()),
     pickle.EMPTY_DICT: _pushing(lambda _: {}),
     pickle.DICT: _M._dict,
-    pickle.SETITEM: lambda m: m._set([m._stack.pop(), m._stack.pop()][::-1]),
+    pickle.SETITEM: lambda m: m._set(m._popped(2)),
     pickle.SETITEMS: lambda m: m._set(m._since_mark()),
     pickle.EMPTY_SET: _pushing(lambda _: set()),
     pickle.ADDITEMS: lambda m: m._add(m._since_mark()),
@@ -449,7 +404,7 @@ _HANDLERS: dict[bytes, _Handler] = {
     # The stack and the memo
     pickle.MARK: _M._mark,
     pickle.POP: _M._pop,
-    pickle.POP_MARK: _M._pop_mark,
+    pickle.POP_MARK: _M._since_mark,
     pickle.DUP: lambda m: m._push(m._stack[-1]),
     pickle.PUT: lambda m: m._remember(_decimal(m._line())),
     pickle.BINPUT: lambda m: m._remember(m._number("<B")),
@@ -460,12 +415,12 @@ _HANDLERS: dict[bytes, _Handler] = {
     pickle.LONG_BINGET: lambda m: m._push(m._memo[m._number("<I")]),
     # Names, calls and states: remembered, and nothing more
     pickle.GLOBAL: _pushing(_M._named),
-    pickle.STACK_GLOBAL: _M._stack_global,
-    pickle.REDUCE: _M._reduce,
-    pickle.NEWOBJ: _M._reduce,
-    pickle.NEWOBJ_EX: _M._new_with_keywords,
-    pickle.INST: _M._instance,
-    pickle.OBJ: _M._object,
+    pickle.STACK_GLOBAL: _pushing(lambda m: m._global(*m._popped(2))),
+    pickle.REDUCE: _pushing(lambda m: m._called(*m._popped(2))),
+    pickle.NEWOBJ: _pushing(lambda m: m._called(*m._popped(2))),
+    pickle.NEWOBJ_EX: _pushing(lambda m: m._called(*m._popped(3))),
+    pickle.INST: _pushing(lambda m: m._called(m._named(), tuple(m._since_mark()))),
+    pickle.OBJ: _pushing(_M._object),
     pickle.BUILD: _M._build,
     pickle.PERSID: _pushing(lambda m: m._referred(m._line().decode("ascii"))),
     pickle.BINPERSID: _pushing(lambda m: m._referred(m._stack.pop())),

@@ -19,7 +19,7 @@ from hookscope.text import safe_text, slug
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.checkpoints.sandbox import Limits
+    from hookscope.checkpoints.sandbox.worker import Limits
     from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
     from hookscope.rules.baseline import Baseline
@@ -170,7 +170,7 @@ def _evidence_folders(evidence: Path | None, checkpoints: Sequence[str]) -> list
 
 def _limits(option: options.Check, at_once: int) -> "Limits":
     """Return what one worker may take; say so where memory cannot be limited as asked."""
-    from hookscope.checkpoints.sandbox import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
+    from hookscope.checkpoints.sandbox.worker import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
 
     # An accelerator's driver reserves far more addresses than memory.
     if not CAN_LIMIT_MEMORY or option.device != "cpu":

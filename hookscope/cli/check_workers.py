@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.sandbox import Limits, WorkerFailure, run_jobs, usable_cores
+from hookscope.checkpoints.sandbox.jobs import run_jobs
+from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, usable_cores
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.rules.baseline import Baseline, baseline_of, baseline_text

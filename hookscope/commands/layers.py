@@ -134,17 +134,11 @@ def _with_cost(
 
 def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: options.Layers) -> Batch | None:
     """Return what shapes are shown for: inputs by name, or noise and what goes with it; None if that is not known."""
-    from hookscope.inputs import (
-        named_batch,
-        named_inputs,
-        noise_and_named,
-        noise_batch,
-        noise_count,
-        to_device,
-        with_named,
-    )
+    from hookscope.inputs.batches import to_device
+    from hookscope.inputs.named import named_batch, named_inputs, with_named
+    from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
     from hookscope.inspection.device import floating_dtype
-    from hookscope.models import example_shape
+    from hookscope.models.input_spec import example_shape
     from hookscope.models.noise_arguments import noise_arguments
     from hookscope.results.noise_shapes import NoiseShape
 

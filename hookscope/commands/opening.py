@@ -47,7 +47,7 @@ def open_inputs(
 
 def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:
     """Return the network with the class names that the options give."""
-    from hookscope.models import with_classes
+    from hookscope.models.classes import with_classes
 
     if not isinstance(option, options.ClassNames):
         return loaded

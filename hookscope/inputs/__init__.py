@@ -17,39 +17,18 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
 Nothing is imported here until it is used: which files are meant is known before torch is loaded, which takes seconds.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hookscope.inputs.batches import Batch, copy_of, length_of, to_device
-    from hookscope.inputs.named import named_batch, named_inputs, with_named
-    from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
+    from hookscope.inputs.batches import Batch
 
-__all__ = [
-    "Batch",
-    "copy_of",
-    "length_of",
-    "named_batch",
-    "named_inputs",
-    "noise_and_named",
-    "noise_batch",
-    "noise_count",
-    "to_device",
-    "with_named",
-]
-
-_HOMES = {
-    "batches": ("Batch", "copy_of", "length_of", "to_device"),
-    "named": ("named_batch", "named_inputs", "with_named"),
-    "noise": ("noise_and_named", "noise_batch", "noise_count"),
-}
-_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = ["Batch"]
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME_BY_NAME.get(name)
-    if home is None:
+    if name != "Batch":
         raise AttributeError(f"module 'hookscope.inputs' has no attribute {name!r}")
-    value: object = getattr(import_module(f"hookscope.inputs.{home}"), name)
-    globals()[name] = value
-    return value
+    from hookscope.inputs.batches import Batch  # noqa: PLC0415 - imports torch
+
+    globals()[name] = Batch
+    return Batch

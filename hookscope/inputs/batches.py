@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,22 +23,18 @@ from hookscope.text import one_line, shape_text
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of equal shape, ready for one call of the model.
+    """Inputs of equal shape, ready for one call of the model, `model(*args, **kwargs)`.
 
     Attributes:
-        args: What the model is called with, `model(*args, **kwargs)`: one tensor (N, C, H, W) or (N, C, T, H, W); a
-            list of N tensors (C, H, W) for detection; two tensors (N, C, H, W) for optical flow.
-        indices: Position of each input among those given, unusable ones counted: by which targets per input are
-            assigned.
+        args: One tensor (N, C, H, W) or (N, C, T, H, W); a list of N tensors (C, H, W) for detection; two tensors
+            (N, C, H, W) for optical flow.
+        indices: Position of each input among those given, unusable ones counted.
         records: One per input, in the order of `indices`.
-        kwargs: What it is called with by name: tensors, with the inputs on axis 0 as in `args`, containers of such
-            tensors, and anything else.
-        shared: Which tensors belong to all inputs alike, whatever their shape: "mask", "views[1]" in `kwargs`, "[1]" in
-            `args`.
-        listed: Names in `kwargs` of lists with one entry for each input, as those in `args` are.
-        exact: Arguments that keep their dtype, named as in `shared`: it was asked for.
-        broadcast_inputs: Tensors that have the same row for every input, because a single row was given: "['meta']",
-            "['views'][1]".
+        kwargs: Tensors, with the inputs on axis 0, containers of such tensors, and anything else.
+        shared: Tensors that belong to all inputs: "mask", "views[1]" in `kwargs`, "[1]" in `args`.
+        listed: Names in `kwargs` of lists with one entry for each input.
+        exact: Arguments that keep their dtype, named as in `shared`.
+        broadcast_inputs: Tensors of which a single row was given for all inputs: "['meta']", "['views'][1]".
     """
 
     args: tuple[Any, ...]
@@ -65,15 +62,11 @@ def load_batches(
     on_error: Callable[[ImageError], None] | None = None,
     readers: int | None = None,
 ) -> Iterator[Batch]:
-    """Read files into batches, one batch in memory at a time and the next one being read.
+    """Read files into batches in order, one batch in memory at a time and the next one being read by `readers` threads.
 
-    While the caller works on a batch, `readers` threads read as many files as fill the next; None for as many threads
-    as there are processors, four at most. The first file is read without them, so that a single one starts none.
-
-    Only inputs of equal shape and dtype share a batch, since padding would change what the network sees; where the
-    shape changes, a new batch begins. The order is kept. A tensor file may hold several inputs, which is for
-    `Preprocessing.batch_axis` to say. For optical flow each frame is paired with the one after it; a single one with
-    itself.
+    The first file is read without threads, so that a single one starts none. Only inputs of equal shape and dtype share
+    a batch, since padding would change what the network sees. A tensor file may hold several inputs, as
+    `Preprocessing.batch_axis` says. For optical flow each frame is paired with the next, a single one with itself.
 
     `on_error` is called for a file that cannot be used, which is skipped but counts in the `indices` of batches;
     without it the ImageError is raised. Raises UsageError if `batch_size` is below 1, or as in `load_input`.
@@ -111,7 +104,6 @@ _Refuse = Callable[[ImageError], None]
 
 
 def _inputs(files: Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) -> Iterator[_Input | None]:
-    """Yield the inputs in files in order, None for a file that cannot be used."""
     while True:
         try:
             loaded = files.load()
@@ -190,7 +182,6 @@ def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[
 
 
 def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
-    """Return inputs with a batch axis, or why they cannot be stacked, such as a lack of memory."""
     try:
         return [torch.stack(column) for column in zip(*(sample.tensors for sample in chunk), strict=True)]
     except (RuntimeError, MemoryError) as error:
@@ -202,7 +193,7 @@ def _file(source: Source | str) -> Source:
 
 
 def count_inputs(paths: Iterable[Source | str], preprocessing: Preprocessing) -> int:
-    """Return how many inputs files hold: as many as `load_batches` has indices. Only tensor files are read for that."""
+    """Return how many inputs files hold; only tensor files are read for that."""
     count = 0
     for path in map(_file, paths):
         count += 1
@@ -215,7 +206,7 @@ def count_inputs(paths: Iterable[Source | str], preprocessing: Preprocessing) ->
 
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
-    """Move a batch to `device`, its floating-point tensors to `dtype`; other tensors keep theirs, and those `exact`."""
+    """Move a batch to `device`, and its floating-point tensors to `dtype` unless they are `exact`."""
 
     def moved(value: Any, place: str) -> Any:
         def move(_: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -291,10 +282,9 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def with_changed(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with each tensor in it changed: in a container of any kind, which is copied, or by itself.
+    """Return a value with each tensor in it changed; containers are copied, those that cannot be stay as they are.
 
-    `change` is called with the path of a tensor inside the value, "" for the value itself, and the tensor; once for a
-    tensor that is there several times. A container that cannot be copied stays as it is.
+    `change` gets the path of a tensor inside the value, "" for the value itself, and the tensor, once for each tensor.
     """
     if isinstance(value, torch.Tensor):
         return change("", value)
@@ -314,18 +304,13 @@ def copied(value: Any) -> Any:
 
     A tensor that is there several times is copied once: attention asks whether its query is its key.
     """
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy_tensor(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().clone()
-        return copies[id(tensor)]
+    clone = cache(lambda tensor: tensor.detach().clone())  # tensors are hashed by identity
 
     def copy(value: Any) -> Any:
         if type(value) in {list, tuple}:
             return type(value)(map(copy, value))
         if type(value) is dict:
             return {key: copy(item) for key, item in value.items()}
-        return with_changed(value, copy_tensor)
+        return with_changed(value, lambda _, tensor: clone(tensor))
 
     return copy(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from hookscope.checkpoints.folders import files_below, files_matching
+from hookscope.checkpoints.folders import files_of
 from hookscope.errors import ImageError, NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
 from hookscope.parameters import arg
@@ -30,7 +30,6 @@ _HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 # What somebody may give who thinks of numbers, or of a shape.
 _NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")
 
-
 # Kinds that a sentence names.
 _NAMED_KINDS = 5
 
@@ -39,16 +38,12 @@ MAX_FILE_BYTES = 2 * 1024**3
 
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
-    """Expand files, folders and globs into the files to read, in the order of `sources`.
+    """Expand files, folders and globs into the files to read, in the order of `sources`, as `files_of` does.
 
-    A folder stands for the image, tensor and audio files in it and below it, in natural order ("2.jpg" before
-    "10.jpg"); names that begin with a dot and runs of hookscope's below it are left out. Suffixes tell, and the content
-    of a file without one. HEIC counts where a plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded
-    only if nothing has that very name, and folders it matches are expanded as well. A name that does not exist is kept,
-    so that reading it fails and the others are finished.
-
-    `on_skip` gets a sentence for each source that holds other files too. Raises NothingMatchedError if a folder holds
-    no image, tensor or recording, or a glob matches nothing.
+    A folder stands for the image, tensor and audio files in it and below it: suffixes tell, and the content of a file
+    without one. HEIC counts where a plugin of Pillow's reads it. A name that does not exist is kept, so that reading it
+    fails and the others are finished. `on_skip` gets a sentence for each source that holds other files too. Raises
+    NothingMatchedError if a folder holds no image, tensor or recording, or a glob matches nothing.
     """
     reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
     suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
@@ -68,23 +63,15 @@ def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[
         skipped.append(path)
         return False
 
-    path = Path(source)
-    try:
-        is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
-    except OSError:  # e.g. a name longer than the file system allows; reading it will say so
-        is_folder, exists = False, True
-    if is_folder:
-        paths = files_below(path, suffixes, also)
-        if not paths:
-            endings = ", ".join(sorted(suffixes))
-            held = f" {_skipped_text(source, skipped)}" if skipped else ""
-            raise NothingMatchedError(f"No image or tensor in folder {source!r}.{held} Looked for {endings}.")
-        return paths
-    if exists or not any(character in source for character in "*?["):
-        return [path]
-    files = files_matching(source, suffixes, also)
-    if not files:
+    files = files_of(source, suffixes, also)
+    if files is None:  # reading what cannot be a name raises
+        return [Path(source)]
+    if not files and not Path(source).is_dir():
         raise NothingMatchedError(f"No file matches {source!r}. Check the pattern and the folder it starts from.")
+    if not files:
+        endings = ", ".join(sorted(suffixes))
+        held = f" {_skipped_text(source, skipped)}" if skipped else ""
+        raise NothingMatchedError(f"No image or tensor in folder {source!r}.{held} Looked for {endings}.")
     return files
 
 
@@ -113,10 +100,9 @@ def check_input_file(path: Path, name: str, *, arguments: bool = True) -> None:
         are_numbers = arguments and _NUMBERS.fullmatch(str(path))
         remedy = f"Numbers go by name, {by_name}" if are_numbers else "Check the path"
         raise ImageError(f"Cannot read {name}: {reason}. {remedy}.") from error
-    except OSError as error:
-        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error
-    except ValueError as error:  # a NUL in the name
-        raise ImageError(f"Cannot read {name}: {one_line(error)}. Check the path.") from error
+    except (OSError, ValueError) as error:  # a ValueError for a NUL in the name
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise ImageError(f"Cannot read {name}: {reason}. Check the path.") from error
     if stat.S_ISDIR(status.st_mode):
         raise ImageError(f"Cannot read {name}: it is a folder whose files cannot be listed. Name the files in it.")
     if not stat.S_ISREG(status.st_mode):

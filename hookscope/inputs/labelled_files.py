@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from hookscope.text import counted, printable
 # A million lines of usual length.
 _MOST_BYTES = 2**28
 
-_COLUMNS = ("path", "label")
-
 _INDICATORS = {"0": False, "0.0": False, "1": True, "1.0": True}
-_Rows = Iterable[tuple[int, list[str]]]
+_Rows = Sequence[tuple[int, list[str]]]
 _Labels = dict[str, tuple[str, ...]]
 
 
@@ -31,13 +29,8 @@ _Labels = dict[str, tuple[str, ...]]
 class LabelledFiles:
     """Pictures or tensor files with their labels.
 
-    Attributes:
-        source: The folder or file, as it was named.
-        labels: By path, in the order in which they are read: a label, or any number of them with `multi_label`.
-        in_folders: Whether labels are names of folders.
-        notes: What was left out, in sentences.
-        multi_label: Whether a picture may have several labels.
-        columns: All labels in the order of the columns of a CSV file that has a column for each.
+    `labels` are by path, in the order in which they are read: a label, or any number of them with `multi_label`.
+    `notes` are sentences about what was left out, `columns` the labels of a CSV file that has a column for each.
     """
 
     source: str
@@ -67,11 +60,8 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     With `multi_label` a picture may have any number of labels. Equal files in several class folders are one picture. A
     line of a CSV file has further labels behind the first, in fields of their own or behind ";" or "|", and lines with
     the same path are joined; or the first line is "path" and all labels, and the others have 0 or 1 for each label. In
-    JSON the labels are a list.
-
-    Raises:
-        InputError: If it does not exist, has no folder with pictures in it, or has an entry that cannot be read.
-        NothingMatchedError: If a folder holds no picture.
+    JSON the labels are a list. Raises InputError for what is missing, has no labelled pictures, or cannot be read;
+    NothingMatchedError if a folder holds no picture.
     """
     if source.is_dir():
         return _in_folders(source, multi_label)
@@ -110,15 +100,13 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
             sizes[Path(path).stat().st_size].append(path)
         except OSError:  # what cannot be read is reported where it is read
             sizes[-1].append(path)
-    first: dict[str, str] = {}
-    for size, paths in sizes.items():
-        by_digest: dict[object, str] = {}
-        for path in paths:
-            digest = _digest(path) if size >= 0 and len(paths) > 1 else path
-            first[path] = by_digest.setdefault(digest, path)
+    digests = {
+        path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths
+    }
+    first: dict[object, str] = {}
     joined: defaultdict[str, list[str]] = defaultdict(list)
     for path, (label,) in labels.items():
-        joined[first[path]].append(label)
+        joined[first.setdefault(digests[path], path)].append(label)
     return {path: tuple(dict.fromkeys(group)) for path, group in joined.items()}
 
 
@@ -149,7 +137,6 @@ def _content(path: Path) -> str:
 
 def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     shown = f"{arg('data')} {printable(str(path))}"
-    columns: tuple[str, ...] = ()
     try:
         lines = csv.reader(content.splitlines(keepends=True), strict=True)
         rows = [(lines.line_num, cells) for row in lines if any(cells := [cell.strip() for cell in row])]
@@ -159,47 +146,40 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
             "or lines of path,label."
         ) from error
     head = [cell.casefold() for cell in rows[0][1]] if rows else []
-    if multi_label and "path" in head and "label" not in head and len(head) > 1:
+    places = (head.index("path"), head.index("label")) if {"path", "label"} <= {*head} else None
+    columns: tuple[str, ...] = ()
+    if multi_label and places is None and "path" in head and len(head) > 1:
         columns = tuple(cell for cell in rows[0][1] if cell.casefold() != "path")
         labels = _by_column(rows, path, shown)
     elif multi_label:
-        labels = _several_a_line(rows, path, shown)
+        labels = _several_a_line(rows[places is not None :], places, path, shown)
     else:
-        labels = _one_a_line(rows, path, shown)
+        width = 2 if places is None else len(head)
+        labels = _one_a_line(rows[places is not None :], places or (0, 1), width, path, shown)
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label, columns=columns)
 
 
-def _one_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
+def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
-    columns, width = (0, 1), 2
     remedy = f"Give path,label on each line, or {arg('multi_label')} for several labels of a picture."
-    for index, (line, cells) in enumerate(rows):
-        lowered = [cell.casefold() for cell in cells]
-        if index == 0 and all(name in lowered for name in _COLUMNS):
-            columns, width = (lowered.index("path"), lowered.index("label")), len(cells)
-            continue
-        if len(cells) != width or not all(cells[column] for column in columns):
+    for line, cells in rows:
+        if len(cells) != width or not all(cells[place] for place in places):
             raise InputError(
                 f"{shown}, line {line}: {counted(len(cells), 'field')}, where a path and a label are wanted. {remedy}"
             )
-        file = str(path.parent / cells[columns[0]])
+        file = str(path.parent / cells[places[0]])
         if file in labels:
             raise InputError(f"{shown}, line {line}: '{printable(file, 80)}' is listed twice. {remedy}")
-        labels[file] = (cells[columns[1]],)
+        labels[file] = (cells[places[1]],)
     return labels
 
 
-def _several_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
+def _several_a_line(rows: _Rows, places: tuple[int, int] | None, path: Path, shown: str) -> _Labels:
     labels: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    columns: tuple[int, int] | None = None
-    for index, (line, cells) in enumerate(rows):
-        lowered = [cell.casefold() for cell in cells]
-        if index == 0 and all(name in lowered for name in _COLUMNS):
-            columns = lowered.index("path"), lowered.index("label")
-            continue
-        if columns and len(cells) <= max(columns):
+    for line, cells in rows:
+        if places and len(cells) <= max(places):
             raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
-        file, *fields = cells if columns is None else [cells[column] for column in columns]
+        file, *fields = cells if places is None else [cells[place] for place in places]
         if not file:
             raise InputError(f"{shown}, line {line}: no path. Give path,label,label… on each line.")
         listed = (label.strip() for field in fields for label in re.split(r"[;|]", field))
@@ -207,8 +187,7 @@ def _several_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
     return {file: tuple(group) for file, group in labels.items()}
 
 
-def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) -> _Labels:
-    """Return labels by path where the first line names a column for the path and one for each label."""
+def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
     (_, head), *lines = rows
     at = [cell.casefold() for cell in head].index("path")
@@ -250,7 +229,6 @@ def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
 
 
 def _json_labels(held: Any) -> list[str] | None:
-    """Return the labels of an entry: a text, an index or a list of them; None for anything else."""
     labels = held if isinstance(held, list) else [held]
     if not all(type(label) in {str, int} and str(label).strip() for label in labels):
         return None

@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
@@ -18,7 +18,7 @@ from hookscope.errors import ImageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.find_files import MAX_FILE_BYTES, check_input_file
-from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
+from hookscope.inputs.pictures import is_quiet_picture, picture_name, read_picture, take_picture
 from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
 from hookscope.inputs.recordings import is_recording, read_recording
 from hookscope.inputs.tensors import prepare_tensor, read_argument, read_numpy, read_stored
@@ -36,9 +36,9 @@ _Content = Literal["picture", "recording", "array", "stored tensor"]
 def load_input(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Read one file, or a picture in memory, into one network input; return it with the record of what was done.
 
-    What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
-    pictures, HEIC where pillow-heif is installed, WAV and FLAC recordings with soundfile, and tensors as NumPy arrays,
-    safetensors with one tensor, or one tensor stored by `torch.save`. No code in a file runs.
+    Its content, not its suffix, decides: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF pictures, HEIC with
+    pillow-heif, WAV and FLAC recordings with soundfile; a NumPy array, or one tensor stored by safetensors or
+    `torch.save`. No code in a file runs.
 
     The input is float32 without the batch axis, (C, H, W), or (C, T, H, W) for a clip. A tensor is passed as it is;
     whole numbers, booleans and complex numbers keep their dtype. An axis of 1 in front counts as the batch axis and is
@@ -52,7 +52,7 @@ def load_input(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor
         return _take(path, preprocessing)
     if isinstance(path, Clip):
         return _load_clip(path, preprocessing)
-    return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels))
+    return _load(path, preprocessing)
 
 
 def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[Any, InputRecord]:
@@ -60,7 +60,7 @@ def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[Any, InputR
 
     What is stored stays as it is; a picture gets a batch axis of 1 in front.
     """
-    return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
+    return _load(path, preprocessing, as_argument=True)
 
 
 def is_quiet(path: Source) -> bool:
@@ -70,27 +70,26 @@ def is_quiet(path: Source) -> bool:
     if not isinstance(path, Path) or ImageFile.LOAD_TRUNCATED_IMAGES:
         return False
     warned: list[str] = []
-    try:
-        with _opened(path, "", _recorded_warnings(warned)) as (file, content):
-            quiet = content == "picture" and is_quiet_picture(file)
-    except Exception:  # noqa: BLE001 - a damaged or hostile file can make a reader raise anything
-        return False
+    quiet = False
+    with suppress(Exception), _opened(path, "", _recorded_warnings(warned)) as (file, content):
+        quiet = content == "picture" and is_quiet_picture(file)
     return quiet and not warned
 
 
 def load_quietly(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is left alone."""
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
-    return _load(path, preprocessing, lambda _steps: nullcontext())
+    return _load(path, preprocessing, is_guarded=False)
 
 
 def _take(picture: Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    name = str(getattr(picture, "filename", "")) or "picture"
+    name = picture_name(picture)
     steps: list[str] = []
     check_suits_pictures(preprocessing)
     with _recorded_warnings(steps):
-        taken = take_picture(picture, repr(name), preprocessing.channels, preprocessing.max_pixels, steps)
-    upright, white, size = taken
+        upright, white, size = take_picture(
+            picture, repr(name), preprocessing.channels, preprocessing.max_pixels, steps
+        )
     tensor, region = prepare_picture(upright, white, preprocessing, repr(name), steps)
     return tensor, InputRecord(name, None, size, tuple(tensor.shape), tuple(steps), region)
 
@@ -127,16 +126,13 @@ def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
 
 
 def _load(
-    path: Path,
-    preprocessing: Preprocessing,
-    recorded: Callable[[list[str]], AbstractContextManager[None]],
-    *,
-    as_argument: bool = False,
+    path: Path, preprocessing: Preprocessing, *, as_argument: bool = False, is_guarded: bool = True
 ) -> tuple[Any, InputRecord]:
     name = repr(str(path))
     steps: list[str] = []
     size, region, rate = None, None, None
-    with _opened(path, name, recorded(steps)) as (file, content):
+    recorded = _guarded(steps, preprocessing.max_pixels) if is_guarded else nullcontext()
+    with _opened(path, name, recorded) as (file, content):
         if content == "picture":
             check_suits_pictures(preprocessing)
             picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
@@ -158,11 +154,7 @@ def _load(
 
 
 def read_upright(path: Path, sha256: str, max_pixels: int) -> NDArray[np.uint8]:
-    """Return the picture in a file upright, in its own size, (H, W, 3).
-
-    Raises:
-        ImageError: If it can no longer be read, or the file has changed.
-    """
+    """Return the picture in a file upright, in its own size, (H, W, 3); ImageError if the file has changed."""
     name = repr(str(path))
     steps: list[str] = []
     with _opened(path, name, _guarded(steps, max_pixels)) as (file, content):
@@ -189,14 +181,12 @@ def _in_colour(picture: Image.Image, white: float) -> NDArray[np.uint8]:
 
 
 def looks_like_tensor(path: Source) -> bool:
-    """Tell whether a file begins as a tensor file does; one that cannot be read does not."""
+    """Tell whether a file begins as a tensor file does."""
     if not isinstance(path, Path):
         return False
-    try:
-        with _opened(path, "", nullcontext()) as (_, content):
-            return content in ("array", "stored tensor")
-    except ImageError:
-        return False
+    with suppress(ImageError), _opened(path, "", nullcontext()) as (_, content):
+        return content in ("array", "stored tensor")
+    return False
 
 
 def read_tensor(path: Path) -> torch.Tensor:
@@ -213,7 +203,6 @@ def read_tensor(path: Path) -> torch.Tensor:
 
 @contextmanager
 def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> Iterator[tuple[BufferedReader, _Content]]:
-    """Open a regular file, and tell what it holds; what the system refuses is an ImageError."""
     check_input_file(path, name)
     try:
         with open_regular(path) as file, recorded:
@@ -241,7 +230,7 @@ def _guarded(steps: list[str], max_pixels: int) -> Iterator[None]:
 
 @contextmanager
 def _recorded_warnings(steps: list[str]) -> Iterator[None]:
-    """Turn what Pillow and torch warn of while reading into steps, and a bomb warning into an exception."""
+    """Turn warnings while reading into steps, and a bomb warning into an exception."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -254,14 +243,17 @@ def _sniff(file: BinaryIO, name: str) -> _Content:
     head = file.read(1024)
     file.seek(0)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    fault = ""
     if not head:
-        raise ImageError(f"Cannot read {name}: it is empty. Get the file again.")
-    if text.startswith(b"version https://git-lfs"):
-        raise ImageError(f"Cannot read {name}: it is a Git LFS pointer, not the picture itself. Run `git lfs pull`.")
-    if text.startswith(b"<") and b"<svg" in text:
-        raise ImageError(f"Cannot read {name}: it is an SVG drawing. Convert it to PNG first.")
-    if text.startswith((b"<!doctype", b"<html")) or (text.startswith(b"<") and b"<html" in text):
-        raise ImageError(f"Cannot read {name}: it is a web page, not a picture. Download the picture itself.")
+        fault = "it is empty. Get the file again."
+    elif text.startswith(b"version https://git-lfs"):
+        fault = "it is a Git LFS pointer, not the picture itself. Run `git lfs pull`."
+    elif text.startswith(b"<") and b"<svg" in text:
+        fault = "it is an SVG drawing. Convert it to PNG first."
+    elif text.startswith((b"<!doctype", b"<html")) or (text.startswith(b"<") and b"<html" in text):
+        fault = "it is a web page, not a picture. Download the picture itself."
+    if fault:
+        raise ImageError(f"Cannot read {name}: {fault}")
     if head.startswith(b"\x93NUMPY"):
         return "array"
     if is_recording(head):

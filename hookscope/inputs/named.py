@@ -28,13 +28,10 @@ _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null":
 
 @dataclass(frozen=True, slots=True)
 class NamedInput:
-    """An argument that the network is given by name.
+    """An argument that the network is given by name: a literal, a tensor, or a container with tensors in it.
 
-    Attributes:
-        value: A literal; a tensor; or a list, tuple, dict or other container with tensors in it.
-        record: Of what its tensors were read from; None for a literal.
-        is_listed: Whether it is a list with one entry for each input, as detection networks take.
-        is_exact: Whether it keeps its dtype, whatever that of the network is.
+    `record` is None for a literal. It `is_listed` if it is a list with one entry for each input, as detection networks
+    take, and `is_exact` if it keeps its dtype.
     """
 
     name: str
@@ -56,27 +53,16 @@ class NamedInput:
         """For people: "sr = 16000", "b = b.npy, int64 1x5", "views = views.pt, list of 2 tensors"."""
         if self.record is None:
             return printable(f"{self.name} = {self.value!r}")
-        summary = _kind(self.value)
+        summary = f"{type(self.value).__name__} of {counted(len(tensors_in(self.value)), 'tensor')}"
         if isinstance(self.value, torch.Tensor):
             summary = f"{str(self.value.dtype).removeprefix('torch.')} {shape_text(shape_of(self.value))}"
         return f"{self.name} = {printable(self.record.name)}, {summary}"
 
 
-def _kind(value: Any) -> str:
-    return f"{type(value).__name__} of {counted(len(tensors_in(value)), 'tensor')}"
-
-
 def named_inputs(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
-    """Return inputs by name as Python callers and the command line give them.
+    """Return inputs by name: values where a `Path` stands for a file, or texts as `read_named` takes them.
 
-    Args:
-        named: Values by name: a `Path` stands for the file, alone or in a list, tuple or dict. Or texts, as
-            `read_named` takes them.
-        preprocessing: Of pictures.
-
-    Raises:
-        UsageError: As `read_named`.
-        ImageError: If a file cannot be read.
+    Raises ImageError if a file cannot be read, UsageError as `read_named`.
     """
     if not isinstance(named, Mapping):
         return read_named(named, preprocessing)
@@ -84,8 +70,6 @@ def named_inputs(named: Mapping[str, Any] | Sequence[str], preprocessing: Prepro
 
 
 def _given(name: str, value: Any, preprocessing: Preprocessing) -> NamedInput:
-    if isinstance(value, Path):
-        return _named(name, *load_argument(value, preprocessing), preprocessing)
     records: list[InputRecord] = []
     value = _with_files(value, preprocessing, records)
     tensors = [tensor for _, tensor in tensors_in(value)]
@@ -119,12 +103,8 @@ def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[Name
 
     A value is a Python literal, such as a number or a text in quotes, or else a file. Numbers with commas between them
     are one row of a tensor, (1, n), in the network's dtype or one that is named, "1,2,3:int64"; in brackets they are a
-    tuple or a list. A picture is
-    prepared like any other and gets a batch axis of 1; tensors stay as they are stored, also in a list, tuple or dict.
-
-    Raises:
-        UsageError: If a text is not of that form, or a name comes twice.
-        ImageError: If a file cannot be read.
+    tuple or a list. A picture gets a batch axis of 1; tensors stay as they are stored. Raises UsageError if a text is
+    not of that form, or a name comes twice; ImageError if a file cannot be read.
     """
     named: dict[str, NamedInput] = {}
     for text in texts:
@@ -178,10 +158,10 @@ def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
 
 
 def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> Batch:
-    """Return the batch with inputs by name, copied, for the network may overwrite them.
+    """Return the batch with copies of inputs by name.
 
     A tensor with a row for each of the `input_count` inputs of the run is cut along with the batch, one with a single
-    row is repeated for each of its inputs; any other belongs to all of them as it is. So is each tensor in a container.
+    row is repeated for each input; any other belongs to all of them as it is.
     """
     kwargs: dict[str, Any] = {}
     shared: set[str] = set()
@@ -202,14 +182,12 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
             kwargs[kwarg.name] = copied([kwarg.value[index] for index in batch.indices if index < len(kwarg.value)])
         else:
             kwargs[kwarg.name] = copied(with_changed(kwarg.value, rows))
-    listed = batch.listed | {named_input.name for named_input in named if named_input.is_listed}
-    exact = batch.exact | {named_input.name for named_input in named if named_input.is_exact}
     return replace(
         batch,
         kwargs={**batch.kwargs, **kwargs},
         shared=batch.shared | shared,
-        listed=listed,
-        exact=exact,
+        listed=batch.listed | {kwarg.name for kwarg in named if kwarg.is_listed},
+        exact=batch.exact | {kwarg.name for kwarg in named if kwarg.is_exact},
         broadcast_inputs=batch.broadcast_inputs | repeated,
     )
 

@@ -13,14 +13,11 @@ from hookscope.text import shape_text
 
 
 def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: InputKind = "image") -> Batch:
-    """Draw inputs of a shape, or an argument for each of several shapes.
+    """Draw inputs of a shape, or an argument for each of several shapes; raises as `parse_noise_shapes`.
 
     They are of the standard normal distribution, or evenly distributed whole numbers where a shape has a bound. torch's
     global random state is left alone. `kind` decides how the first argument by position is handed over. Axis 0 of the
     first shape that is longer than 1 counts inputs; arguments that are not as long along it belong to all of them.
-
-    Raises:
-        UsageError: As `parse_noise_shapes`.
     """
     shapes = parse_noise_shapes(shapes)
     generator = torch.Generator().manual_seed(seed)

@@ -12,6 +12,7 @@ from PIL import Image
 from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import read_upright, take_upright
+from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Photograph, Preprocessing, Region
 
@@ -22,10 +23,8 @@ _NO_PICTURE = 205  # of 255: what stands for inputs that cannot be shown
 class Photographs:
     """The photographs behind the inputs of a run.
 
-    Attributes:
-        pictures: Those given in memory, in their order.
-        batch: The inputs themselves where tensors were given.
-        seen: Of the first inputs, what the network saw: (H, W, 3) or (H, W) uint8.
+    `pictures` are those given in memory, `batch` the inputs themselves where tensors were given. `seen` has what the
+    network saw of the first inputs: (H, W, 3) or (H, W) uint8.
     """
 
     preprocessing: Preprocessing
@@ -41,26 +40,27 @@ class Photographs:
             try:
                 pixels = self._read(inputs, index)
             except ImageError as error:
-                reason = str(error)
+                reason = f"{error} "
             else:
                 if pixels.shape[:2] == (record.region.height, record.region.width):
                     return Photograph(pixels, record.region)
-                reason = f"{record.name} has changed since the run."
-        seen = self._seen(inputs, index)
-        if seen is None:
-            height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
-            grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
-            return Photograph(grey, _whole(grey), f"{reason} Maps are drawn on grey, without a picture.".lstrip())
-        seen = seen if seen.ndim == 3 else np.repeat(seen[:, :, None], 3, axis=2)
-        return Photograph(seen, _whole(seen), f"{reason} This is what the network saw.".lstrip() if reason else "")
+                reason = f"{record.name} has changed since the run. "
+        shown, note = self._seen(inputs, index), f"{reason}This is what the network saw." if reason else ""
+        if shown is None:
+            shape = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
+            shown, note = np.full(shape, _NO_PICTURE, np.uint8), f"{reason}Maps are drawn on grey, without a picture."
+        height, width = shown.shape[:2]
+        shown = shown if shown.ndim == 3 else np.repeat(shown[:, :, None], 3, axis=2)
+        return Photograph(shown, Region(0, 0, height, width, height, width), note)
 
     def _read(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
         record = inputs[index]
         if record.sha256 is not None:
             return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
+        key = record.name, record.size
         # Pictures in memory may share a name: those that look alike come in the order in which they were given.
-        alike = [picture for picture in self.pictures if picture.size == record.size and _name(picture) == record.name]
-        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == (record.name, record.size)]
+        alike = [picture for picture in self.pictures if (picture_name(picture), picture.size) == key]
+        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
         if len(alike) != len(places):
             raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
         return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
@@ -75,12 +75,3 @@ class Photographs:
             return None
         pictures = thumbnails(values[index : index + 1].detach().float().cpu().numpy(), self.preprocessing)
         return pictures[0] if pictures else None
-
-
-def _name(picture: Image.Image) -> str:
-    return str(getattr(picture, "filename", "")) or "picture"
-
-
-def _whole(pixels: NDArray[np.uint8]) -> Region:
-    height, width = pixels.shape[:2]
-    return Region(0, 0, height, width, height, width)

@@ -54,13 +54,9 @@ _UPRIGHT = {
 # Pillow's colour modes that become 8-bit RGB or greyscale, in words.
 _EIGHT_BIT_MODES = {
     "1": "1-bit",
-    "L": "greyscale",
-    "LA": "greyscale",
-    "La": "greyscale",
-    "P": "palette",
-    "PA": "palette",
-    "RGB": "RGB",
-    "RGBA": "RGB",
+    **dict.fromkeys(("L", "LA", "La"), "greyscale"),
+    **dict.fromkeys(("P", "PA"), "palette"),
+    **dict.fromkeys(("RGB", "RGBA"), "RGB"),
     "CMYK": "CMYK",
     "YCbCr": "YCbCr",
 }
@@ -113,10 +109,10 @@ def _is_quiet_png(file: BinaryIO) -> bool:
 def read_picture(
     file: BinaryIO, name: str, channels: int, max_pixels: int, steps: list[str]
 ) -> tuple[Image.Image, float, tuple[int, int]]:
-    """Decode the first frame and turn it upright.
+    """Decode the first frame and turn it upright; `steps` gets a sentence for each thing done.
 
     `channels` is 1 for greyscale, 3 for RGB; of deep greyscale the one channel is kept. A picture of more than
-    `max_pixels` is refused before it is decoded. `steps` gets a sentence for each thing done.
+    `max_pixels` is refused before it is decoded.
 
     Returns the picture in Pillow's mode "RGB", "L" or "F", the value that means white, and (width, height) as stored.
     Raises ImageError if it is truncated, corrupt, of another format or colour mode, or has too many pixels.
@@ -150,6 +146,11 @@ def read_picture(
             f"Cannot read {name}: the picture is truncated or corrupt ({one_line(error)}). Get the file again."
         ) from error
     return upright, white, stored_size
+
+
+def picture_name(picture: Image.Image) -> str:
+    """Return the name of a picture in memory."""
+    return str(getattr(picture, "filename", "")) or "picture"
 
 
 def take_picture(
@@ -187,27 +188,24 @@ def _quiet_libtiff() -> Iterator[None]:
 
 
 def _open(file: BinaryIO, name: str) -> ImageFile.ImageFile:
-    """Open a picture without decoding it."""
     head = file.read(16)
     if head.startswith(_PNG):
         _check_checksums(file, name)
     try:
         return Image.open(file, formats=_formats(head))
     except UnidentifiedImageError as error:
+        fault = (
+            "it is not a JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF or TIFF picture, nor a .npy, .pt or .safetensors "
+            "tensor; or its start is damaged."
+        )
         if _brand(head) in _HEIF_BRANDS and _HEIF not in Image.OPEN:
-            raise ImageError(
-                f"Cannot read {name}: it is a HEIC picture, which needs one more package: pip install pillow-heif"
-            ) from error
-        if _brand(head) in _AVIF_BRANDS | _HEIF_BRANDS:
-            raise ImageError(f"Cannot read {name}: the picture is truncated or corrupt. Get the file again.") from error
-        raise ImageError(
-            f"Cannot read {name}: it is not a JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF or TIFF picture, nor a .npy, "
-            ".pt or .safetensors tensor; or its start is damaged."
-        ) from error
+            fault = "it is a HEIC picture, which needs one more package: pip install pillow-heif"
+        elif _brand(head) in _AVIF_BRANDS | _HEIF_BRANDS:
+            fault = "the picture is truncated or corrupt. Get the file again."
+        raise ImageError(f"Cannot read {name}: {fault}") from error
 
 
 def _formats(head: bytes) -> tuple[str, ...]:
-    """Return the formats that Pillow may take a file with this head for."""
     if _brand(head) not in _HEIF_BRANDS:
         return _FORMATS
     if _HEIF not in Image.OPEN:
@@ -221,10 +219,7 @@ def _brand(head: bytes) -> bytes:
 
 
 def _check_checksums(file: BinaryIO, name: str) -> None:
-    """Raise if a chunk of a PNG does not have the checksum stored with it; Pillow checks few of them.
-
-    What is cut off is left to Pillow.
-    """
+    """Compare each chunk of a PNG with its checksum; Pillow checks few of them, but notices what is cut off."""
     file.seek(len(_PNG))
     while len(head := file.read(8)) == 8:
         remaining, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -331,23 +326,16 @@ def _to_channels(
 def _deep_grey(picture: Image.Image, depth: int, name: str, steps: list[str]) -> tuple[Image.Image, float]:
     tags = getattr(picture, "tag_v2", {})
     values: NDArray[np.float32] = np.array(picture).astype(np.float32)
-    if picture.mode == "F":
-        white = 1.0
-        if not (values.min() >= 0 and values.max() <= 1):  # false for NaN too
-            raise ImageError(
-                f"Cannot read {name}: floating-point values outside 0-1, so white is unknown. Give a tensor file."
-            )
-        steps.append("floating-point greyscale taken as 0-1")
-    else:
+    is_float, white = picture.mode == "F", 1.0
+    if not is_float:
         bits = min((depth, *tags.get(ExifTags.Base.BitsPerSample, ())))  # 12 in some TIFF; "I" may hold 32
         if picture.format == "JPEG2000":
             values /= 2 ** (16 - depth)  # Pillow has shifted them up to fill 16 bits
         white = float(2**bits - 1)
-        if picture.mode == "I" and not (values.min() >= 0 and values.max() <= white):
-            raise ImageError(
-                f"Cannot read {name}: whole numbers outside 0-65535, so white is unknown. Give a tensor file."
-            )
-        steps.append(f"{bits}-bit greyscale scaled to 0-1")
+    if picture.mode in ("F", "I") and not (values.min() >= 0 and values.max() <= white):  # false for NaN too
+        outside = "floating-point values outside 0-1" if is_float else "whole numbers outside 0-65535"
+        raise ImageError(f"Cannot read {name}: {outside}, so white is unknown. Give a tensor file.")
+    steps.append("floating-point greyscale taken as 0-1" if is_float else f"{bits}-bit greyscale scaled to 0-1")
     if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:  # Pillow inverts only up to 8 bits
         steps.append("inverted, because its white is stored as 0")
         values = white - values

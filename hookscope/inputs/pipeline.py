@@ -25,10 +25,9 @@ class InputPipeline:
     """The inputs of a run, in batches, each time they are asked for.
 
     There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
-    by name, `named`, go with every batch, or are the only ones. Batches go to `device`, their floating-point tensors in
-    `dtype`, then through `finish`, for example to add targets. While they are read, `pictures` gets the first pictures
-    as the network sees them, (H, W, 3) or (H, W) uint8. Files are read ahead by `readers` threads, as `load_batches`
-    has them.
+    by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add
+    targets. While they are read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W)
+    uint8.
     """
 
     files: Sequence[Source]

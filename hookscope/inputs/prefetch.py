@@ -23,11 +23,6 @@ Loaded = tuple[torch.Tensor, InputRecord]
 _MOST_READERS = 4
 
 
-def usual_readers() -> int:
-    """Return the default number of threads that read: as many as there are processors, and four at most."""
-    return min(_MOST_READERS, os.cpu_count() or 1)
-
-
 class Prefetcher:
     """Files in order, of which the next few are read ahead from the first one on.
 
@@ -38,7 +33,7 @@ class Prefetcher:
         self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int, readers: int | None = None
     ) -> None:
         """Read nothing yet; `depth` files at most are read ahead, by `readers` threads; None for the usual number."""
-        self._readers = usual_readers() if readers is None else readers
+        self._readers = min(_MOST_READERS, os.cpu_count() or 1) if readers is None else readers
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
         self._depth = depth
@@ -60,11 +55,9 @@ class Prefetcher:
         else:
             loaded = reading.result()
         for coming in islice(self._waiting, self._depth - len(self._coming)):
-            self._coming.append((coming, self._hand_over(coming) if self._may_read(coming) else None))
+            may_read = self._readers > 0 and is_quiet(coming)
+            self._coming.append((coming, self._hand_over(coming) if may_read else None))
         return loaded
-
-    def _may_read(self, path: Source) -> bool:
-        return self._readers > 0 and is_quiet(path)
 
     def cancel(self) -> None:
         """Leave unread what no thread has begun with; it is the end."""

@@ -21,11 +21,10 @@ _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamplin
 def prepare_picture(
     picture: Image.Image, white: float, preprocessing: Preprocessing, name: str, steps: list[str]
 ) -> tuple[torch.Tensor, Region]:
-    """Resize, crop, scale to 0-1 and normalise a picture in Pillow's mode "RGB", "L" or "F", upright.
+    """Resize, crop, scale to 0-1 and normalise an upright picture in Pillow's mode "RGB", "L" or "F".
 
-    `white` is the value that means white; `steps` gets a sentence for each thing done. Returns float32: (C, H, W), or
-    (C, T, H, W) for a clip; and which part of the picture it covers. Raises ImageError if the picture is too small, or
-    would become too large.
+    `white` is the value that means white; `steps` gets a sentence for each thing done. Returns float32, (C, H, W) or
+    (C, T, H, W) for a clip, and the region it covers. Raises ImageError if the picture is too small or gets too large.
     """
     pixels = _resize(picture, white, preprocessing, name, steps)  # (C, H, W), 0 to white
     whole = Region(0, 0, picture.height, picture.width, picture.height, picture.width)
@@ -68,19 +67,17 @@ def _resize(
             f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the "
             f"limit of {preprocessing.max_pixels} pixels. Crop it first, or give {arg('resize')} HEIGHTxWIDTH."
         )
-    antialiased = preprocessing.kind != "video"
+    antialiased, mode = preprocessing.kind != "video", preprocessing.interpolation
     steps.append(
-        f"resized from {height}x{width} to {new_height}x{new_width} (height x width), {preprocessing.interpolation}, "
+        f"resized from {height}x{width} to {new_height}x{new_width} (height x width), {mode}, "
         f"{'antialiased' if antialiased else 'not antialiased'}"
     )
     if antialiased:
-        pixels = _to_tensor(picture.resize((new_width, new_height), _RESAMPLING[preprocessing.interpolation]))
+        pixels = _to_tensor(picture.resize((new_width, new_height), _RESAMPLING[mode]))
     else:
-        before = _to_tensor(picture)
-        target = (new_height, new_width)
-        pixels = torch.nn.functional.interpolate(
-            before[None].to(torch.float32), target, mode=preprocessing.interpolation, align_corners=False
-        )[0]
+        before, target = _to_tensor(picture), (new_height, new_width)
+        wide = before[None].to(torch.float32)
+        pixels = torch.nn.functional.interpolate(wide, target, mode=mode, align_corners=False)[0]
         if before.dtype == torch.uint8:
             pixels = pixels.clamp(0, white).round().to(torch.uint8)
     # Bicubic interpolation overshoots; Pillow clips 8-bit pictures itself.
@@ -122,7 +119,6 @@ def _centre_crop(pixels: torch.Tensor, crop: tuple[int, int], steps: list[str]) 
 def _crop_to_multiple(
     pixels: torch.Tensor, multiple: int, name: str, steps: list[str]
 ) -> tuple[torch.Tensor, int, int]:
-    """Return the crop, and where its top and left lie in `pixels`."""
     height, width = pixels.shape[1:]
     new_height, new_width = height - height % multiple, width - width % multiple
     if not new_height or not new_width:
@@ -140,10 +136,9 @@ def _crop_to_multiple(
 def _normalise_(scaled: torch.Tensor, preprocessing: Preprocessing, steps: list[str]) -> None:
     # In place: a picture at the limit takes 1 GB here.
     mean, std = preprocessing.mean, preprocessing.std
-    if mean:
-        scaled.sub_(torch.tensor(mean, dtype=torch.float32)[:, None, None])
-    if std:
-        scaled.div_(torch.tensor(std, dtype=torch.float32)[:, None, None])
+    for factors, apply in ((mean, scaled.sub_), (std, scaled.div_)):
+        if factors:
+            apply(torch.tensor(factors, dtype=torch.float32)[:, None, None])
     if mean or std:
         means, stds = (", ".join(f"{value:g}" for value in values) for values in (mean or (0,), std or (1,)))
         steps.append(f"normalised by mean {means}, std {stds}")
@@ -176,11 +171,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
     channels = np.asarray(values, np.float32)
     for factors, undo in ((preprocessing.std, np.multiply), (preprocessing.mean, np.add)):
         if factors:
-            channels = undo(channels, _per_channel(factors))
+            channels = undo(channels, np.array(factors, np.float32)[:, None, None])
     shades = np.clip(np.nan_to_num(channels, nan=0.0, posinf=0.0, neginf=0.0), 0, 1) * 255 + 0.5
     pixels = shades.astype(np.uint8).transpose(0, 2, 3, 1)  # (N, H, W, C)
     return [picture[:, :, 0] if picture.shape[2] == 1 else picture for picture in pixels]
-
-
-def _per_channel(values: Sequence[float]) -> NDArray[np.float32]:
-    return np.array(values, np.float32)[:, None, None]

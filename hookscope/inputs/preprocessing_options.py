@@ -17,11 +17,7 @@ from hookscope.results.inputs import Preprocessing
 
 
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
-    """Put the user's options over preprocessing that comes from elsewhere: `base`, where no option is given.
-
-    Raises:
-        UsageError: If an option is not of that form, or cannot be right.
-    """
+    """Put the user's options over the preprocessing `base`; UsageError if one is malformed or cannot be right."""
     changes: dict[str, Any] = {}
     # Neither this nor the next is part of what the network was trained with: the source stays.
     if option.batch_axis is not None:
@@ -42,9 +38,7 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
         if (np.array(changes["std"], np.float32) <= 0).any():
             shown = f"{arg('std')} {option.std!r}"
             raise UsageError(f"{shown} has a value that is not above 0. Give the standard deviation per channel.")
-    if not changes:
-        return base
-    return replace(base, **changes, source=f"options over {base.source}")
+    return replace(base, **changes, source=f"options over {base.source}") if changes else base
 
 
 def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -57,13 +51,7 @@ def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tu
 def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: PictureOptions) -> tuple[str, ...]:
     """Warn how pictures are prepared where neither the weights nor an option has the preprocessing of training.
 
-    Args:
-        base: The preprocessing where no option is given.
-        inputs: Paths and pictures; nothing is said of tensor files and recordings.
-        option: What the user gives.
-
-    Returns:
-        A sentence, or none.
+    Returns a sentence, or none; nothing is said of tensor files and recordings.
     """
     others = TENSOR_SUFFIXES | AUDIO_SUFFIXES
     no_pictures = all(isinstance(source, Path) and source.suffix.lower() in others for source in inputs)
@@ -72,15 +60,9 @@ def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: P
     crop = "x".join(map(str, base.crop or ()))
     size = f"resized to {base.resize} and cropped to {crop} ({arg('resize')}, {arg('crop')})"
     values = f"normalised as for ImageNet ({arg('mean')}, {arg('std')})"
-    assumed = [
-        *([] if option.resize or option.crop else [size]),
-        *([values] if option.mean is None and option.std is None else []),
-    ]
-    if not assumed:
-        return ()
-    return (
-        f"The weights do not record how pictures were preprocessed in training; here they are {' and '.join(assumed)}.",
-    )
+    assumed = [size] * (not (option.resize or option.crop)) + [values] * (option.mean is None and option.std is None)
+    doubt = "The weights do not record how pictures were preprocessed in training; here they are"
+    return (f"{doubt} {' and '.join(assumed)}.",) if assumed else ()
 
 
 def _axis(axis: str | int) -> int | Literal["auto", "none"]:

@@ -1,6 +1,6 @@
 """Read tensor files: plain tensors, and nothing in a file runs, however it was made.
 
-What torch and safetensors wrote goes through the same hands as weights files: `hookscope.checkpoints.isolation`.
+What torch and safetensors wrote goes through the same hands as weights files: `hookscope.checkpoints.reading`.
 """
 
 from collections import OrderedDict
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from hookscope.checkpoints.fileformat import file_kind
-from hookscope.checkpoints.isolation import read_verified
-from hookscope.checkpoints.reading import ReadingRules, claims_too_much
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much, read_verified
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, UsageError
 from hookscope.parameters import arg
@@ -28,7 +27,7 @@ def several_by_name() -> str:
     return f"an input of several tensors goes by name: {arg('input')} NAME=FILE, or alone as a tuple or dict of tensors"
 
 
-# What an argument in a file may nest, and hold in all, beyond what any network takes. Our choice.
+# What an argument in a file may nest, and hold in all, beyond what any network takes.
 _NESTING_LIMIT = 20
 _MEMBERS_LIMIT = 10_000
 
@@ -51,18 +50,22 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
 def read_stored(path: Path) -> torch.Tensor:
     """Return the one plain tensor in a file that torch.save or safetensors wrote, in separate memory.
 
-    Raises ImageError if the file is damaged, holds anything else, or reading it would run code or take more time or
-    memory than a file of its size should.
+    Raises ImageError if the file is damaged, holds anything else, or would run code or take too much to read.
     """
     return torch.clone(_read(path, _only_tensor, _plain_tensor))  # the file may be mapped: nothing depends on it
 
 
 def read_argument(path: Path) -> Any:
-    """Do as `read_stored` with what a network is given by name, which may be a list, tuple or dict of tensors.
+    """Do as `read_stored` with what a network is given by name: also nested lists, tuples and dicts of tensors.
 
-    These may be nested and hold numbers, text and None too. For a safetensors file with several tensors it is a dict.
+    They may hold numbers, text and None too. For a safetensors file with several tensors it is a dict.
     """
-    return _read(path, _one_or_all, _argument)
+
+    def one_or_all(content: object, name: str) -> Any:
+        is_single = isinstance(content, dict) and len(content) == 1
+        return torch.clone(_only_tensor(content, name)) if is_single else _argument(content, name)
+
+    return _read(path, one_or_all, _argument)
 
 
 def _read(path: Path, of_safetensors: Callable[[object, str], Any], of_torch: Callable[[object, str], Any]) -> Any:
@@ -76,13 +79,7 @@ def _read(path: Path, of_safetensors: Callable[[object, str], Any], of_torch: Ca
     return check(content, name)
 
 
-def _one_or_all(content: object, name: str) -> Any:
-    is_single = isinstance(content, dict) and len(content) == 1
-    return torch.clone(_only_tensor(content, name)) if is_single else _argument(content, name)
-
-
 def _argument(content: object, name: str) -> Any:
-    """Return a copy of an argument, with plain containers and tensors alone."""
     left = _MEMBERS_LIMIT
     tensors = 0
 
@@ -138,10 +135,7 @@ def _plain_tensor(content: object, name: str) -> torch.Tensor:
 
 
 def is_one_input(shape: Sequence[int], preprocessing: Preprocessing) -> bool:
-    """Tell whether a tensor of this shape is one input where no option names the batch axis.
-
-    It is if it has a single axis, or as many as one input: (C, H, W), (C, T, H, W) for a clip.
-    """
+    """Tell whether a shape has a single axis, or as many as one input: (C, H, W), (C, T, H, W) for a clip."""
     return len(shape) in (1, 4 if preprocessing.kind == "video" else preprocessing.input_axes)
 
 

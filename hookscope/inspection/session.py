@@ -16,9 +16,9 @@ from torch import Tensor
 from hookscope import options
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import named_inputs, noise_and_named
 from hookscope.inputs.loading import read_tensor
-from hookscope.inputs.named import without_named_frame
+from hookscope.inputs.named import named_inputs, without_named_frame
+from hookscope.inputs.noise import noise_and_named
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
@@ -33,8 +33,8 @@ from hookscope.inspection.network import BatchQueue, queued
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
-from hookscope.models import LoadedModel, example_shape
-from hookscope.models.input_spec import shape_option, time_first_warning
+from hookscope.models import LoadedModel
+from hookscope.models.input_spec import example_shape, shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.models.user_code import load_function
 from hookscope.parameters import arg

@@ -93,7 +93,6 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
 
 
 def _readings(shapes: Shapes) -> list[Shapes]:
-    """Return the shapes by the names in the file, and by those without each prefix of a wrapper."""
     return [{new: shapes[old] for old, new in names.items()} for _, names in stripped_forms(shapes)]
 
 
@@ -153,7 +152,6 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
 
 
 def _fitted(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
-    """Return the network with the arguments that make it fit `shapes` exactly; None if none do."""
     if pattern.is_int8:
         shapes, names = _packed_shapes(shapes), _packed_names(pattern.sizes, shapes)
     elif not 0 <= sum(pattern.counts.values()) - len(shapes) <= pattern.optional_count:
@@ -190,7 +188,6 @@ def _fitted(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
 
 
 def _fitting_counts(pattern: NetworkPattern, expected: Sizes, shapes: Shapes) -> dict[str, int] | None:
-    """Return how many classes and channels, and which side of the picture, explain all shapes; None if nothing does."""
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
         sizes = expected[name]
@@ -208,7 +205,6 @@ def _fitting_counts(pattern: NetworkPattern, expected: Sizes, shapes: Shapes) ->
 
 
 def _count_of(pattern: NetworkPattern, size: Free, now: int) -> tuple[str, int]:
-    """Return what a size follows, and how much of that makes it `now`; 0 if nothing does."""
     if size.of == "patches":
         patches = max(now - size.number, 0)
         along = math.isqrt(patches)
@@ -248,14 +244,12 @@ def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate
 
 
 def _packed_shapes(shapes: Shapes) -> Shapes:
-    """Return what an int8 file has of the floating-point network's shapes: those of convolutions and linear layers."""
     return {
         name: s for name, s in shapes.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)
     }
 
 
 def _packed_names(sizes: Sizes, shapes: Shapes) -> dict[str, str]:
-    """Return what the same of a network's tensors are called in an int8 file; linear layers where their shapes are."""
     packed = any(name.endswith(_PACKED) for name in shapes)
     names = {}
     for name, shape in sizes.items():
@@ -267,7 +261,6 @@ def _packed_names(sizes: Sizes, shapes: Shapes) -> dict[str, str]:
 
 
 def _torchvision_patterns() -> Iterator[NetworkPattern]:
-    """Yield torchvision's networks, and `demo` if its package is there."""
     table = network_table("torchvision")
     same = installed_version("torchvision") == table.version
     for name in (network for network in table.networks if network != DEMO) if same else torchvision_names():
@@ -303,7 +296,6 @@ def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPa
 
 
 def _known_pattern(model: str) -> NetworkPattern | None:
-    """Return the network of that name: torchvision's, "timm:NAME" or "demo"; None for another."""
     if model.startswith("timm:"):
         network = network_table("timm").networks.get(model)
         return network or _built(model)  # the tag of its weights may change its classes

@@ -21,8 +21,7 @@ from hookscope.checkpoints.fileformat import (
     version_of,
     weights_file,
 )
-from hookscope.checkpoints.isolation import ReadFile, read_verified
-from hookscope.checkpoints.reading import ReadingRules, read_content
+from hookscope.checkpoints.reading import ReadingRules, ScanResult, read_content, read_verified
 from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
@@ -127,7 +126,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             training,
             weights.pickled_class if options.trust is not None else "",
             architectures,
-            read.is_refused_by_torch,
+            read.how == "past unknown",
             weights.requires_grad,
         )
     files = _read_verified(kinds, name, replace(options, key=None))
@@ -166,7 +165,6 @@ def versions_of(path: Path) -> list[FileVersion]:
 
 
 def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of classes in what a file holds, with a sentence; nothing if no tensor has as many rows."""
     where, names = stored_classes(content)
     shapes = (value.shape for value in state.values() if isinstance(value, Tensor))
     if not names or not any(shape[:1] == (len(names),) for shape in shapes):
@@ -174,11 +172,10 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
 
 
-def _read_past(read: ReadFile, name: str) -> tuple[str, ...]:
-    """Return a sentence about what was read past in a file; none for a file that torch reads safely."""
-    if not read.is_refused_by_torch:
+def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
+    if read.how != "past unknown":
         return ()
-    named = some_of([printable(symbol, 80) for symbol in read.unknown], _LISTED_NAMES)
+    named = some_of([printable(symbol, 80) for symbol in read.names], _LISTED_NAMES)
     reason = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
     held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
     return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
@@ -204,7 +201,7 @@ def _texts(path: Path) -> dict[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
-def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ReadFile]:
+def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ScanResult]:
     trusted = None
     if options.trust:
         from hookscope.models.trusted_files import read_trusted  # noqa: PLC0415 (not imported without trust)
@@ -220,7 +217,6 @@ def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptio
 def _joined(
     name: str, shards: Mapping[Path, list[str]], read: Mapping[Path, Mapping[str, Any]]
 ) -> tuple["OrderedDict[str, Any]", tuple[str, ...]]:
-    """Return the tensors of all shards that the index lists, and a sentence about the others."""
     owner = {tensor: shard for shard, tensors in shards.items() for tensor in tensors}
     state: OrderedDict[str, Any] = OrderedDict()
     surplus: list[str] = []

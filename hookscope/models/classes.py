@@ -103,7 +103,6 @@ def _names_in_text(key: str, text: str) -> tuple[str, ...]:
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
-    """Return the names in the text of a file; raise a ValueError with the reason if there are none."""
     document: Any = None
     if is_json or text.lstrip()[:1] in ("{", "["):
         try:
@@ -171,7 +170,6 @@ def _is_index(value: object) -> bool:
 
 
 def _index(key: object) -> int:
-    """Return an index that may be written as text, as JSON's keys are."""
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10:
         return int(key)
     if not _is_index(key):

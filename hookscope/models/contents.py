@@ -11,11 +11,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular, stored_files, version_of, weights_file
-from hookscope.checkpoints.limits import reading_limits
+from hookscope.checkpoints.fileformat import FileKind, open_regular, stored_files, weights_file
+from hookscope.checkpoints.isolation import run_isolated
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.plain import PlainTensor, plain_content
-from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
@@ -84,17 +83,10 @@ def _named_shape(tensor: StoredTensor) -> NamedShape:
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
     """Return what `_list_plain` does in a process with limits; None also where it fails: torch reports why."""
     try:
-        before = [version_of(path) for path in kinds]
-        outcome = run_forked(lambda: _list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
-        changed = before != [version_of(path) for path in kinds]
-    except (CheckpointError, MemoryError):
+        listed: list[dict[str, Any]] | None = run_isolated(lambda: _list_plain(kinds, key), kinds, "")
+    except CheckpointError:
         return None
-    if isinstance(outcome, WorkerFailure):
-        if outcome.cause == "raised":
-            raise RuntimeError(outcome.traceback)
-        return None
-    listed: list[dict[str, Any]] | None = outcome
-    return None if changed else listed
+    return listed
 
 
 def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
@@ -136,7 +128,6 @@ def _layout(tensor: PlainTensor) -> Layout | None:
 
 
 def _bytes_of(tensor: PlainTensor) -> tuple[int, int, str]:
-    """Return which bytes of a file are a tensor's, and as what they are read."""
     return tensor.begin, tensor.byte_count, tensor.dtype
 
 
@@ -154,7 +145,6 @@ def _pieces(file: BinaryIO, tensor: PlainTensor) -> Iterator[NDArray[np.generic]
 
 
 def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Compare shards with their index; return a sentence for each that holds more."""
     name, listed = printable(str(index)), read_index(index)
     owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
     surplus = {}
@@ -171,7 +161,6 @@ def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[s
 def _architectures(
     shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
 ) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
-    """Return for each part the networks that fit, in words, and why there may be others."""
     cached: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
     for shape in shapes.values():

@@ -33,6 +33,5 @@ def _names_in(held: object) -> Iterator[str]:
 
 
 def _entries_of(value: object) -> dict[Any, Any]:
-    """Return the entries of a dict, or the attributes of an object that was read past, such as a Namespace."""
     held = value.state if isinstance(value, StandIn) else value
     return held if isinstance(held, dict) else {}

@@ -79,6 +79,5 @@ def _empty_count(content: dict[Any, Any]) -> tuple[int, int]:
 
 
 def _count(sizes: object) -> int:
-    """Return how many elements a shape stands for; 0 for what is none."""
     numbers = [size for size in sizes if type(size) is int and size >= 0] if isinstance(sizes, tuple) else [0]
     return math.prod(numbers)

@@ -94,7 +94,6 @@ def unreachable(url: str) -> str | None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Return host and port that a download of `url` connects to first."""
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme)
     if proxy and not proxy_bypass(parts.hostname or ""):

@@ -128,7 +128,6 @@ def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
 
 
 def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:
-    """Return preprocessing that makes images of the shape (N, C, H, W), or clips of (N, C, T, H, W)."""
     if len(shape) not in (4, 5) or shape[1] not in (1, 3):
         return base
     channels, frames, (height, width) = shape[1], shape[2] if len(shape) == 5 else 1, shape[-2:]

@@ -16,14 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import (
-    CONFIG,
-    CONFIG_BYTES_LIMIT,
-    held_as_json,
-    open_regular,
-    read_config,
-    weights_file,
-)
+from hookscope.checkpoints.fileformat import CONFIG, json_object, read_config, weights_file
 from hookscope.errors import (
     CheckpointError,
     MisfitError,
@@ -121,14 +114,11 @@ def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
 
 
 def _processing(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder's image processor; empty without any."""
     for name in _PROCESSORS:
         path = folder / name
         if not path.is_file():
             continue
-        shown = printable(str(path))
-        with open_regular(path) as file:
-            held = held_as_json(file.read(CONFIG_BYTES_LIMIT + 1), CONFIG_BYTES_LIMIT)
+        shown, held = printable(str(path)), json_object(path)
         if held is None:
             raise CheckpointError(f"{shown} is not the JSON that transformers writes; download it again.")
         inner = held.get("image_processor") or held.get("feature_extractor")
@@ -170,7 +160,6 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
 
 
 def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str) -> tuple[Any, Any]:
-    """Return the configuration as an object of transformers', and the class of the network; of CLIP its vision part."""
     model_type, names = settings.get("model_type"), settings.get("architectures")
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     version = f"transformers {transformers.__version__}"
@@ -220,7 +209,6 @@ def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
 def _built(
     kind: Any, config: Any, chosen: ChosenWeights, options: BuildOptions, name: str
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the network in evaluation mode, and sentences about tensors that are missing or unused."""
     try:
         if chosen.checkpoint is None:
             return kind(config).eval(), ()
@@ -245,7 +233,6 @@ def _built(
 
 
 def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a vision model out of the weights of a network that has a text model too."""
     if kind.__name__.endswith("VisionModel") and any(name.startswith("text_model.") for name in state):
         return {name: value for name, value in state.items() if name.startswith("vision_model.")}
     return dict(state)
@@ -254,7 +241,6 @@ def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _preprocessing(
     held: Mapping[str, Any], config: Any, module: nn.Module, name: str
 ) -> tuple[Preprocessing, tuple[str, ...]]:
-    """Return what the image processor does, and a warning about each thing that it does and hookscope does not."""
     if module.main_input_name == _RECORDINGS:
         return _of_recordings(held, default_preprocessing(module), name), ()
     channels = getattr(config, "num_channels", 3)
@@ -269,7 +255,6 @@ def _preprocessing(
 
 
 def _of_recordings(held: Mapping[str, Any], usual: Preprocessing, name: str) -> Preprocessing:
-    """Return what the feature extractor does with a recording."""
     rate = held.get("sampling_rate")
     if rate is not None and (type(rate) is not int or rate < 1):
         raise CheckpointError(f"{name} has the sampling rate {printable(str(rate), 60)}, which is not a sampling rate.")
@@ -316,7 +301,6 @@ def _resize(size: object) -> int | tuple[int, int] | None:
 
 
 def _sides(size: object) -> tuple[int, int] | None:
-    """Return height and width of what configurations have for a size; None for nothing."""
     if isinstance(size, dict):
         return (_side(size["height"]), _side(size["width"])) if "height" in size else None
     if isinstance(size, list | tuple) and len(size) == 2:

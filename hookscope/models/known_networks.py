@@ -97,7 +97,6 @@ def _built(
 
 
 def _with_auxiliary(network: KnownNetwork, module: nn.Module, shapes: Shapes) -> tuple[Shapes, dict[str, Any]]:
-    """Return the shapes with auxiliary heads, and what a pattern stores about them."""
     switches = _auxiliary_arguments(network, module)
     with_them = _built(network, dict.fromkeys(switches, True)) if switches else None
     without = _built(network, dict.fromkeys(switches, False)) if switches else None
@@ -119,7 +118,6 @@ def _auxiliary_arguments(network: KnownNetwork, module: nn.Module) -> list[str]:
 
 
 def _with_free_sizes(network: KnownNetwork, published: Shapes, kwargs: Mapping[str, Any]) -> tuple[Sizes, list[str]]:
-    """Return the sizes that follow class and channel count as `Free`, and the names that no classes take away."""
     counted = {**kwargs, "num_classes": _CLASSES} if network.class_count is not None else None
     for arguments, channels in ((counted, _CHANNELS), (counted, None), (kwargs, _CHANNELS)):
         changed = None if arguments is None else _built(network, arguments, channels)

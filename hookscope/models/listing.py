@@ -109,7 +109,6 @@ def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
 
 
 def _entries(content: object) -> list[tuple[str, str, str]]:
-    """Describe the top-level entries of a training checkpoint: key, type, summary."""
     if not isinstance(content, dict):
         return []
     return [

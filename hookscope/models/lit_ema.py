@@ -64,7 +64,6 @@ def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
 
 
 def _paired(members: Mapping[str, str], names: Iterable[str], around: str) -> dict[str, str]:
-    """Return for each member the only name that is its own without dots; empty unless there is one for each."""
     by_leaf: dict[str, list[str]] = {}
     for name in names:
         by_leaf.setdefault(name[len(around) :].replace(".", ""), []).append(name)

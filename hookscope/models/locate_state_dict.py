@@ -177,7 +177,6 @@ def _check_tensor(tensor: Tensor, label: str) -> None:
 
 
 def _versions(metadata: object) -> dict[str, dict[str, int]]:
-    """Return torch's versions of modules, copied out of whatever a file puts in their place."""
     if not isinstance(metadata, dict):
         return {}
     by_module = {key: value for key, value in dict.items(metadata) if isinstance(key, str) and isinstance(value, dict)}
@@ -188,7 +187,6 @@ def _versions(metadata: object) -> dict[str, dict[str, int]]:
 
 
 def _identity(state: object) -> object:
-    """Return something that is equal for dicts of the very same tensors."""
     if not isinstance(state, dict):
         return id(state)
     return frozenset((str(key), id(value)) for key, value in dict.items(state) if isinstance(value, Tensor))

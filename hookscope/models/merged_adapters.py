@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import held_as_json, open_regular
+from hookscope.checkpoints.fileformat import json_object
 from hookscope.errors import CheckpointError, MisfitError, UnmergedError
 from hookscope.text import counted, printable
 
@@ -66,8 +66,7 @@ def read_settings(path: Path) -> AdapterSettings:
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
         raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
-    with open_regular(config) as file:
-        held = held_as_json(file.read(_CONFIG_BYTES_LIMIT + 1), _CONFIG_BYTES_LIMIT)
+    held = json_object(config, _CONFIG_BYTES_LIMIT)
     if held is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
     kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
@@ -154,7 +153,6 @@ def _sorted_out(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, T
 
 
 def _product(down: Tensor, up: Tensor, transposed: bool) -> Tensor:
-    """Return B A in float32, or wider: of a convolution for each place of its kernel."""
     dtype = torch.promote_types(down.dtype, torch.float32)
     flat = down.to(dtype).reshape(down.shape[0], -1)
     rows = up.to(dtype).reshape(up.shape[0], -1)

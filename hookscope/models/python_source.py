@@ -89,7 +89,6 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
 
 
 def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:
-    """Return the Module that a factory makes, or that was found in its place."""
     if isinstance(made, nn.Module):
         if arguments:
             raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no {arg('model_arg')}.")

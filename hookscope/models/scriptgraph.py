@@ -82,7 +82,6 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
 
 
 def _instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Return the modules of a script by the qualified names of their types: (name, handle)."""
     owners: dict[str, list[tuple[str, Any]]] = {}
     for name, module in script.named_modules():
         owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
@@ -113,7 +112,6 @@ def _is_forced(constant: Any) -> bool:
 
 
 def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
-    """Tell whether a call can be made through Python without a difference."""
     receiver, *arguments = call.inputs()
     result = call.output().type()
     if not all(_is_plain(value.type()) for value in (*arguments, call.output())):
@@ -158,7 +156,6 @@ def _holds_container(kind: Any) -> bool:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Tell whether values of a type come back from Python as what they were."""
     return kind.kind() in _PLAIN and all(map(_is_plain, kind.containedTypes()))
 
 

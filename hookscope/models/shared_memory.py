@@ -54,12 +54,10 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _lies_within(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Tell whether all bytes of a tensor are bytes of the others, which have the same storage."""
     return any(_place(other) == _place(tensor) for other in others) or bool(_bytes_taken(tensor, others).all())
 
 
 def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors of one storage have bytes in common."""
     return _place(tensor) == _place(other) or bool(_bytes_taken(tensor, [other]).any())
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, holds_inputs, read_config, weights_file
-from hookscope.checkpoints.isolation import inspect_isolated
-from hookscope.checkpoints.reading import ReadingRules
+from hookscope.checkpoints.reading import ReadingRules, inspect_isolated
 from hookscope.errors import (
     CheckpointError,
     MisfitError,
@@ -79,7 +78,6 @@ def parse_model(text: str) -> ModelSpec:
 
 
 def _by_form(text: str) -> ModelSpec | None:
-    """Parse a MODEL whose form is enough; None for a name that has to be looked up."""
     source, colon, factory = text.rpartition(":")
     if text == "demo":
         return ModelSpec("demo", text)
@@ -163,7 +161,6 @@ device of their state dict's tensors tells.
 
 
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
-    """Load a weights file: into the network that `arch` names or that is recognised, or the network that it holds."""
     if not exists(source):
         raise CheckpointError(f"{printable(source)} does not exist; check the path.")
     network = None if arch is None else parse_model(arch)
@@ -198,7 +195,6 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
 
 
 def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
-    """Load the network that adapters were trained on, with its own weights, and merge them into it."""
     if odd := unmergeable(checkpoint.state):
         alpha = "" if any(name.endswith(".alpha") for name in checkpoint.state) else ", given their alpha"
         message = (
@@ -280,7 +276,6 @@ def _network_of(
 def _told(
     names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
 ) -> architecture.Candidate | None:
-    """Return the network that the file names, if names and shapes fit it; None otherwise."""
     for name in names:
         for candidate in candidates:
             if candidate.model.removeprefix("timm:") == name:

@@ -123,7 +123,6 @@ def load_into(
 
 
 def _copied(fitting: Mapping[str, Any], module: nn.Module, misfit: str) -> Any:
-    """Copy what fits into the module; return which keys are missing and unexpected."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
@@ -158,7 +157,6 @@ def unfit_names(
 
 
 def _refuse_misfits(misfit: str, *, missing: Sequence[str], shapes: Sequence[str], unknown: Sequence[str]) -> None:
-    """Raise MisfitError if any name is missing or unknown to the network, or any of the `shapes` is another."""
     groups = [
         _group("missing", [printable(key, 80) for key in missing]),
         _group("of another shape", shapes),
@@ -170,7 +168,6 @@ def _refuse_misfits(misfit: str, *, missing: Sequence[str], shapes: Sequence[str
 
 
 def _unfit_remarks(origin: str, unused: list[str], absent: list[str]) -> list[str]:
-    """Return sentences on what options allow for: tensors that only the file has, or only the network."""
     kept = "of the network's tensors are not in it and keep their initial values"
     remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent)
     return [*filter(None, remarks)]
@@ -189,7 +186,6 @@ def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapp
 def _is_complete(
     target: Mapping[str, Any], memory: SharedMemory, options: FileOptions, names: AbstractSet[str]
 ) -> bool:
-    """Tell whether a file with these names has all that the network needs."""
     lacking = [key for key in target if key not in names and not key.endswith(COUNTER)]
     lacking = [key for key in lacking if not _matches(key, options.allow_missing)]
     return not lacking or len(memory.filled(lacking, names)) == len(lacking)
@@ -198,7 +194,6 @@ def _is_complete(
 def _twice_given(
     memory: SharedMemory, fitting: Mapping[str, Any], original: Mapping[str, str], origin: str
 ) -> Iterator[str]:
-    """Yield a sentence for each name whose values another one has overwritten, as both are of the same memory."""
     for lost, winners in memory.overwritten(fitting):
         if winners:
             names = [f"'{printable(original[name], 80)}'" for name in (lost, winners[-1])]
@@ -269,7 +264,6 @@ def _with_prefix(
 
 
 def _versions(state: Mapping[str, Any], removed: str, added: str) -> dict[str, Any] | None:
-    """Return torch's module versions of a state dict, by the names they have with another prefix."""
     metadata = getattr(state, "_metadata", None)
     if not (removed or added) or not isinstance(metadata, dict):
         return metadata
@@ -302,7 +296,6 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
 
 
 def _copyable(value: object, target: object, name: str) -> bool:
-    """Return whether a value of the file can be copied into the network's without losing more than precision."""
     if _form(value) != _form(target):
         return False
     if not (isinstance(value, Tensor) and isinstance(target, Tensor)) or name.endswith(COUNTER):
@@ -313,7 +306,6 @@ def _copyable(value: object, target: object, name: str) -> bool:
 
 
 def _shown_form(value: object, other: object) -> str:
-    """Return what differs from `other`: the shape, or for equal shapes the dtype."""
     if _form(value) != _form(other) or not isinstance(value, Tensor):
         return _form(value)
     return str(value.dtype).removeprefix("torch.")

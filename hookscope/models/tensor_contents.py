@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hookscope.checkpoints.fileformat import FileKind
-from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.nested import TensorLike
-from hookscope.checkpoints.reading import ReadingRules, claims_too_much
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much, inspect_isolated
 from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
@@ -31,11 +30,10 @@ _THREADS = 2  # two read as fast as memory gives
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
     """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
     verified = inspect_isolated(kinds, name, partial(_list_file, key), ReadingRules(RESAVE_REMEDY))
-    return [dict(scan.seen) for scan in verified if isinstance(scan.seen, dict)]
+    return [scan.content for scan in verified]
 
 
 def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
-    """Return the listing of one file, as JSON can hold it."""
     parts = parts_of(content, printable(str(path)), key)
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
     absent = sum(tensor.is_meta for tensor in tensors)
@@ -75,7 +73,6 @@ def _byte_count(tensor: Tensor) -> int:
 
 
 def _values(tensors: Sequence[Tensor]) -> list[Values | None]:
-    """Return the statistics of each tensor; those of one that is there twice are read once."""
     views = [_layout(tensor) or at for at, tensor in enumerate(tensors)]
     distinct = dict(zip(views, tensors, strict=True))
     with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
@@ -84,13 +81,11 @@ def _values(tensors: Sequence[Tensor]) -> list[Values | None]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return where a tensor's storage lies in memory; 0 if it has none."""
     plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
     return int(tensor.untyped_storage().data_ptr()) if plain else 0
 
 
 def _layout(tensor: Tensor) -> Layout | None:
-    """Return how a tensor lies in memory; None where that is not known."""
     storage = _address(tensor)
     if not storage:
         return None

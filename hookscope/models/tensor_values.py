@@ -38,7 +38,6 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
 
 
 def _values(pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
-    """Return the statistics of the pieces of a tensor, every element `repeats` times, and of further zeros."""
     name = str(dtype).removeprefix("torch.")
     array_type = "complex" if dtype.is_complex else name if name in ARRAY_TYPES else "float32"
     try:
@@ -78,7 +77,6 @@ def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    """Return whether the elements fill one stretch of the storage, in whatever order of axes."""
     expected = 1
     for stride, size in sorted(zip(strides, sizes, strict=True)):
         if stride != expected:

@@ -50,7 +50,6 @@ def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None])
 
 
 def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
-    """Return for each tensor of one storage the first earlier one that it shares an element with."""
     owners: dict[int, int] = {}
     first: dict[Layout, int] = {}
     for at, layout in layouts.items():

@@ -172,7 +172,6 @@ def _categories(module: nn.Module) -> tuple[str, ...]:
 
 
 def _describe(name: str, has_names: bool, module: nn.Module) -> Description:
-    """Return what timm's own evaluation transforms do, and a warning where that cannot be had."""
     config = importlib.import_module("timm.data").resolve_model_data_config(module)
     built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
     height, width = built_for if isinstance(built_for, tuple) else config["input_size"][1:]

@@ -143,7 +143,6 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _operator(returns: tuple[str, ...]) -> str:
-    """Return the name of our operator with these returns, registered when first asked for."""
     if returns not in _operators:
         if not _library:
             _library.append(torch.library.Library("hookscope", "FRAGMENT"))  # type: ignore[no-untyped-call] # torch's
@@ -171,7 +170,6 @@ def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:
 
 
 def _layer(script: Any, cached: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]]) -> ScriptLayer:
-    """Return the layers that stand for a script module and those below it: one object for all of its names."""
     handle = script._c
     if handle not in cached:
         made: Any = layer_class(ScriptLayer, _python_name(script))(script, taken)
@@ -189,7 +187,6 @@ def _python_name(script: Any) -> str:
 
 
 def _cause_of(error: Exception) -> str:
-    """Return what the operator that failed said, out of TorchScript's report of where that was."""
     lines = str(error).strip().splitlines()
     starts = [index for index, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception): ", line)]
     if not starts:

@@ -172,7 +172,6 @@ def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[Averag
 
 
 def _paired(tensors: Mapping[str, Tensor], loaded: set[str]) -> dict[str, str]:
-    """Return the names of a copy with those of the weights, ignoring wrapping prefixes of either."""
     best: dict[str, str] = {}
     for _, mine in stripped_forms(loaded):
         plain = {short: name for name, short in mine.items()}

@@ -95,7 +95,6 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
 
 
 def _laid_out(program: ExportedProgram) -> nn.Module | None:
-    """Return the program as a tree of modules; None if torch cannot."""
     try:
         with _repeats_kept():
             root: Any = torch.export.unflatten(program)
@@ -144,7 +143,6 @@ def _join_calls(bodies: Sequence[nn.Module]) -> None:
 
 
 def _joined(layer: str, by_call: Mapping[int, nn.Module], bodies: Sequence[nn.Module]) -> nn.Module:
-    """Return the module that stands for a layer, given one for each of its calls."""
     ordered = [by_call[call] for call in sorted(by_call)]
     kept = next((child for child in ordered if isinstance(child, InterpreterModule)), ordered[0])
     if isinstance(kept, InterpreterModule):
@@ -178,7 +176,6 @@ def _share_tensors(kept: nn.Module, other: nn.Module) -> None:
 
 
 def _agrees(root: nn.Module, program: ExportedProgram, seed: int) -> bool:
-    """Tell whether the modules compute what the program computes, on the inputs it was exported with."""
     if program.example_inputs is None:
         return True
     args, kwargs = program.example_inputs
@@ -204,7 +201,6 @@ def _equal(first: object, second: object) -> bool:
 
 
 def _name_and_size(module: nn.Module) -> None:
-    """Give a module the class name and the sizes of the layer it stands for."""
     written_as = vars(module).get("_ty")
     if not isinstance(written_as, str):
         return
@@ -222,7 +218,6 @@ def _name_and_size(module: nn.Module) -> None:
 
 
 def _operator(node: Any) -> str:
-    """Return the name of the ATen operator that a node calls, "" for another kind of node."""
     return str(node.target._schema.name).removeprefix("aten::") if hasattr(node.target, "_schema") else ""
 
 

@@ -153,7 +153,6 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
 
 
 def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions) -> nn.Module:
-    """Build a network that the chosen weights fit; trained ones are loaded, a file is not."""
     arguments, channels = options.arguments, options.input_channels
     if chosen.checkpoint is None:
         with _nothing_loaded():

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.errors import ImageError
-from hookscope.inputs import Batch, noise_batch, prefetch
+from hookscope.inputs import Batch, prefetch
 from hookscope.inputs.batches import count_inputs, load_batches, part_of
 from hookscope.inputs.loading import load_input
+from hookscope.inputs.noise import noise_batch
 from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, named_batch, named_inputs, with_named
+from hookscope.inputs import Batch
 from hookscope.inputs.batches import in_batches, part_of
 from hookscope.inputs.loading import load_input
-from hookscope.inputs.named import read_named
+from hookscope.inputs.named import named_batch, named_inputs, read_named, with_named
 from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, random_pixels, save, write_tensor
 

@@ -22,8 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 import hookscope
 from hookscope.checkpoints.fileformat import file_kind
-from hookscope.checkpoints.isolation import read_verified
-from hookscope.checkpoints.reading import ReadingRules
+from hookscope.checkpoints.reading import ReadingRules, read_verified
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents

@@ -170,7 +170,7 @@ def without_worker() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, before[1]))  # a damaged length can claim any memory
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("sandbox.worker", "isolation"):
+            for module in ("sandbox.worker", "reading"):
                 patch.setattr(f"hookscope.checkpoints.{module}.CAN_FORK", False)
             yield
     finally:

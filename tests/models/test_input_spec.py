@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models import build_on_meta, example_shape
+from hookscope.models import build_on_meta
 from hookscope.models.input_spec import (
     default_preprocessing,
+    example_shape,
     infer_channels,
     infer_input_shape,
     with_channels,

@@ -9,8 +9,8 @@ import torchvision
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.inputs import noise_batch
 from hookscope.inputs.batches import load_batches, part_of
+from hookscope.inputs.noise import noise_batch
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import Failure

@@ -12,7 +12,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBo
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from hookscope.inputs import noise_batch
+from hookscope.inputs.noise import noise_batch
 from hookscope.inspection.detection import with_default_targets
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients

@@ -21,27 +21,3 @@ Where Python cannot fork safely (Windows, macOS), `run_forked` works in this pro
 the work itself, for one item. `multiprocessing` would not do: its helper processes look for modules in the current
 folder first, where files of unknown origin lie, and import the program's main module.
 """
-
-from hookscope.checkpoints.sandbox.jobs import run_jobs
-from hookscope.checkpoints.sandbox.worker import (
-    CAN_FORK,
-    CAN_LIMIT_MEMORY,
-    Limits,
-    WorkerFailure,
-    limit_memory,
-    machine_memory_bytes,
-    run_forked,
-    usable_cores,
-)
-
-__all__ = [
-    "CAN_FORK",
-    "CAN_LIMIT_MEMORY",
-    "Limits",
-    "WorkerFailure",
-    "limit_memory",
-    "machine_memory_bytes",
-    "run_forked",
-    "run_jobs",
-    "usable_cores",
-]

@@ -105,8 +105,6 @@ def run_jobs(
 
 @dataclass(slots=True)
 class _Team:
-    """The hosts of one `run_jobs`."""
-
     limits: Limits
     preload: list[str]
     environment: dict[str, str]

@@ -29,7 +29,8 @@ from hookscope.commands.attribute.sanity import (
 )
 from hookscope.commands.attribute.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError
-from hookscope.inputs import Batch, copy_of
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import copy_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
 from hookscope.results.attributions import Method, SanityCheck, input_word

@@ -38,7 +38,8 @@ from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.hooks.tracing import eager
-from hookscope.inputs import Batch, copy_of, to_device
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.device import floating_dtype

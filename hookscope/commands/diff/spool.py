@@ -13,7 +13,7 @@ from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import shape_of
-from hookscope.inputs import length_of
+from hookscope.inputs.batches import length_of
 from hookscope.inspection.saved_tensors import SavedTensors, spool_tensor
 from hookscope.results.runs.tensors import DTYPES, TensorSpool
 

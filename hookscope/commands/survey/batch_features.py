@@ -10,7 +10,8 @@ from torch import Tensor
 from hookscope.commands.survey.feature_files import SCHEMA_VERSION, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.errors import OutputError, UsageError
-from hookscope.inputs import Batch, to_device
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import to_device
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.network import as_batches

@@ -29,8 +29,8 @@ from hookscope.commands.survey.signature import common_signature, differing, inp
 from hookscope.commands.survey.supports import InputSupports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import named_batch
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
+from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.forward import ForwardOptions

@@ -14,7 +14,7 @@ from hookscope.errors import ModelError
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.pytree import tensors_in
 from hookscope.hooks.selection import module_index
-from hookscope.inputs import to_device
+from hookscope.inputs.batches import to_device
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import Session

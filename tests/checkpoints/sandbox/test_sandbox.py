@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from hookscope.checkpoints.sandbox import Limits, WorkerFailure, jobs, machine_memory_bytes, run_jobs, usable_cores
+from hookscope.checkpoints.sandbox import jobs
+from hookscope.checkpoints.sandbox.jobs import run_jobs
+from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, machine_memory_bytes, usable_cores
 
 ENOUGH = Limits(seconds=60)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookscope.checkpoints import isolation, limits
-from hookscope.checkpoints.sandbox import Limits, WorkerFailure, run_forked, worker
-from hookscope.checkpoints.sandbox.worker import result_of
+from hookscope.checkpoints import isolation
+from hookscope.checkpoints.sandbox import worker
+from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, result_of, run_forked
 from hookscope.errors import CheckpointError, HookscopeError, MisfitError, UntrustedFileError
 
 MIB = 2**20
@@ -103,7 +103,7 @@ def test_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_of_this_process_is_done_twice() -> None:
     code = """
 import atexit, sys
-from hookscope.checkpoints.sandbox import Limits, run_forked
+from hookscope.checkpoints.sandbox.worker import Limits, run_forked
 sys.stdout.write("once")  # still in the buffer when the child is made
 atexit.register(sys.stdout.write, ", at exit")
 run_forked(lambda: sys.stderr.write("never shown"), Limits(60))
@@ -151,10 +151,10 @@ def test_an_answer_names_no_other_class(name: str) -> None:
 
 
 def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(limits, "_SPARE_BYTES", 256 * MIB)
-    monkeypatch.setattr(limits, "_SPARE_SECONDS", 1)
+    monkeypatch.setattr(isolation, "_SPARE_BYTES", 256 * MIB)
+    monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
     with pytest.raises(CheckpointError) as caught:
-        isolation._run_isolated(work, {}, "model.pt")
+        isolation.run_isolated(work, [], "model.pt")
     assert str(caught.value).startswith("model.pt ")
     return str(caught.value)
 
@@ -178,18 +178,17 @@ def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_a_file_does_to_its_reader_is_said(
     work: Callable[[], Any], phrase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_PATIENCE", 1)
+    monkeypatch.setattr(isolation, "_PATIENCE", 1)
     assert phrase in read(work, monkeypatch)
 
 
 def test_a_bug_in_reading_is_none_of_the_file() -> None:
     with pytest.raises(RuntimeError, match=r"in work\n(.*\n)*ZeroDivisionError: oops"):
-        isolation._run_isolated(fail(ZeroDivisionError("oops")), {}, "model.pt")
+        isolation.run_isolated(fail(ZeroDivisionError("oops")), [], "model.pt")
 
 
 def test_where_python_cannot_fork_a_file_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (worker, isolation):
-        monkeypatch.setattr(module, "CAN_FORK", False)
-    assert isolation._run_isolated(os.getpid, {}, "model.pt") == os.getpid()
+    monkeypatch.setattr(worker, "CAN_FORK", False)
+    assert isolation.run_isolated(os.getpid, [], "model.pt") == os.getpid()
     assert "more memory than there is" in read(fail(MemoryError()), monkeypatch)
     assert "model.pt is empty" in read(fail(CheckpointError("model.pt is empty")), monkeypatch)

@@ -23,8 +23,8 @@ from hookscope.commands.check.measuring.outputs import (
 )
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.forward_hooks import capture
-from hookscope.inputs import Batch, copy_of
-from hookscope.inputs.batches import part_of
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import copy_of, part_of
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved

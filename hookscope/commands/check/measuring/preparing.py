@@ -13,14 +13,16 @@ from torch import nn
 
 from hookscope.errors import UsageError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch, copy_of
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import copy_of
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.noise import noise_inputs
 from hookscope.inspection.device import move_to
 from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
-from hookscope.models import FileOptions, LoadedModel, load_model, with_classes
+from hookscope.models import FileOptions, LoadedModel, load_model
+from hookscope.models.classes import with_classes
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.options import InputOptions, PictureOptions
 from hookscope.results.inputs import Preprocessing
