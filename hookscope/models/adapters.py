@@ -4,7 +4,7 @@ Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: B
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from hookscope.text import counted, printable, some_of
@@ -34,7 +34,7 @@ class NamedShape(NamedTuple):
 
 
 class Adapters(NamedTuple):
-    """The halves of adapters among tensors, by layer and by name of the adapter, and how many tensors are none."""
+    """The halves of adapters among tensors, by layer and name of the adapter; `other_count` tensors are none."""
 
     down: Mapping[tuple[str, str], NamedShape]
     up: Mapping[tuple[str, str], NamedShape]
@@ -81,19 +81,11 @@ def is_adapter(names: Iterable[str]) -> bool:
     unique = {*names}
     halves = {name: match["path"] or "" for name in unique if (match := _NAME.fullmatch(name))}
     layers = {*halves.values()}
-    return bool(layers) and not any(
-        layer in layers and not _OTHER_PARTS.fullmatch(rest)
-        for name in unique - halves.keys()
-        for layer, rest in _owners(name)
-    )
-
-
-def _owners(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each module that a name is inside of, with the rest of the name."""
-    yield "", name
-    for at, letter in enumerate(name):
-        if letter == ".":
-            yield name[:at], name[at + 1 :]
+    for name in unique - halves.keys():
+        ends = [-1, *(at for at, letter in enumerate(name) if letter == ".")]  # of the modules that it is inside of
+        if any(name[: max(end, 0)] in layers and not _OTHER_PARTS.fullmatch(name[end + 1 :]) for end in ends):
+            return False
+    return bool(layers)
 
 
 def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:

@@ -35,8 +35,8 @@ _PACKED = "_packed_params._packed_params"
 class Candidate:
     """A network, as MODEL would name it, that with these arguments has the names and shapes of a file.
 
-    `missing_count` counts the buffers that the file lacks. `input_channels` is C of the pictures, if it is not the
-    network's own; `remarks` say how sure this is, and what differs from the network as published, for people.
+    `missing_count` counts the buffers that the file lacks, `input_channels` is C of the pictures if it is not the
+    network's own, and `remarks` say how sure this is, and what differs from the network as published.
     """
 
     model: str
@@ -51,8 +51,7 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
     read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
-    ModelNotFoundError if none fits, unless time ran out before all networks of timm that are in no table were compared:
-        then the message mentions it.
+    ModelNotFoundError if none fits and time ran out before all networks of timm were compared.
     """
     forms = _readings(shapes)
     fitting = _fitting(_torchvision_patterns(), forms)
@@ -72,7 +71,6 @@ def nearest_network(shapes: Shapes) -> str:
     """Return which known network fits most names and shapes of a file, and what differs: "demo: 295 of 296 names …".
 
     It is "" if less than half of any network's fit. timm's are compared if none of torchvision's and `demo` is near.
-    Names are read without wrappers' prefixes.
     """
     forms = _readings(shapes)
     near = _nearest(_torchvision_patterns(), forms)
@@ -119,12 +117,7 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
 
 
 def _most_alike(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
-    """Return an upper bound of the share of names that a network and a file have in common.
-
-    Args:
-        pattern: The network.
-        counts: How many names of the file begin with each first part.
-    """
+    """Return an upper bound of the share of names that a network and a file have in common."""
     least = max(counts.total(), sum(pattern.counts.values()) - pattern.optional_count)
     return Fraction(sum(min(count, counts[first]) for first, count in pattern.counts.items()), max(least, 1))
 
@@ -145,15 +138,16 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
                 by_form.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
     best = by_form[min(by_form)] if by_form else []
-    changes = [
-        (len(candidate.arguments) + bool(candidate.input_channels), candidate.missing_count) for candidate in best
-    ]
+    changes = [(len(fit.arguments) + bool(fit.input_channels), fit.missing_count) for fit in best]
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
 def _fitted(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
     if pattern.is_int8:
-        shapes, names = _packed_shapes(shapes), _packed_names(pattern.sizes, shapes)
+        names = _packed_names(pattern.sizes, shapes)
+        # What an int8 file has of the floating-point network's shapes.
+        kept = [name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 3]
+        shapes = {name: shape for name, shape in shapes.items() if name in kept or name.endswith(_PACKED)}
     elif not 0 <= sum(pattern.counts.values()) - len(shapes) <= pattern.optional_count:
         return None
     else:
@@ -243,12 +237,6 @@ def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate
     return tuple(annotated)
 
 
-def _packed_shapes(shapes: Shapes) -> Shapes:
-    return {
-        name: s for name, s in shapes.items() if name.endswith(_PACKED) or (name.endswith(".weight") and len(s) > 3)
-    }
-
-
 def _packed_names(sizes: Sizes, shapes: Shapes) -> dict[str, str]:
     packed = any(name.endswith(_PACKED) for name in shapes)
     names = {}
@@ -272,10 +260,9 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
 
 
 def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPattern]:
-    """Yield timm's networks.
+    """Yield timm's networks, those that are not in the table last, and only if their first layer has one of `names`.
 
-    Those that are not in the table come last, and only if their first layer has one of `names`; `left` collects those
-    for which no time was left.
+    `left` collects those for which no time was left.
     """
     table = network_table("timm")
     if installed_version("timm") == table.version:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,11 +64,8 @@ class Values(NamedTuple):
 def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 1, zeros: int = 0) -> Values:
     """Return the statistics of a tensor from its elements, every one of which is there `repeats` times.
 
-    Args:
-        pieces: All elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype.
-        dtype: A key of `ARRAY_TYPES`, or "complex".
-        repeats: For a view that shows its elements again.
-        zeros: Further elements, which a sparse tensor does not store.
+    `pieces` are all elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype, or "complex". `zeros`
+    are further elements, which a sparse tensor does not store.
     """
     total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
     is_whole = dtype != "complex" and "float" not in dtype
@@ -108,10 +105,7 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
 
 @cache
 def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
-    """Return the compiled reduction of float32 values, on one thread; None if this installation has none.
-
-    It returns None for what is not finite.
-    """
+    """Return the compiled reduction of finite float32 values, on one thread; None if this installation has none."""
     kernel = library.kernel_of(_variant())
     if kernel is None:
         return None
@@ -125,20 +119,10 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
         outcome = kernel.reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
         if outcome == library.RARE:
             return None
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = scalars.tolist()
-        return Reduction(
-            (),
-            "",
-            values.size,
-            finite_count=values.size,
-            mean=mean,
-            squared_deviations=squared_deviations,
-            min=low,
-            max=high,
-            abs_sum=abs_sum,
-            square_sum=square_sum,
-            nonzero_count=int(nonzero_count),
-        )
+        names = ("mean", "squared_deviations", "min", "max", "abs_sum", "square_sum", "nonzero_count")
+        facts: dict[str, Any] = dict(zip(names, scalars.tolist(), strict=True))
+        facts |= {"nonzero_count": int(facts["nonzero_count"]), "finite_count": values.size}
+        return Reduction((), "", values.size, **facts)
 
     return reduced
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,32 +50,30 @@ class Checkpoint:
         name: The file's, without its folder, safe to show.
         state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
             dtypes. Carries torch's `_metadata` when the file does.
-        sha256: Hex digest of the file; for an index or a folder, of the text "DIGEST NAME" of each of its files, a line
-            each.
+        sha256: Hex digest of the file; of several files, of the text "DIGEST NAME" of each, a line each.
         warnings: Sentences a reader must see, such as which tensors are not used.
-        module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
+        module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
+        pickled_class: The class of a pickled Module whose code was not run and might be; else "".
+        requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
         training: The entries of a single file other than its weights; None for a sharded one.
         architectures: Names of networks that the file has beside its weights.
-        pickled_class: The class of a pickled Module whose weights these are, where its code was not run and might be;
-            else "".
         is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
-        requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
     """
 
     name: str
     state: "OrderedDict[str, Any]"
     sha256: str
     warnings: tuple[str, ...] = ()
-    module: nn.Module | None = None
     notes: tuple[str, ...] = ()
+    module: nn.Module | None = None
+    pickled_class: str = ""
+    requires_grad: Mapping[str, bool] = field(default_factory=dict)
     categories: tuple[str, ...] = ()
     training: TrainingEntries | None = None
-    pickled_class: str = ""
     architectures: tuple[str, ...] = ()
     is_refused_by_torch: bool = False
-    requires_grad: Mapping[str, bool] = field(default_factory=dict)
 
 
 def looks_like_file(text: str) -> bool:
@@ -93,10 +92,10 @@ def exists(text: str) -> bool:
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
     """Return the weights in a file, or of a sharded one's `index.json`. Its content decides how it is read.
 
-    The file is first read in a separate process; if that passes, this one maps it. Of a trusted file
-    a Module's own state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no
-    state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
-    `options` names none; NothingMatchedError if there is none at the key of `options`.
+    The file is first read in a separate process; if that passes, this one maps it. Of a trusted file a Module's own
+    state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no state dict;
+    UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and `options` names
+    none; NothingMatchedError if there is none at the key of `options`.
     """
     path = weights_file(path)
     name = printable(str(path))
@@ -105,47 +104,37 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         read = _read_verified(kinds, name, options)[path]
         content = read.content
         weights = weights_in(content, name, options.key, may_trust=options.trust is not None)
-        digest = digest_of(path) if path.is_file() else _digest_of_all(stored_files(path))
-        is_safetensors = kinds[path] == "safetensors"
-        described = _metadata(path) if is_safetensors else content
-        architectures = told_architectures(
-            None if is_safetensors else content, {**config_in(path.parent), **(_texts(path) if is_safetensors else {})}
-        )
-        categories, notes = _named_classes(described, weights.state, name)
-        notes = (*weights.notes, *notes)
-        warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]), *file_remarks(path, content))
-        training = training_entries(content, weights.state, options.key)
+        # safetensors holds nothing but tensors and texts.
+        texts = _texts(path) if kinds[path] == "safetensors" else None
+        categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
+        told = told_architectures(content if texts is None else None, {**config_in(path.parent), **(texts or {})})
         return Checkpoint(
             printable(path.name),
             weights.state,
-            digest,
-            warnings,
+            digest_of(path) if path.is_file() else _digest_of_all(stored_files(path)),
+            (*_read_past(read, name), *filter(None, [shard_remark(path)]), *file_remarks(path, content)),
+            (*weights.notes, *notes),
             weights.module,
-            notes,
-            categories,
-            training,
             weights.pickled_class if options.trust is not None else "",
-            architectures,
-            read.how == "past unknown",
             weights.requires_grad,
+            categories,
+            training_entries(content, weights.state, options.key),
+            told,
+            read.how == "past unknown",
         )
     files = _read_verified(kinds, name, replace(options, key=None))
     states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}
     joined, warnings = _joined(name, read_index(path), states)
     warnings += tuple(warning for shard, file in files.items() for warning in _read_past(file, printable(str(shard))))
     weights = weights_in(joined, name, options.key)
-    return Checkpoint(
-        printable(path.name), weights.state, _digest_of_all((path, *kinds)), warnings, notes=weights.notes
-    )
+    return Checkpoint(printable(path.name), weights.state, _digest_of_all((path, *kinds)), warnings, weights.notes)
 
 
 def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], options: FileOptions) -> Checkpoint:
-    """Return the weights of a file that `read_checkpoint` has read, and that has not changed since.
+    """Return the weights of a file that `read_checkpoint` has read, without another process going through it first.
 
-    It is mapped without another process going through it first. A sharded file is read as a new one.
-
-    Raises:
-        CheckpointError: If the file has changed: its `versions`, as `versions_of` gave them, are others now.
+    A sharded file is read as a new one. Raises CheckpointError if its `versions`, as `versions_of` gave them, are
+    others now.
     """
     name = printable(str(path))
     if versions_of(path) != versions:
@@ -181,19 +170,17 @@ def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
     return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
 
 
-def _metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of an intact safetensors file; texts that are JSON are parsed."""
-
-    def said(text: object) -> object:
-        try:
-            return json.loads(text) if isinstance(text, str) else None
-        except (ValueError, RecursionError):
-            return None
-
-    return {key: said(text) for key, text in _texts(path).items()}
+def _parsed(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what texts hold as JSON."""
+    parsed = {}
+    for key, text in texts.items():
+        with suppress(ValueError, RecursionError):
+            parsed[key] = json.loads(text) if isinstance(text, str) else None
+    return parsed
 
 
 def _texts(path: Path) -> dict[str, Any]:
+    """Return the metadata of an intact safetensors file."""
     try:
         held = safetensors_header(path)[0].get("__metadata__")
     except (ValueError, RecursionError):  # it has become another file

@@ -2,7 +2,8 @@
 
 import json
 import zipfile
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,7 @@ _MOST_BYTES = 2**24
 
 
 def with_classes(loaded: LoadedModel, classes: Classes | None, *, multi_label: bool = False) -> LoadedModel:
-    """Return a network with the names of its classes, in place of those it came with; for None with the same names.
-
-    With `multi_label` each class is a label by itself.
+    """Return a network with the names of its classes; with `multi_label` each class is a label by itself.
 
     Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
     """
@@ -42,9 +41,8 @@ def with_classes(loaded: LoadedModel, classes: Classes | None, *, multi_label: b
     if isinstance(classes, str | Path):
         path = Path(classes)
         names = read_classes(path)
-        loaded = replace(
-            loaded, notes=(*loaded.notes, f"{counted(len(names), 'class name')} from {printable(path.name)}.")
-        )
+        note = f"{counted(len(names), 'class name')} from {printable(path.name)}."
+        loaded = replace(loaded, notes=(*loaded.notes, note))
     else:
         try:
             names = _by_index(classes)
@@ -77,29 +75,24 @@ def read_classes(path: Path) -> tuple[str, ...]:
 def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
     """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
 
-    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. The texts read are those that a key of settings
-    or a usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there
-    are as many of them as one of `counts`.
+    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Read are those with a usual name, such as
+    "labels.txt" and "index_to_name.json", and objects in JSON. There must be as many names as one of `counts`.
     """
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             key = member.filename.partition("/extra/")[2]
             if not key or member.file_size > _MOST_BYTES:
                 continue
-            try:
-                names = _names_in_text(key, archive.read(member).decode("utf-8-sig"))
-            except (ValueError, RecursionError):  # no text, no JSON, or no names
-                continue
-            if len(names) in counts:
-                return printable(key, _LONGEST_NAME), names
+            stem, _, suffix = key.rpartition("/")[2].lower().partition(".")
+            with suppress(ValueError, RecursionError):  # no text, no JSON, or no names
+                text = archive.read(member).decode("utf-8-sig")
+                if stem in _FILES:
+                    names = _parsed(text, is_json=suffix == "json")
+                else:
+                    names = stored_classes(json.loads(text))[1] if text.lstrip()[:1] == "{" else ()
+                if len(names) in counts:
+                    return printable(key, _LONGEST_NAME), names
     return "", ()
-
-
-def _names_in_text(key: str, text: str) -> tuple[str, ...]:
-    stem, _, suffix = key.rpartition("/")[2].lower().partition(".")
-    if stem in _FILES:
-        return _parsed(text, is_json=suffix == "json")
-    return stored_classes(json.loads(text))[1] if text.lstrip()[:1] == "{" else ()
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
@@ -131,11 +124,9 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
     for prefix, held in places:
         for key in _KEYS:
             classes = dict.get(held, key)
-            try:
+            with suppress(ValueError):
                 if isinstance(classes, dict | list | tuple) and (names := _by_index(classes)):
                     return f"{prefix}{key}", names
-            except ValueError:
-                continue
     return "", ()
 
 
@@ -145,7 +136,7 @@ def _by_index(classes: object) -> tuple[str, ...]:
         raise ValueError(f"{len(classes):,} entries are over the limit of {_MOST_CLASSES:,} classes")
     if isinstance(classes, Mapping):
         pairs = [*dict.items(classes)] if isinstance(classes, dict) else [*classes.items()]
-        if pairs and all(_is_index(index) for _, index in pairs):
+        if pairs and all(type(index) is int for _, index in pairs):
             pairs = [(index, name) for name, index in pairs]
         by_index = {_index(index): name for index, name in pairs}
         absent = next((index for index in range(len(pairs)) if index not in by_index), None)
@@ -154,24 +145,16 @@ def _by_index(classes: object) -> tuple[str, ...]:
         classes = [by_index[index] for index in range(len(pairs))]
     if not isinstance(classes, list | tuple) or not classes:
         raise ValueError("there are no names in it")
-    return tuple(_names(classes))
-
-
-def _names(classes: Iterable[object]) -> Iterable[str]:
-    for index, entry in enumerate(classes):
-        name = entry[-1] if isinstance(entry, list | tuple) and entry else entry
+    names = [entry[-1] if isinstance(entry, list | tuple) and entry else entry for entry in classes]
+    for index, name in enumerate(names):
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"class {index} has no name")
-        yield printable(name.strip(), _LONGEST_NAME)
-
-
-def _is_index(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return tuple(printable(name.strip(), _LONGEST_NAME) for name in names)
 
 
 def _index(key: object) -> int:
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10:
         return int(key)
-    if not _is_index(key):
+    if type(key) is not int:
         raise ValueError(f"{printable(repr(key) if isinstance(key, str) else type(key).__name__, 80)} is no index")
-    return key  # type: ignore[return-value]  # as was just seen
+    return key

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,17 +28,11 @@ from hookscope.text import exception_line
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A network, where it came from, and which input it expects.
+    """A network, in the mode its builder left it in, where it came from, and which input it expects.
 
-    Attributes:
-        module: The network, in the mode (train or eval) its builder left it in.
-        info: Which network with which weights, for the record.
-        preprocessing: How an image becomes its input.
-        warnings: Sentences a reader must see, such as that trained weights could not be had.
-        example_shape: Shape of an input that it takes, batch axis first; None if unknown.
-        notes: Sentences about how it was loaded that need no action, such as which network was recognised.
-        training: The entries of the weights file other than the weights; None without such a file.
-        multi_label: Whether each class is a label by itself, so that scores are sigmoids and not a softmax.
+    `warnings` are sentences a reader must see, such as that trained weights could not be had; `notes` need no action.
+    `example_shape` is that of an input that it takes, batch axis first; None if unknown. `training` has the entries of
+    the weights file other than the weights. With `multi_label` each class is a label by itself, scored by sigmoids.
     """
 
     module: nn.Module
@@ -68,11 +61,7 @@ def loaded_module(module: nn.Module) -> LoadedModel:
 
 
 def copied(loaded: LoadedModel) -> LoadedModel:
-    """Return a network with a copy of its module, to be run beside it.
-
-    Raises:
-        UsageError: If the module cannot be copied.
-    """
+    """Return a network with a copy of its module, to be run beside it; UsageError if the module cannot be copied."""
     try:
         module = copy.deepcopy(loaded.module, copied_results(loaded.module))
         if not {*map(id, module.modules())}.isdisjoint(map(id, loaded.module.modules())):
@@ -88,19 +77,12 @@ def copied(loaded: LoadedModel) -> LoadedModel:
 def copied_results(module: nn.Module) -> dict[int, Any]:
     """Return copies of the tensors with a graph in a network's attributes, by id: `deepcopy` takes them as its memo.
 
-    It refuses to copy them itself. The older weight normalisation and pruning keep such a weight, which their hooks
-    compute anew before each call.
-
-    Raises:
-        RuntimeError: If the memory of a parameter, buffer or attribute was freed, which copying would read.
+    It refuses to copy them itself; the older weight normalisation and pruning keep such a weight. Raises RuntimeError
+    if the memory of a parameter, buffer or attribute was freed, which copying would read.
     """
     held = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    named = [
-        *module.named_parameters(),
-        *module.named_buffers(),
-        *(("a tensor in an attribute", tensor) for tensor in held),
-    ]
-    for name, value in named:
+    others = (("a tensor in an attribute", tensor) for tensor in held)
+    for name, value in (*module.named_parameters(), *module.named_buffers(), *others):
         if missing := missing_memory(value):
             raise RuntimeError(f"{name}: {missing}")
     return {id(value): value.detach().clone() for value in held if value.grad_fn is not None}
@@ -135,13 +117,13 @@ def seeded(seed: int) -> Iterator[None]:
             seed_generators(seed)
             yield
         finally:
-            finished(partial(_put_back_generators, states))
 
+            def put_back() -> None:
+                torch.set_rng_state(states[0])
+                random.setstate(states[1])
+                np.random.set_state(states[2])
 
-def _put_back_generators(states: tuple[torch.Tensor, Any, Any]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
+            finished(put_back)
 
 
 def seed_generators(seed: int) -> None:
@@ -258,8 +240,8 @@ def parameter_count(module: nn.Module) -> int:
     parameters = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}  # noqa: SLF001
     count = sum(tensor.numel() for tensor in parameters.values() if type(tensor) is nn.Parameter or not is_lazy(tensor))
     for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them
-        for unpack in (attribute_of(part, "weight"), attribute_of(part, "bias")):
-            unpacked = unpack() if callable(unpack) else None
+        for unpack in filter(callable, (attribute_of(part, "weight"), attribute_of(part, "bias"))):
+            unpacked = unpack()
             count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
     return count
 
@@ -268,18 +250,3 @@ def _keeps_packed(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return attribute_of(module, "_packed_params") is not None
     return "_packed_params" in vars(module) or "_packed_params" in module._modules  # noqa: SLF001 - as hasattr, quicker
-
-
-def model_info(
-    name: str,
-    module: nn.Module,
-    weights: str,
-    *,
-    random: bool = False,
-    sha256: str | None = None,
-    categories: tuple[str, ...] = (),
-    arguments: Mapping[str, Any] | None = None,
-) -> ModelInfo:
-    """Return the record of a network; see `ModelInfo`."""
-    kind, count = type(module).__name__, parameter_count(module)
-    return ModelInfo(name, kind, weights, random, sha256, count, categories, dict(arguments or {}))

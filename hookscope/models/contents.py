@@ -5,6 +5,7 @@ stored tensors and values are read here, without torch, which takes seconds to i
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,10 +20,9 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.array_values import ARRAY_TYPES, values_of
-from hookscope.models.listing import file_listing, shared_prefix, tensor_row
+from hookscope.models.listing import TensorFacts, file_listing, shared_prefix
 from hookscope.models.shards import check_names, files_of, read_index, shard_remark
-from hookscope.models.tied import Layout, tied_to
-from hookscope.models.weight_sets import parts_of
+from hookscope.models.tied import Layout
 from hookscope.parameters import arg
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.statistics.reduction import PIECE_ELEMENTS
@@ -90,51 +90,37 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
 
 
 def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return the listing of each file of plainly stored tensors and values; None if any holds anything else.
-
-    Raises CheckpointError if one holds no tensors, or was cut short meanwhile; NothingMatchedError if there is nothing
-    at `key`.
-    """
+    """Return the listing of each file of plainly stored tensors and values; None if any holds anything else."""
     listed = []
     for path, kind in kinds.items():
         content = plain_content(path, kind)
         if content is None:
             return None
-        parts = parts_of(content, printable(str(path)), key)
-        places = [(part.key, name, _as_plain(tensor)) for part in parts for name, tensor in part.tensors]
-        owners = tied_to([place[:2] for place in places], [_layout(tensor) for *_, tensor in places])
-        with open_regular(path) as file:
-            distinct = {_bytes_of(tensor): tensor for *_, tensor in places}
-            values = {span: values_of(_pieces(file, tensor), tensor.dtype) for span, tensor in distinct.items()}
-        rows = [
-            tensor_row((name, tensor.shape, tensor.dtype), tensor.byte_count, values[_bytes_of(tensor)], owner)
-            for (_, name, tensor), owner in zip(places, owners, strict=True)
-        ]
-        listed.append(file_listing(path, kind, content, parts, rows))
+        listed.append(file_listing(path, kind, content, key, partial(_facts_of, path)))
     return listed
 
 
-def _as_plain(tensor: TensorLike) -> PlainTensor:
-    if not isinstance(tensor, PlainTensor):
-        raise TypeError(type(tensor).__name__)
-    return tensor
+def _facts_of(path: Path, named: list[tuple[str, TensorLike]]) -> tuple[list[TensorFacts], list[str]]:
+    tensors = [tensor for _, tensor in named if isinstance(tensor, PlainTensor)]
+    with open_regular(path) as file:
+        read = cache(lambda begin, byte_count, dtype: values_of(_pieces(file, begin, byte_count, dtype), dtype))
+        values = [read(tensor.begin, tensor.byte_count, tensor.dtype) for tensor in tensors]
+    layouts = [
+        Layout(tensor.storage, tensor.dtype, tensor.item_bytes, tensor.offset, tensor.shape, tensor.strides)
+        if tensor.byte_count
+        else None
+        for tensor in tensors
+    ]
+    facts = zip(tensors, layouts, values, strict=True)
+    return [
+        TensorFacts(tensor.shape, tensor.dtype, tensor.byte_count, layout, value) for tensor, layout, value in facts
+    ], []
 
 
-def _layout(tensor: PlainTensor) -> Layout | None:
-    if not tensor.byte_count:
-        return None
-    bits, item = tensor.dtype, tensor.item_bytes
-    return Layout(tensor.storage, bits, item, tensor.offset, tensor.shape, tensor.strides)
-
-
-def _bytes_of(tensor: PlainTensor) -> tuple[int, int, str]:
-    return tensor.begin, tensor.byte_count, tensor.dtype
-
-
-def _pieces(file: BinaryIO, tensor: PlainTensor) -> Iterator[NDArray[np.generic]]:
-    kind = np.dtype(ARRAY_TYPES[tensor.dtype])
-    file.seek(tensor.begin)
-    left = tensor.byte_count
+def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator[NDArray[np.generic]]:
+    kind = np.dtype(ARRAY_TYPES[dtype])
+    file.seek(begin)
+    left = byte_count
     while left:
         wanted = min(PIECE_ELEMENTS * kind.itemsize, left)
         content = file.read(wanted)
@@ -161,16 +147,17 @@ def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[s
 def _architectures(
     shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
 ) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
-    cached: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
-    for shape in shapes.values():
-        if (names := frozenset(shape.items())) in cached:  # such as those of the averaged weights beside the others
-            continue
+
+    @cache  # averaged weights have the names and shapes of the others
+    def fitting(names: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[str, ...]:
         try:
-            cached[names] = tuple(map(sentence, recognise(shape)))
+            return tuple(map(sentence, recognise(dict(names)))) if names else ()
         except ModelNotFoundError as error:  # time ran out
-            cached[names], doubts[str(error)] = (), None
-    return {part: cached[frozenset(shape.items())] for part, shape in shapes.items()}, tuple(doubts)
+            doubts[str(error)] = None
+            return ()
+
+    return {part: fitting(tuple(shape.items())) for part, shape in shapes.items()}, tuple(doubts)
 
 
 def sentence(candidate: Candidate) -> str:

@@ -70,14 +70,9 @@ def _empty_count(content: dict[Any, Any]) -> tuple[int, int]:
     for group in groups if isinstance(groups, list | tuple) else [groups]:
         sizes |= dict(dict.items(group)) if isinstance(group, dict) else {}
     tensors = {name: value for name, value in dict.items(module) if isinstance(value, TensorLike)}
-    empty = [
-        name
-        for name, tensor in tensors.items()
-        if 0 in tuple(tensor.shape) and _count(sizes.get(name) if isinstance(name, str) else None)
-    ]
-    return len(empty), len(tensors)
-
-
-def _count(sizes: object) -> int:
-    numbers = [size for size in sizes if type(size) is int and size >= 0] if isinstance(sizes, tuple) else [0]
-    return math.prod(numbers)
+    empty = 0
+    for name, tensor in tensors.items():
+        size = sizes.get(name) if isinstance(name, str) else None
+        numbers = [number for number in size if type(number) is int and number >= 0] if isinstance(size, tuple) else [0]
+        empty += 0 in tuple(tensor.shape) and math.prod(numbers) > 0
+    return empty, len(tensors)

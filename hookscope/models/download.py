@@ -49,9 +49,8 @@ def is_cached(url: str) -> bool:
 def fetch(url: str) -> Path:
     """Return the file of `url` out of torch.hub's cache, downloading it first if it is not there.
 
-    A digest in the file's name, as in "resnet34-b627a593.pth", is compared with what arrives. Nothing is left behind by
-    a download that fails with DownloadError, without a network within 15 s. A progress bar appears if standard error is
-    a terminal.
+    A digest in the file's name, as in "resnet34-b627a593.pth", is compared with what arrives. Raises DownloadError,
+    without a network within 15 s; then nothing is left behind.
     """
     path = cached_file(url)
     if is_cached(url):

@@ -1,6 +1,7 @@
 """Networks that a trusted file holds whole: TorchScript and exported programs, with what is known of their inputs."""
 
 import io
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +14,22 @@ from hookscope.errors import ModelNotFoundError
 from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
-from hookscope.models.construction import LoadedModel, loaded_module, model_info, seeded, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, loaded_module, parameter_count, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_exported_program, read_torchscript
 from hookscope.models.weight_choice import IMAGENET_CLASSES
 from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
+from hookscope.results.network import ModelInfo
 from hookscope.text import counted, exception_line, printable
 
 
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
-    Buffers that the original kept out of its state dict are in that of the module: TorchScript does not record which
-    those were. Code in the file runs with random number generators seeded by `seed`. Names of classes are known where
-    an extra file has them, or the network is one of torchvision's. Raises CheckpointError.
+    Buffers that the original kept out of its state dict are in that of the module, as TorchScript does not record which
+    those were. Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
     """
     module, remarks = read_torchscript(path, seed)
     loaded = _described(path, module, default_preprocessing(module), remarks)
@@ -51,19 +52,14 @@ def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
         try:
             torch.jit.save(script, written)
         except RuntimeError as error:
-            loaded = loaded_module(script)
             reason = f"no layer of it can be seen: it cannot be copied, {exception_line(error)}."
-            return replace(loaded, warnings=(f"{loaded.info.name}: {reason}",))
+            return _with_remarks(loaded_module(script), [reason])
         module, remarks = hookable(load)
-    loaded = loaded_module(module)
-    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
+    return _with_remarks(loaded_module(module), remarks)
 
 
 def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
-    """Return the names of a script's classes, with where they come from, in a sentence; of an unknown one nothing.
-
-    They are in an extra file, or, where names and shapes are those of a network of torchvision, ImageNet's.
-    """
+    """Return the names of a script's classes: of an extra file, or ImageNet's; and where they come from."""
     from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()
@@ -75,9 +71,8 @@ def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
             if "num_classes" not in candidate.arguments and candidate.model in list_models():
                 categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
                 if len(categories) == IMAGENET_CLASSES:
-                    named = candidate.model
-                    said = f"has names and shapes of {named}, as many classes as ImageNet, and takes their names."
-                    return tuple(categories), said
+                    said = "as many classes as ImageNet, and takes their names."
+                    return tuple(categories), f"has names and shapes of {candidate.model}, {said}"
     return (), ""
 
 
@@ -110,13 +105,12 @@ def given_program(program: Any) -> LoadedModel:
             "its graph calls operations and none of its layers, so rows are those of operations. Give the program of "
             "torch.export itself: its layers have rows."
         )
-        return replace(loaded, warnings=(f"{loaded.info.name}: {reason}",))
+        return _with_remarks(loaded, [reason])
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
 
     with silenced_known_warnings(), seeded(0):
         module, remarks = unflattened(program, 0)
-    loaded = loaded_module(module)
-    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
+    return _with_remarks(loaded_module(module), remarks)
 
 
 def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
@@ -144,6 +138,10 @@ def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> 
 
 
 def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, remarks: tuple[str, ...]) -> LoadedModel:
-    name = printable(path.name)
-    info = model_info(name, module, name, sha256=digest_of(path))
-    return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
+    name, kind, count = printable(path.name), type(module).__name__, parameter_count(module)
+    info = ModelInfo(name, kind, name, random=False, sha256=digest_of(path), parameter_count=count)
+    return _with_remarks(LoadedModel(module, info, preprocessing), remarks)
+
+
+def _with_remarks(loaded: LoadedModel, remarks: Iterable[str]) -> LoadedModel:
+    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))

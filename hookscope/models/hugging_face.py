@@ -27,7 +27,7 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.classes import stored_classes
-from hookscope.models.construction import LoadedModel, model_info, replaced, seeded, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.statedict import unfit_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
@@ -76,17 +76,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     preprocessing, remarks = _preprocessing(processing, config, module, name)
     categories = stored_classes(held)[1]
     labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in held else ()
-    info = model_info(
-        name,
-        module,
-        chosen.origin,
-        random=chosen.random,
-        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
-        categories=labelled,
-    )
-    warnings = (*chosen.warnings, *misfits, *remarks)
-    training = chosen.checkpoint.training if chosen.checkpoint else None
-    return LoadedModel(module, info, preprocessing, warnings, notes=chosen.notes, training=training)
+    loaded = chosen.loaded(name, module, preprocessing, labelled, warnings=(*misfits, *remarks))
+    return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
 
 
 def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
@@ -175,7 +166,8 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
     if name is None:
         kind = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING.get(type(config), None)
-    if not _is_network(transformers, kind):
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_network:
         raise ModelNotFoundError(f"{shown} names '{printable(str(name), 80)}', which {version} does not have.")
     if getattr(kind, "main_input_name", "") in (_PICTURES, _RECORDINGS):
         return config, kind
@@ -186,10 +178,6 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
             "recordings (input_values)."
         )
     return config.vision_config, vision
-
-
-def _is_network(transformers: ModuleType, kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
 
 
 def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
@@ -229,7 +217,9 @@ def _built(
     missing, unexpected = sorted(map(str, info["missing_keys"])), sorted(map(str, info["unexpected_keys"]))
     if info["error_msgs"]:
         raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(info['error_msgs'][0]))}")
-    return module.eval(), unfit_names(chosen.origin, kind.__name__, missing, unexpected, reshaped, options.file)
+    names = chosen.origin, f"{chosen.origin} does not fit {kind.__name__}"
+    differing = {key: printable(key, 80) for key in sorted(reshaped)}
+    return module.eval(), tuple(unfit_names(names, missing, unexpected, differing, options.file))
 
 
 def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -282,14 +272,18 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     scale = held.get("rescale_factor", 1 / 255)
     if not held.get("do_rescale", True) or abs(float(scale) - 1 / 255) > 1e-6:
         warnings.append(f"{name}: transformers does not scale its pictures to 0 to 1; hookscope does.")
-    filtering = _INTERPOLATIONS.get(held.get("resample", 2), "")
-    if not filtering:
-        filtering = "bilinear"
+    filtering = _INTERPOLATIONS.get(held.get("resample", 2))
+    if filtering is None:
         warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
     normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
     mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(
-        resize=resize, crop=crop, interpolation=filtering, mean=mean, std=std, source=f"the image processor of {name}"
+        resize=resize,
+        crop=crop,
+        interpolation=filtering or "bilinear",
+        mean=mean,
+        std=std,
+        source=f"the image processor of {name}",
     )
     return (with_channels(described, channels) if channels != 3 else described), tuple(warnings)
 

@@ -27,26 +27,22 @@ _OPAQUE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.ConvTranspose1d, nn.Con
 
 
 def infer_channels(module: nn.Module) -> int | None:
-    """Return C of the first convolution over images or clips; None if there is none.
-
-    Where no module convolves, the network's own functions may: then the first parameter of four axes is the kernel,
-    (out, C, height, width).
-    """
+    """Return C of the first convolution over images or clips, or of the first kernel parameter; None without one."""
     first = _first_layer(module)
     if isinstance(first, nn.Conv2d | nn.Conv3d):
         return first.in_channels
     if any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in module.modules()):
         return None
+    # Where no module convolves, the network's own functions may, with a kernel (out, C, height, width).
     kernel = next((parameter for parameter in module.parameters() if parameter.dim() == 4), None)
     return kernel.shape[1] if kernel is not None and kernel.shape[1] in {1, 3} else None
 
 
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
-    """Return an input shape with N = 1 that the first layer takes; None if it cannot be inferred.
+    """Return an input shape with N = 1 that the first layer, by definition, takes; None if it cannot be inferred.
 
     (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for Conv1d, (1, features) for Linear,
-    unless a module before it has weights of its own, which may embed patches of a picture. First is meant in the order
-    of definition, which need not be the order of execution.
+    unless a module before it has weights of its own, which may embed patches of a picture.
     """
     first = _first_layer(module)
     match first:
@@ -74,11 +70,7 @@ _INPUT_AXES: tuple[tuple[tuple[type[nn.Module], ...], int], ...] = (
 
 
 def input_axes(module: nn.Module) -> int | None:
-    """Return how many axes one input of a network has, batch axis apart; None if its first layer does not tell.
-
-    First is meant in the order of definition: Conv1d 2, Conv2d 3, Conv3d 4, Linear and Embedding 1, recurrent layers
-    and attention 2.
-    """
+    """Return how many axes one input of a network has, batch axis apart; None if its first layer does not tell."""
     first = first_layer_with_input(module)
     return next((count for kinds, count in _INPUT_AXES if isinstance(first, kinds)), None)
 
@@ -94,10 +86,7 @@ def shape_option(module: nn.Module) -> str:
 
 
 def embedding_size(module: nn.Module) -> int | None:
-    """Return how many entries the smallest embedding of a network has; None without embeddings.
-
-    An embedding with a single entry tells nothing apart, and counts where there is no other.
-    """
+    """Return how many entries the smallest embedding has, one of a single entry counting last; None without any."""
     sizes = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     return min((size for size in sizes if size > 1), default=min(sizes, default=None))
 
@@ -136,11 +125,7 @@ def time_first_warning(module: nn.Module) -> tuple[str, ...]:
 
 
 def default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Return the preprocessing for a network that comes without any: ImageNet's, in as many channels as it takes.
-
-    A network that starts with Conv3d gets clips. One for neither 1 nor 3 channels gets 3, as pictures have;
-    `infer_channels` tells.
-    """
+    """Return the preprocessing of a network that comes without any: ImageNet's in 1 or 3 channels, clips for Conv3d."""
     waveform = waveform_of(module)
     axes = 1 if waveform is not None and waveform.channels is None else input_axes(module)
     defaults = Preprocessing(input_axes=axes, waveform=waveform)
@@ -153,10 +138,7 @@ def default_preprocessing(module: nn.Module) -> Preprocessing:
 
 
 def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
-    """Return the preprocessing for another number of channels.
-
-    Each is normalised by the average mean and std of the former ones: 0.449 and 0.226 for ImageNet's.
-    """
+    """Return the preprocessing for other channels, normalised by the average mean and std of the former ones."""
     if channels == preprocessing.channels:
         return preprocessing
     mean, std = (
@@ -167,10 +149,9 @@ def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
 
 
 def set_input_channels(module: nn.Module, channels: int) -> None:
-    """Rebuild, in place, every convolution over three channels as the same over another number.
+    """Rebuild, in place, every convolution over three channels, which see the picture, as the same over others.
 
-    In torchvision's networks these are the ones that see the picture: the first one, and RAFT's two. Raises UsageError
-    if there is none, as in int8 networks.
+    Raises UsageError if there is none, as in int8 networks.
     """
     seeing = [
         (name, layer)
@@ -204,10 +185,9 @@ def _first_layer(module: nn.Module) -> _Layer | None:
 
 
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:
-    """Return the shape of one input, N = 1, as the preprocessing would make it of a square picture.
+    """Return the shape of one input: (1, C, H, W), (1, C, T, H, W) for clips, (1, L) for waveforms.
 
-    (1, C, H, W), (1, C, T, H, W) for clips, (1, L) for waveforms, or, where nothing but defaults is known, what the
-    first layer takes; None if it does not tell.
+    Where nothing but defaults is known it is what the first layer takes; None if that does not tell.
     """
     waveform = preprocessing.waveform
     if waveform is not None and waveform.channels is None and isinstance(_first_layer(module), nn.Conv1d):

@@ -29,8 +29,7 @@ class KnownNetwork:
     """A network that a library builds.
 
     `build` takes the builder's arguments and, by keyword, `input_channels`; `builder` is its library's function or
-    class, for its signature. `class_count` is None if it is not known, 0 without a classifier; `heads` are the names of
-    the classifiers that a class count of 0 takes away.
+    class, for its signature. `heads` are the names of the classifiers that a class count of 0 takes away.
     """
 
     model: str

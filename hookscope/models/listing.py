@@ -1,9 +1,9 @@
 """The listing of a weights file, as a worker process returns it in JSON. No torch is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header, stored_files
 from hookscope.checkpoints.nested import TensorLike, tensors_in
@@ -12,7 +12,8 @@ from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.models.array_values import Values
 from hookscope.models.deepspeed import model_parallel_remark, part_of_zero
 from hookscope.models.lit_ema import dotless_copy
-from hookscope.models.weight_sets import Part, state_shapes
+from hookscope.models.tied import Layout, tied_to
+from hookscope.models.weight_sets import Part, parts_of, state_shapes
 from hookscope.parameters import arg
 from hookscope.results.contents import StoredTensor
 from hookscope.text import counted, printable, shape_text
@@ -30,16 +31,42 @@ _SIGNATURES = {
 _LONGEST_VALUE = 80
 
 
+class TensorFacts(NamedTuple):
+    """What a listing says of a tensor, but for its name; `values` is None without data."""
+
+    shape: Sequence[int]
+    dtype: str
+    byte_count: int
+    layout: Layout | None
+    values: Values | None
+
+
 def file_listing(
     path: Path,
     kind: FileKind,
     content: object,
-    parts: Sequence[Part],
-    rows: Sequence[dict[str, Any]],
-    warnings: Sequence[str] = (),
+    key: str | None,
+    facts_of: Callable[[list[tuple[str, TensorLike]]], tuple[list[TensorFacts], list[str]]],
 ) -> dict[str, Any]:
-    """Return the listing of a file; `rows` are those of the tensors of all parts, in order."""
-    waiting = iter(rows)
+    """Return the listing of a file, as JSON can hold it; `facts_of` takes tensors with names, and may add warnings.
+
+    Raises CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
+    """
+    parts = parts_of(content, printable(str(path)), key)
+    facts, warnings = facts_of([tensor for part in parts for tensor in part.tensors])
+    places = [(part.key, name) for part in parts for name, _ in part.tensors]
+    owners = tied_to(places, [tensor.layout for tensor in facts])
+    waiting = iter(
+        {
+            "key": name,
+            "shape": list(tensor.shape),
+            "dtype": tensor.dtype,
+            "byte_count": tensor.byte_count,
+            "tied_to": owner,
+            **({"nan_count": None, "inf_count": None} if tensor.values is None else tensor.values._asdict()),
+        }
+        for (_, name), tensor, owner in zip(places, facts, owners, strict=True)
+    )
     metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
     return {
         "parts": [
@@ -55,7 +82,7 @@ def file_listing(
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
         "metadata": {str(name): str(value) for name, value in metadata.items()},
-        "warnings": [*warnings, *file_remarks(path, content), *copy_remarks(path, parts)],
+        "warnings": [*warnings, *file_remarks(path, content), *_copy_remarks(path, parts)],
     }
 
 
@@ -65,8 +92,7 @@ def _own_shapes(part: Part) -> dict[str, tuple[int, ...]]:
     return copy.left_out_of(shapes) if copy else shapes
 
 
-def copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
-    """Return a sentence about each averaged copy that LitEma keeps among the weights."""
+def _copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
     remarks = []
     for part in parts:
         if copy := dotless_copy(part.state):
@@ -86,21 +112,6 @@ def file_remarks(path: Path, content: object) -> list[str]:
     return [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
 
 
-def tensor_row(
-    tensor: tuple[str, tuple[int, ...], str], byte_count: int, values: Values | None, tied_to: str
-) -> dict[str, Any]:
-    """Return what `StoredTensor` holds by its fields' names; `tensor` is name, shape and dtype."""
-    name, shape, dtype = tensor
-    return {
-        "key": name,
-        "shape": list(shape),
-        "dtype": dtype,
-        "byte_count": byte_count,
-        "tied_to": tied_to,
-        **({"nan_count": None, "inf_count": None} if values is None else values._asdict()),
-    }
-
-
 def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
     """Return what all dotted names of weights start with, of whole parts; "" for nothing, and for a single name."""
     ordered = sorted(row.key.split(".") for row in rows)
@@ -112,14 +123,14 @@ def _entries(content: object) -> list[tuple[str, str, str]]:
     if not isinstance(content, dict):
         return []
     return [
-        (printable(str(key), _LONGEST_VALUE), _kind(value), _summary(value))
+        (
+            printable(str(key), _LONGEST_VALUE),
+            value.kind if isinstance(value, PlainTensor) else kind_of(value),
+            _summary(value),
+        )
         for key, value in dict.items(content)
         if isinstance(key, str | int)
     ]
-
-
-def _kind(value: object) -> str:
-    return value.kind if isinstance(value, PlainTensor) else kind_of(value)
 
 
 def _summary(value: object) -> str:

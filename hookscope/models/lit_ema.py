@@ -18,13 +18,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class DotlessCopy:
-    """An averaged copy in a state dict.
+    """An averaged copy in a state dict, whose names begin with `prefix`, "model_ema.".
 
-    Attributes:
-        prefix: What its names begin with: "model_ema.".
-        names: Of its tensors, the names of the weights that they are averages of.
-        counters: The names of what else is there: how often it was updated.
-        around: What the names of the weights begin with: "model.".
+    `names` maps them to the weights that they are averages of, whose names begin with `around`, "model."; `counters`
+    are the names of what else is there.
     """
 
     prefix: str

@@ -17,7 +17,6 @@ from hookscope.errors import CheckpointError, ModelError, UsageError
 from hookscope.models.deepspeed import part_of_zero
 from hookscope.models.lit_ema import dotless_copy
 from hookscope.models.weight_sets import (
-    WEIGHTS_KEYS,
     Keys,
     dotted,
     entries_at,
@@ -36,12 +35,7 @@ from hookscope.text import exception_line, printable
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors by name, detached, what else stands among them, and notes on where they were and what else there is.
-
-    `module` is the pickled Module that they are of, which only a trusted file can hold; else None. `pickled_class` is
-    the class of a Module that was read without its code. `requires_grad` has the flags of what the file holds as
-    Parameters, by name.
-    """
+    """Tensors by name, detached, what else stands among them, and notes; the rest as in `Checkpoint`."""
 
     state: "OrderedDict[str, Any]"
     module: nn.Module | None
@@ -53,11 +47,11 @@ class Weights:
 def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
     """Return the weights in what a file holds, `name` in messages.
 
-    `key` is their place: keys joined by dots, which keys may contain themselves; what all names of the weights
-    start with may follow, or be it. Where the caller `may_trust` the file, a note on code that was not run names the
-    option. Raises CheckpointError if there are no weights, or some without data, or that claim
-    more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
-    at `key`; ModelError if a trusted Module raises.
+    `key` is their place: keys joined by dots, which keys may contain themselves; what all names of the weights start
+    with may follow, or be it. Where the caller `may_trust` the file, a note on code that was not run names the option.
+    Raises CheckpointError if there are no weights, or some without data, or that claim more than their storage has;
+    UsageError if there are several and no `key`; NothingMatchedError if there is nothing at `key`; ModelError if a
+    trusted Module raises.
     """
     if part := part_of_zero(content):
         raise CheckpointError(f"{name} {part}.")
@@ -81,12 +75,9 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     if pickled_class:
         runs_it = f"; {arg('trust')} runs it" if may_trust else ""
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
-    return Weights(state, module, notes, pickled_class, _flags(stored))
-
-
-def _flags(state: object) -> dict[str, bool]:
-    held = dict.items(state) if isinstance(state, dict) else ()
-    return {name: value.requires_grad for name, value in held if isinstance(value, nn.Parameter)}
+    entries = dict.items(stored) if isinstance(stored, dict) else ()
+    flags = {entry: value.requires_grad for entry, value in entries if isinstance(value, nn.Parameter)}
+    return Weights(state, module, notes, pickled_class, flags)
 
 
 def _state_dict(module: nn.Module, name: str) -> object:
@@ -98,27 +89,23 @@ def _state_dict(module: nn.Module, name: str) -> object:
 
 
 def _find(content: object, name: str) -> tuple[Keys, list[str]]:
-    """Return the keys that lead to the weights, and those of averaged copies; () for the content itself.
-
-    There has to be only one set of weights that is no averaged copy by its key.
-    """
+    """Return the keys that lead to the only weights that are no averaged copy, () for the content, and the copies."""
     if not isinstance(content, dict):
         return (), []
     if is_optimiser(content):
         raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
-    candidates = list(weight_candidates(content))
-    usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
+    candidates, usual = weight_candidates(content)
     if not usual and (tensors_of(content) or not candidates):
         return (), []
     chosen = [(keys, state) for keys, state in candidates if not usual or keys in usual]
     raw = [(keys, state) for keys, state in chosen if not is_averaged(dotted(keys))] or chosen
-    if len({_identity(state) for _, state in raw}) > 1:
+    same = {_identity(state) for _, state in raw}
+    if len(same) > 1:
         shown = [f"{dotted(keys)} ({_size(state)})" for keys, state in chosen]
         first = dotted(chosen[0][0])
         raise UsageError(
             f"{name} holds several weights: {listed(shown)}; choose with {arg('key')}, such as {arg('key')} {first}."
         )
-    same = {_identity(state) for _, state in raw}
     copies = [dotted(keys) for keys, state in chosen if _identity(state) not in same]
     return raw[0][0], copies
 
@@ -126,10 +113,7 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
 def _without_dotless_copy(
     content: object, keys: Keys, prefix: str, state: "OrderedDict[str, Any]"
 ) -> tuple["OrderedDict[str, Any]", str]:
-    """Return weights without the averaged copy that LitEma keeps among them, and where that is; "" for none.
-
-    Where the copy itself is asked for, it gets the names of the weights.
-    """
+    """Return weights without LitEma's averaged copy, and where that is, or the copy itself if it is asked for."""
     around, _ = entries_at(content, keys, "")
     names = [key for key in dict.keys(around) if isinstance(key, str)] if isinstance(around, dict) else []
     copy = dotless_copy(names)

@@ -73,17 +73,15 @@ def read_settings(path: Path) -> AdapterSettings:
     if kind != "LORA" or held.get("use_dora"):
         method = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
         raise CheckpointError(f"{shown} describes adapters of kind {method}; only LoRA can be merged.")
-    if not isinstance(alphas, dict) or not all(map(_is_number, [alpha, *alphas.values()])):
+    if not isinstance(alphas, dict) or not all(
+        type(value) in (int, float) and math.isfinite(value) for value in (alpha, *alphas.values())
+    ):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
         raise CheckpointError(f"{shown} has patterns of layers that are no names; merge it with peft.")
     base = held.get("base_model_name_or_path")
     by_root, transposed = held.get("use_rslora") is True, held.get("fan_in_fan_out") is True
     return AdapterSettings(float(alpha or 0), alphas, by_root, transposed, base if isinstance(base, str) else "")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: AdapterSettings, name: str) -> tuple[str, ...]:

@@ -28,9 +28,9 @@ _REGISTERED = re.compile(r'^@register_model\((?:name="(\w+)")?\)$.*?^def (\w+)\(
 def model_names(pattern: str | None = None) -> list[str]:
     """Return the names that MODEL accepts, `demo` first, then torchvision's sorted.
 
-    In `pattern` a plain word selects the names that contain it, a glob (`*?[]`) those it matches as a whole, both
-    whatever the case. One that begins with "timm:" selects among timm's instead, which are many and take seconds to
-    import. Raises NothingMatchedError if no name matches, UsageError if timm is asked for and missing.
+    A plain word as `pattern` selects the names that contain it, a glob (`*?[]`) those it matches as a whole, whatever
+    the case; "timm:" selects among timm's instead. Raises NothingMatchedError if no name matches, UsageError if timm is
+    asked for and missing.
     """
     names = [DEMO, *torchvision_names()]
     if pattern is None:

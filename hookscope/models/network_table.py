@@ -4,9 +4,11 @@
 """
 
 import json
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
@@ -30,73 +32,39 @@ class Free(NamedTuple):
 Sizes = Mapping[str, tuple[int | Free, ...]]
 
 
-@dataclass(frozen=True)
 class NetworkPattern:
     """The names and sizes of a network's tensors, with all heads that it can have.
 
     Attributes:
         model: What MODEL calls it.
-        facts: The values of the properties below, from JSON.
         counts: How many tensors there are, by the first part of their names.
-        read: Returns names and sizes.
+        class_count: As published: None if it is not known, 0 without a classifier.
+        grid: Side of a patch, and of the picture as published, in pixels; zeros where no number of patches is `Free`.
+        size_argument: What its builder calls the side of the picture.
+        is_int8: Whether its files hold int8 weights; sizes are those that it has in floating point.
+        heads: The names that a class count of 0 takes away.
+        auxiliary, switches: The names in auxiliary heads, and the builder's arguments that add or take them away.
+        optional_count: How many tensors a file need not have, at most: `COUNTER`, and those in heads.
     """
 
-    model: str
-    facts: Mapping[str, Any]
-    counts: Mapping[str, int]
-    read: Callable[[], Sizes] = field(repr=False)
+    def __init__(
+        self, model: str, facts: Mapping[str, Any], counts: Mapping[str, int], read: Callable[[], Sizes]
+    ) -> None:
+        """Take the facts as JSON has them; `read` returns names and sizes."""
+        self.model, self.facts, self.counts, self._read = model, facts, counts, read
+        self.class_count: int | None = facts.get("classes")
+        patch, side = facts.get("grid", (0, 0))
+        self.grid: tuple[int, int] = patch, side
+        self.size_argument = "img_size" if model.startswith("timm:") else "image_size"
+        self.is_int8 = model.startswith("quantized_")
+        self.heads, self.auxiliary = frozenset(facts.get("heads", ())), frozenset(facts.get("auxiliary", ()))
+        self.switches, self.has_auxiliary = tuple(facts.get("switches", ())), bool(facts.get("has_auxiliary"))
+        self.optional_count = int(facts.get("counters", 0)) + len(self.heads) + len(self.auxiliary)
 
     @cached_property
     def sizes(self) -> Sizes:
         """The sizes of all its tensors."""
-        return self.read()
-
-    @property
-    def class_count(self) -> int | None:
-        """The class count of the network as published: None if it is not known, 0 without a classifier."""
-        count: int | None = self.facts.get("classes")
-        return count
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Side of a patch, and of the picture as published, in pixels; zeros where no number of patches is `Free`."""
-        patch, side = self.facts.get("grid", (0, 0))
-        return patch, side
-
-    @property
-    def size_argument(self) -> str:
-        """What its builder calls the side of the picture."""
-        return "img_size" if self.model.startswith("timm:") else "image_size"
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether its files hold int8 weights; sizes are those that it has in floating point."""
-        return self.model.startswith("quantized_")
-
-    @cached_property
-    def heads(self) -> frozenset[str]:
-        """The names that a class count of 0 takes away."""
-        return frozenset(self.facts.get("heads", ()))
-
-    @cached_property
-    def auxiliary(self) -> frozenset[str]:
-        """The names in auxiliary heads, which `switches` add or take away."""
-        return frozenset(self.facts.get("auxiliary", ()))
-
-    @property
-    def switches(self) -> tuple[str, ...]:
-        """The builder's arguments for auxiliary heads."""
-        return tuple(self.facts.get("switches", ()))
-
-    @property
-    def has_auxiliary(self) -> bool:
-        """Whether it is published with auxiliary heads."""
-        return bool(self.facts.get("has_auxiliary"))
-
-    @property
-    def optional_count(self) -> int:
-        """How many tensors a file need not have, at most: `COUNTER`, and those in heads."""
-        return int(self.facts.get("counters", 0)) + len(self.heads) + len(self.auxiliary)
+        return self._read()
 
     def published_shapes(self) -> Shapes:
         """Return names and shapes of the network built without arguments."""
@@ -117,10 +85,7 @@ class NetworkPattern:
 def pattern(model: str, facts: Mapping[str, Any], sizes: Sizes) -> NetworkPattern:
     """Return a network with these sizes."""
     counters = sum(name.endswith(COUNTER) for name in sizes)
-    counts: dict[str, int] = {}
-    for name in sizes:
-        first = name.partition(".")[0]
-        counts[first] = counts.get(first, 0) + 1
+    counts = Counter(name.partition(".")[0] for name in sizes)
     return NetworkPattern(model, {**facts, **({"counters": counters} if counters else {})}, counts, lambda: sizes)
 
 
@@ -135,8 +100,7 @@ class NetworkTable:
 @cache
 def network_table(library: Library) -> NetworkTable:
     """Return the table of a library's networks, by what MODEL calls them."""
-    content = files("hookscope.models").joinpath(table_name(library)).read_bytes()
-    return unpacked(content)
+    return unpacked(files("hookscope.models").joinpath(table_name(library)).read_bytes())
 
 
 def table_name(library: Library) -> str:
@@ -163,9 +127,6 @@ class _Nodes:
             self._counts[at] = sum(self.count(child) for _, child in self.children(at))
         return self._counts[at]
 
-    def sizes(self, at: int) -> Sizes:
-        return dict(self.tensors(at))
-
     def tensors(self, at: int, name: str = "") -> Iterator[tuple[str, tuple[int | Free, ...]]]:
         node = self._nodes[at]
         if isinstance(node, list):
@@ -177,11 +138,8 @@ class _Nodes:
 
 @cache
 def _free(text: str) -> Free:
-    of: Literal["classes", "channels", "patches"]
-    for of in ("classes", "channels", "patches"):
-        if text.startswith(of):
-            return Free(of, int(text.removeprefix(of)))
-    raise ValueError(text)
+    of, number = re.fullmatch(r"(classes|channels|patches)(\d+)", text).groups()  # type: ignore[union-attr]  # our own
+    return Free(of, int(number))  # type: ignore[arg-type]  # by the expression
 
 
 def unpacked(content: bytes) -> NetworkTable:
@@ -191,5 +149,5 @@ def unpacked(content: bytes) -> NetworkTable:
     networks = {}
     for model, root, facts in document["networks"]:
         counts = {part: nodes.count(child) for part, child in nodes.children(root)}
-        networks[model] = NetworkPattern(model, facts, counts, partial(nodes.sizes, root))
+        networks[model] = NetworkPattern(model, facts, counts, partial(lambda at: dict(nodes.tensors(at)), root))
     return NetworkTable(document["version"], networks)

@@ -1,6 +1,7 @@
 """Noise for the arguments of a network's forward: which there are, and which values they take."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Parameter, signature
 
@@ -21,18 +22,14 @@ def noise_arguments(
 ) -> tuple[NoiseShape, ...]:
     """Return noise with dtypes and bounds where they follow from the network.
 
-    Args:
-        shapes: As the user gave them.
-        module: The network.
-        named: Names of arguments that are not noise.
-        others: How many arguments by position pictures, tensors or files are: the first ones.
-
-    Raises:
-        UsageError: If forward has no such argument, or one is given twice.
+    `named` are the names of arguments that are not noise, `others` counts the first arguments by position, which
+    pictures, tensors or files are. Raises UsageError if forward has no such argument, or one is given twice.
     """
     if not shapes:
         return ()
-    parameters = _parameters(module)
+    parameters: list[Parameter] | None = None
+    with suppress(TypeError, ValueError):  # of compiled code
+        parameters = [*signature(unwrap(module).forward).parameters.values()]
     if parameters is not None:
         _check(shapes, parameters, type(unwrap(module)).__name__, named, others)
     first = next((parameter.name for parameter in parameters or () if parameter.kind in _BY_POSITION), None)
@@ -64,13 +61,6 @@ def _bound(dtype: str, size: int | None) -> int | None:
     if dtype not in WHOLE:
         return None
     return min(WHOLE[dtype], size or (WHOLE[dtype] if dtype == "uint8" else 2))
-
-
-def _parameters(module: nn.Module) -> list[Parameter] | None:
-    try:
-        return [*signature(unwrap(module).forward).parameters.values()]
-    except (TypeError, ValueError):  # of compiled code
-        return None
 
 
 def _check(

@@ -4,25 +4,29 @@ import ast
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.errors import UsageError
-from hookscope.models.builder_weights import kept_remark, samples, watched_loading
 from hookscope.models.checkpoint import looks_like_file
-from hookscope.models.construction import LoadedModel, model_info, seeded
+from hookscope.models.construction import LoadedModel, replaced, seeded
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
 from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.options import Arguments
 from hookscope.parameters import arg
-from hookscope.text import printable
+from hookscope.text import counted, printable, some_of
+
+# Values of a parameter that are compared, and names that a sentence lists.
+_COMPARED_VALUES = 1024
+_LISTED_NAMES = 3
 
 
 def parse_arguments(model_args: Arguments) -> dict[str, Any]:
@@ -66,26 +70,64 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
         with seeded(options.seed):
             home = import_file(Path(source)) if is_file else import_module(source)
         made = find_attribute(home, factory, source)
-        with seeded(options.seed), watched_loading() as loads:
+        with seeded(options.seed), _watched_loading() as loads:
             module = _make(made, options.arguments, name, on_meta=options.on_meta)
     chosen = options.file_weights() or ChosenWeights(f"as built by {name}")
-    checkpoint, notes = chosen.checkpoint, [*chosen.notes]
+    checkpoint, notes = chosen.checkpoint, list[str]()
     misfits: tuple[str, ...] = ()
     if checkpoint is not None:
-        built = samples(module) if loads and not options.on_meta else {}
+        built = _samples(module) if loads and not options.on_meta else {}
         misfits = load_into(module, checkpoint.state, chosen.origin, options.file, notes=notes)
-        notes += kept_remark(built, module, name)
+        notes += _kept_remark(built, module, name)
     if options.on_meta:  # not before: on the way, tied weights become separate ones
-        module = module.to("meta")
-    info = model_info(
-        name,
-        module,
-        "not loaded" if options.on_meta else chosen.origin,
-        sha256=checkpoint.sha256 if checkpoint else None,
-        categories=checkpoint.categories if checkpoint else (),
-        arguments=options.arguments,
-    )
-    return LoadedModel(module, info, default_preprocessing(module), chosen.warnings + misfits, notes=tuple(notes))
+        chosen, module = replace(chosen, origin="not loaded"), module.to("meta")
+    preprocessing, categories = default_preprocessing(module), checkpoint.categories if checkpoint else ()
+    return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=misfits, notes=notes)
+
+
+@contextmanager
+def _watched_loading() -> Iterator[list[str]]:
+    """Collect the classes of the modules that get a state dict meanwhile."""
+    loaded: list[str] = []
+    load = nn.Module.load_state_dict
+
+    def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        loaded.append(type(module).__name__)
+        return load(module, *args, **kwargs)
+
+    with replaced(nn.Module, "load_state_dict", load_state_dict):
+        yield loaded
+
+
+def _samples(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: _first(parameter).clone()
+        for name, parameter in module.named_parameters()
+        if not (nn.parameter.is_lazy(parameter) or parameter.is_meta)
+    }
+
+
+def _first(parameter: Tensor) -> Tensor:
+    return parameter.detach().reshape(-1)[:_COMPARED_VALUES]
+
+
+def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> list[str]:
+    """Return how many parameters the builder had as they are now, in a sentence; nothing without any to compare.
+
+    `load_state_dict(strict=False)` drops every name that does not fit without a word; the network then runs as it was
+    initialised. Parameters of one value, as normalisation layers begin with, are not counted.
+    """
+    now = {key: _first(parameter) for key, parameter in module.named_parameters() if key in built}
+    telling = {key: values for key, values in now.items() if len(values) and bool((values != values[0]).any())}
+    if not telling:
+        return []
+    differing = [key for key, values in telling.items() if not torch.equal(values, built[key])]
+    equal = len(telling) - len(differing)
+    total = counted(len(telling), "parameter")
+    if not differing:
+        return [f"{name} loads weights itself; as built, all of its {total} equal the file's."]
+    changed = some_of([printable(key, 80) for key in differing], _LISTED_NAMES)
+    return [f"{name} loads weights itself; as built, {equal} of its {total} equal the file's, and not {changed}."]
 
 
 def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:

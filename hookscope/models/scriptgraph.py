@@ -41,13 +41,9 @@ _ATTENTION = "aten::_native_multi_head_attention"
 class Plan:
     """What is to be done to the graphs of a script, and what cannot be.
 
-    Attributes:
-        calls: To be made through Python: (graph, node, what the operator in its place returns, in the schema language:
-            one for each item of a longer tuple).
-        skipped: Names of modules with a call that cannot be.
-        traced_away: Names of modules whose call tracing has emptied.
-        forced: How many operators are always in training mode.
-        attentions: Fused attention, (graph, node).
+    `calls` are to be made through Python: (graph, node, what the operator in its place returns, in the schema language:
+    one for each item of a longer tuple). `skipped` are the names of modules with a call that cannot be, `traced_away`
+    of those whose call tracing has emptied. `forced` operators are always in training mode; `attentions` are fused.
     """
 
     calls: list[tuple[Any, Any, tuple[str, ...]]] = field(default_factory=list)
@@ -175,14 +171,7 @@ def _written_type(kind: Any) -> str:
 
 
 def reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
-    """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments.
-
-    Args:
-        graph: The graph.
-        node: The call; it is destroyed.
-        returns: What the operator returns, as `Plan.calls` has it.
-        operator: Its name.
-    """
+    """Put an operator, with returns as in `Plan.calls`, in place of a call; it gets module, method and arguments."""
 
     def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
         made = graph.create(kind, inputs, count)
@@ -252,7 +241,5 @@ def permutation(script: Any) -> list[int] | None:
 
 
 def _forward_nodes(script: Any, kind: str) -> list[Any]:
-    nodes: list[Any] = []
-    if script._c._has_method("forward"):
-        nodes = script._c._get_method("forward").graph.findAllNodes(kind, True)
-    return nodes
+    has_forward = script._c._has_method("forward")
+    return script._c._get_method("forward").graph.findAllNodes(kind, True) if has_forward else []

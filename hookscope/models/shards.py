@@ -24,9 +24,6 @@ def trust_remedy() -> str:
     return f"{RESAVE_REMEDY}, or give {arg('trust')} if you trust its author"
 
 
-"""Advice about a file that runs code, for messages."""
-
-
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
     """Return what kind of file `path` is, and the kinds of the files that hold its tensors: itself, or its shards."""
     kind = file_kind(path)
@@ -81,10 +78,9 @@ def read_index(path: Path) -> dict[Path, list[str]]:
 
 
 def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
-    """Return the names of tensors that a shard holds (`held`) and the index does not list for it (`listed`).
+    """Return the names of tensors that a shard holds (`held`) and the `index` does not list for it (`listed`).
 
     Raises CheckpointError if the shard lacks a listed one, or holds one of `others`, all names that the index lists.
-    `index` is what to call it in messages.
     """
     shown = printable(shard.name, 80)
     held = list(held)

@@ -22,7 +22,7 @@ from hookscope.errors import (
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
-from hookscope.models.construction import FileOptions, LoadedModel, model_info
+from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.merged_adapters import adapter_config, merge_adapter, read_settings, unmergeable
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
@@ -30,7 +30,7 @@ from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.shards import trust_remedy
 from hookscope.models.statedict import foreign_names
-from hookscope.models.weight_choice import BuildOptions
+from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
 from hookscope.options import Arguments, ModelOptions
 from hookscope.parameters import arg
@@ -40,10 +40,9 @@ from hookscope.text import printable
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A parsed MODEL, before anything is loaded.
+    """A parsed MODEL, before anything is loaded: a registry name, a path, or a dotted module name.
 
-    `source` is the registry name, the path, or the dotted module name; `factory` the name of the callable or Module in
-    a "file" or "module". A "weights" file may hold the network too; its content decides.
+    `factory` is the callable or Module in a "file" or "module". A "weights" file may hold the network too.
     """
 
     form: Literal["demo", "torchvision", "timm", "file", "module", "weights", "hugging face"]
@@ -182,10 +181,10 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         return _load_adapted(path, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:
         _check_complete(path, options)
-        origin, categories = checkpoint.name, checkpoint.categories
-        info = model_info(origin, module, origin, sha256=checkpoint.sha256, categories=categories)
-        preprocessing, notes = default_preprocessing(module), checkpoint.notes
-        return LoadedModel(module, info, preprocessing, checkpoint.warnings, notes=notes, training=checkpoint.training)
+        name, warnings, notes = checkpoint.name, checkpoint.warnings, checkpoint.notes
+        held = ChosenWeights(name, checkpoint=checkpoint, warnings=warnings, notes=notes)
+        loaded = held.loaded(name, module, default_preprocessing(module), checkpoint.categories)
+        return replace(loaded, training=checkpoint.training)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}
     loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
@@ -195,10 +194,11 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
 
 
 def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
+    name = checkpoint.name
     if odd := unmergeable(checkpoint.state):
-        alpha = "" if any(name.endswith(".alpha") for name in checkpoint.state) else ", given their alpha"
+        alpha = "" if any(key.endswith(".alpha") for key in checkpoint.state) else ", given their alpha"
         message = (
-            f"{checkpoint.name} holds LoRA adapters, which are only merged here as peft's save_pretrained names them, "
+            f"{name} holds LoRA adapters, which are only merged here as peft's save_pretrained names them, "
             f"unlike '{printable(odd, 80)}': merge them into their network with the program that trained them{alpha}."
         )
         raise NetworkNeededError(message) if base is None else UnmergedError(message)
@@ -206,22 +206,19 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
         try:
             settings = None if adapter_config(path) is None else read_settings(path)
         except CheckpointError as error:  # the settings are of another method, or damaged, and not the weights
-            raise NetworkNeededError(f"{checkpoint.name} holds adapters that cannot be merged: {error}") from error
+            raise NetworkNeededError(f"{name} holds adapters that cannot be merged: {error}") from error
         named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
         alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
         raise NetworkNeededError(
-            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: "
+            f"{name} holds LoRA adapters, which need the network that they were trained on{named}: "
             f"name it with {arg('arch')}, such as {arg('arch')} net.py:build.{alpha}"
         )
     settings = read_settings(path)
-    loaded = _load_network(
-        base, replace(options, file=FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals))
-    )
-    remarks = merge_adapter(loaded.module, checkpoint.state, settings, checkpoint.name)
-    weights = f"{loaded.info.weights}, with {checkpoint.name} merged"
-    info = replace(
-        loaded.info, name=f"{checkpoint.name} ({loaded.info.name})", weights=weights, sha256=checkpoint.sha256
-    )
+    own = FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals)
+    loaded = _load_network(base, replace(options, file=own))
+    remarks = merge_adapter(loaded.module, checkpoint.state, settings, name)
+    merged, weights = f"{name} ({loaded.info.name})", f"{loaded.info.weights}, with {name} merged"
+    info = replace(loaded.info, name=merged, weights=weights, sha256=checkpoint.sha256)
     notes = (*checkpoint.notes, *loaded.notes, remarks[0])
     return replace(loaded, info=info, warnings=(*checkpoint.warnings, *loaded.warnings, *remarks[1:]), notes=notes)
 
@@ -229,9 +226,9 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
 def _network_of(
     checkpoint: Checkpoint, named: ModelSpec | None, arguments: Mapping[str, Any]
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
-    """Return the network that weights belong to, with the arguments and input channels that make it fit them.
+    """Return the network that weights belong to, with the arguments and input channels that make it fit, and notes.
 
-    `named` is the network that --arch names, None to recognise it; arguments `arguments` by --model-arg win.
+    `named` is the network that --arch names, None to recognise it; `arguments` by --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -277,18 +274,13 @@ def _told(
     names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
 ) -> architecture.Candidate | None:
     for name in names:
-        for candidate in candidates:
-            if candidate.model.removeprefix("timm:") == name:
+        fitting = [candidate for candidate in candidates if candidate.model.removeprefix("timm:") == name]
+        models = [name] if name in torchvision_names() else []
+        models += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
+        for candidate in (*fitting, *(architecture.adapt(model, shapes) for model in models if not fitting)):
+            if candidate is not None:
                 return candidate
-        if (adapted := _adapted(name, shapes)) is not None:
-            return adapted
     return None
-
-
-def _adapted(name: str, shapes: Mapping[str, tuple[int, ...]]) -> architecture.Candidate | None:
-    names = [name] if name in torchvision_names() else []
-    names += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
-    return next((candidate for model in names if (candidate := architecture.adapt(model, shapes)) is not None), None)
 
 
 # Networks that are built to say what tells them apart, and classes of layers that are named.

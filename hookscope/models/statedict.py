@@ -47,18 +47,13 @@ def load_into(
     name: str = "",
     notes: list[str] | None = None,
 ) -> tuple[str, ...]:
-    """Copy `state` into `module`, strictly: every name and shape must fit.
+    """Copy `state`, called `origin`, into `module`, called `name` or by its class, strictly: names and shapes must fit.
 
     A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Only a
     BatchNorm's `num_batches_tracked` may be missing, a tensor that lies in the memory of tensors that are loaded, as
-    tied weights and views do, and what `options` allows: a name of the network that matches `allow_missing`; a name of
-    the file that matches `allow_unexpected`; a name of another shape that matches both.
+    tied weights and views do, and what `options` allows; a name of another shape must match both of its patterns.
 
-    In messages the weights are called `origin`, a file name, and the network `name`, or else by its class. `notes` gets
-    a sentence about the prefix that was removed; None has it among those returned, which a reader must see: what of the
-    file is unused, what of the network is not in the file, which patterns were not needed, and which of the values that
-    the file has for one tensor the network has now.
-
+    Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets one about the prefix.
     Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
     """
     target = module.state_dict()
@@ -73,7 +68,6 @@ def load_into(
         removed, added, mapping = prefixed
     original = {new: old for old, new in mapping.items()}
     named = {new: state[old] for new, old in original.items()}
-    outside = [key for key in state if key not in mapping]
     # A lazy parameter takes the shape it is given.
     formed = {key: value for key, value in target.items() if not nn.parameter.is_lazy(value)}
     reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, target[key], key)}
@@ -81,95 +75,77 @@ def load_into(
     # A state dict without module versions, such as one from safetensors, is loaded as one of torch's first versions,
     # which BatchNorm and others convert. It gets the versions of the network instead.
     vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(target, "_metadata", None)
-    result = _copied(fitting, module, misfit)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
+            result = module.load_state_dict(fitting, strict=False)
+    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
+        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
     not_given = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
     filled = memory.filled(not_given, fitting.keys() - set(result.unexpected_keys))
-    missing = [key for key in not_given if key not in filled]
     unexpected = [original.get(key, key) for key in result.unexpected_keys]
-    absent = [key for key in missing if _matches(key, options.allow_missing)]
-    unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
-    replaced = [
-        key
-        for key in reshaped
-        if _matches(key, options.allow_missing) and _matches(original[key], options.allow_unexpected)
-    ]
-    shapes = [
-        f"{printable(key, 80)}: file {_shown_form(value, target[key])}, network {_shown_form(target[key], value)}"
+    shapes = {
+        key: f"{printable(key, 80)}: file {_shown_form(value, target[key])}, network {_shown_form(target[key], value)}"
         for key, value in reshaped.items()
-        if key not in replaced
-    ]
+    }
     stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
-    _refuse_misfits(
-        f"{origin}{stripped} does not fit {network}",
-        missing=[key for key in missing if key not in absent],
-        shapes=shapes,
-        unknown=[key for key in unexpected if key not in unused],
+    unfit = unfit_names(
+        (origin, f"{origin}{stripped} does not fit {network}"),
+        [key for key in not_given if key not in filled],
+        unexpected,
+        shapes,
+        options,
+        original=original,
+        # How many steps torch's AveragedModel has averaged is no weight of the network.
+        unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     prefix += [f"{origin}: all {len(mapping)} fit with '{printable(added, 80)}' in front."] if added else []
     remarks: list[str] = []
     (remarks if notes is None else notes).extend(prefix)
-    reshaped_there = [original[key] for key in reshaped]
-    # How many steps torch's AveragedModel has averaged is no weight of the network.
-    unused += [key for key in outside if key != "n_averaged"] + [original[key] for key in replaced]
-    remarks += _unfit_remarks(origin, unused, absent + replaced)
-    remarks += _twice_given(memory, fitting, original, origin)
+    remarks += [*unfit, *_twice_given(memory, fitting, original, origin)]
     remarks += _unneeded(
         options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing"
     )
-    nothing = "no name that the network does not know"
-    remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, arg("allow_unexpected"), nothing)
+    nothing, there = "no name that the network does not know", unexpected + [original[key] for key in reshaped]
+    remarks += _unneeded(options.allow_unexpected, there, arg("allow_unexpected"), nothing)
     return tuple(remarks)
 
 
-def _copied(fitting: Mapping[str, Any], module: nn.Module, misfit: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
-            return module.load_state_dict(fitting, strict=False)
-    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
-        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
-
-
 def unfit_names(
-    origin: str,
-    network: str,
-    missing: Sequence[str],
+    names: tuple[str, str],
+    missing: Iterable[str],
     unexpected: Sequence[str],
-    reshaped: Sequence[str],
+    reshaped: Mapping[str, str],
     options: FileOptions,
-) -> tuple[str, ...]:
-    """Return sentences about names that another library found not to fit, as `load_into` does.
+    *,
+    original: Mapping[str, str] | None = None,
+    unread: Sequence[str] = (),
+) -> list[str]:
+    """Return sentences about names that do not fit; raise MisfitError unless the options allow for all of them.
 
-    Raises MisfitError unless the options allow for all of them.
+    `names` are the weights' and how the error begins, `reshaped` says what differs by the names of tensors of another
+    shape, `original` has their names in the file, `unread` further names that are there.
     """
+    origin, misfit = names
     missing = [key for key in missing if not key.endswith(COUNTER)]
     absent = [key for key in missing if _matches(key, options.allow_missing)]
     unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
-    both = [key for key in reshaped if _matches(key, options.allow_missing) and _matches(key, options.allow_unexpected)]
-    _refuse_misfits(
-        f"{origin} does not fit {network}",
-        missing=sorted({*missing} - {*absent}),
-        shapes=[printable(key, 80) for key in sorted({*reshaped} - {*both})],
-        unknown=sorted({*unexpected} - {*unused}),
-    )
-    return tuple(_unfit_remarks(origin, unused + both, absent + both))
-
-
-def _refuse_misfits(misfit: str, *, missing: Sequence[str], shapes: Sequence[str], unknown: Sequence[str]) -> None:
+    in_file = {key: (original or {}).get(key, key) for key in reshaped}
+    both = [key for key in reshaped if _matches(key, options.allow_missing)]
+    both = [key for key in both if _matches(in_file[key], options.allow_unexpected)]
+    unknown = [key for key in unexpected if key not in unused]
     groups = [
-        _group("missing", [printable(key, 80) for key in missing]),
-        _group("of another shape", shapes),
+        _group("missing", [printable(key, 80) for key in missing if key not in absent]),
+        _group("of another shape", [difference for key, difference in reshaped.items() if key not in both]),
         _group("unknown to the network", [printable(key, 80) for key in unknown]),
     ]
     if any(groups):
         hint = foreign_names(unknown) or "Is it another network's?"
         raise MisfitError(f"{misfit}: {', '.join(filter(None, groups))}. {hint}")
-
-
-def _unfit_remarks(origin: str, unused: list[str], absent: list[str]) -> list[str]:
+    unused += [*unread, *(in_file[key] for key in both)]
     kept = "of the network's tensors are not in it and keep their initial values"
-    remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent)
+    remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent + both)
     return [*filter(None, remarks)]
 
 
@@ -245,8 +221,7 @@ def _with_prefix(
 ) -> tuple[str, str, dict[str, str]] | None:
     """Return the prefix removed, the prefix put in front, and the names by those in the file; None if not all fit so.
 
-    A network that holds another, such as a classifier its backbone, has the names of the inner one behind its
-    attribute's. There has to be one such prefix.
+    A network that holds another, such as a classifier its backbone, has the inner names behind its attribute's.
     """
     for removed, forms in stripped_forms(state):
         longest = max(forms.values(), key=len)  # which fewest names of the network end with

@@ -30,9 +30,7 @@ class Layout:
 def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None]) -> list[str]:
     """Return for each tensor the name of the first other one that it shares an element with; "" for none.
 
-    Args:
-        places: Part and name of each.
-        layouts: Of each; None for one that shares nothing.
+    `places` are part and name of each; a layout is None for one that shares nothing.
     """
     storages: dict[object, list[int]] = {}
     for at, layout in enumerate(layouts):

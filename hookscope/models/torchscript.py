@@ -28,8 +28,7 @@ class _Tensors(MutableMapping[str, Tensor]):
     """The parameters or buffers of a script module, live: what either side assigns, the other has."""
 
     def __init__(self, view: Any) -> None:
-        """Wrap torch's own view, which lacks part of what a dictionary does."""
-        self._view = view
+        self._view = view  # torch's own, which lacks part of what a dictionary does
 
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self._view[name]
@@ -52,11 +51,7 @@ class ScriptLayer(nn.Module):
     """Stands for one module of a script: hooks fire on it, and its forward is the script's."""
 
     def __init__(self, script: Any, taken: dict[int, tuple[Any, nn.Parameter]]) -> None:
-        """Take over the tensors of a script module, not its children.
-
-        `taken` has, by the identity of the script's tensor, that and the parameter made of it, so that tied ones stay
-        tied.
-        """
+        """Take over the tensors of a script module; `taken` has them by identity, so that tied ones stay tied."""
         handle = script._c
         self.__dict__["_script"] = handle
         self.__dict__["_method"] = "forward"
@@ -108,13 +103,11 @@ _library: list[torch.library.Library] = []
 
 
 def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for those of a script, with their names and class names, and run it with their hooks.
+    """Return modules that stand for those of a script and run it with their hooks, and what a reader must be told.
 
     A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
     call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
     It is called again if they turn out not to be changeable, or where looking into them would fix them as they are.
-
-    Returns the root, and what a reader must be told, such as which modules run without their hooks.
     """
     script = load()
     try:
@@ -131,12 +124,13 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     if limit:
         remarks.append(f"only the output of the whole network and its parameters can be seen: {limit}.")
     names = [name for name, _ in script.named_modules()]
-    if plan.skipped:
-        skipped = some_layers([name for name in names if name in plan.skipped])
-        remarks.append(f"no hook can reach {skipped}: what they take or return cannot pass through Python.")
-    if plan.traced_away:
-        passed = some_layers([name for name in names if name in plan.traced_away])
-        remarks.append(f"tracing kept nothing of {passed}: most likely they return their inputs unchanged.")
+    if skipped := [name for name in names if name in plan.skipped]:
+        reason = "what they take or return cannot pass through Python."
+        remarks.append(f"no hook can reach {some_layers(skipped)}: {reason}")
+    if passed := [name for name in names if name in plan.traced_away]:
+        remarks.append(
+            f"tracing kept nothing of {some_layers(passed)}: most likely they return their inputs unchanged."
+        )
     if plan.forced:
         remarks.append(always_training(plan.forced))
     return root, tuple(remarks)

@@ -46,11 +46,10 @@ class AveragedCopy:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEntries:
-    """The entries of a training checkpoint other than its weights.
+    """The entries of a training checkpoint other than its weights, each with its place in the file.
 
-    `optimisers`, `scalers` and `schedules` are states as `torch.optim.Optimizer`, `torch.amp.GradScaler` and torch's
-    learning-rate schedulers return them, unchecked, each with its place in the file; `state` is what is loaded;
-    `counters` are the numbers of epochs and steps, by the names that the file has for them.
+    `optimisers`, `scalers` and `schedules` are states as torch's classes return them, unchecked; `state` is what is
+    loaded; `counters` are the numbers of epochs and steps, by the names that the file has for them.
     """
 
     optimisers: tuple[tuple[str, dict[Any, Any]], ...] = ()

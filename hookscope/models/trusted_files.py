@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,14 @@ def read_trusted(path: Path, kind: FileKind) -> object:
     if kind == "torchscript":
         return read_torchscript(path, 0)[0]
     if kind == "exported program":
-        return read_exported_program(path, 0).module
+        return read_exported_program(path, 0)[0]
     return read_pickle(path)
 
 
 def read_pickle(path: Path) -> object:
     """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
 
-    Classes are looked for in the current folder first. Raises CheckpointError if it cannot be unpickled, or belongs to
-    classes that cannot be imported.
+    Classes are looked for in the current folder first. Raises CheckpointError if that fails.
     """
     shown = printable(str(path))
     try:
@@ -83,27 +82,17 @@ def read_torchscript(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...]]
         return hookable(load)
 
 
-class ReadProgram(NamedTuple):
-    """An exported program as a tree of modules, remarks on it, and the shape of its input.
+def read_exported_program(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...], tuple[int | None, ...] | None]:
+    """Return an exported program (.pt2) and remarks, as `unflattened` does, and the shape of its only input, or None.
 
-    In `input_shape` a size that may vary is None; it is None if the program does not take one tensor.
-    """
-
-    module: nn.Module
-    remarks: tuple[str, ...]
-    input_shape: tuple[int | None, ...] | None
-
-
-def read_exported_program(path: Path, seed: int) -> ReadProgram:
-    """Return an exported program (.pt2), as `unflattened` does. Raises CheckpointError.
-
-    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`.
+    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. A size
+    that may vary is None. Raises CheckpointError.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
     with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
         program: Any = torch.export.load(file)
-        return ReadProgram(*unflattened(program, seed), _input_shape(program))
+        return (*unflattened(program, seed), _input_shape(program))
 
 
 def _input_shape(program: Any) -> tuple[int | None, ...] | None:

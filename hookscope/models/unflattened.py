@@ -54,9 +54,7 @@ class _Call:
     """A further call of a layer: hooks see the layer, the graph is the call's own."""
 
     def __init__(self, layer: nn.Module, body: nn.Module) -> None:
-        """Keep both, not as children of whatever this is an attribute of."""
-        self._layer = layer
-        self._body = body
+        self._layer, self._body = layer, body
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._layer.__dict__["_body"] = self._body
@@ -67,10 +65,10 @@ class _Call:
 
 
 def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for the layers of an exported program, with their names and class names, in eval mode.
+    """Return modules that stand for the layers of an exported program, in eval mode, and what a reader must be told.
 
     Layers that left no operator in the graph are there, without ever being called. Trying the program on its own
-    example inputs draws random numbers by `seed`. The second value is what a reader must be told.
+    example inputs draws random numbers by `seed`.
     """
     remarks = []
     root = _laid_out(program)
@@ -87,8 +85,7 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
             "only the output of the whole network and its parameters can be seen: torch cannot lay its layers out such "
             "that they compute the same."
         )
-    forced = sum(map(_is_forced, program.graph.nodes))
-    if forced:
+    if forced := sum(map(_is_forced, program.graph.nodes)):
         remarks.append(always_training(forced))
     root.eval()
     return root, tuple(remarks)
@@ -135,9 +132,7 @@ def _join_calls(bodies: Sequence[nn.Module]) -> None:
             layer, call = _split(name)
             if child is not None:
                 calls.setdefault(layer, {}).setdefault(call, child)
-    children: dict[str, nn.Module] = {}
-    for layer, by_call in calls.items():
-        children[layer] = _joined(layer, by_call, bodies)
+    children = {layer: _joined(layer, by_call, bodies) for layer, by_call in calls.items()}
     for body in bodies:
         vars(body)["_modules"] = children
 

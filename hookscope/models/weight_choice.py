@@ -1,6 +1,6 @@
 """Shared by all networks with a name: building, choice of weights, and the record."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkp
 from hookscope.models.construction import (
     FileOptions,
     LoadedModel,
-    model_info,
+    parameter_count,
     seeded,
     silenced_known_warnings,
     skipped_initialisation,
@@ -22,24 +22,20 @@ from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
+from hookscope.results.network import ModelInfo
 from hookscope.text import printable
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
 
 
-def _altered() -> str:
-    return f"trained ones are not tried together with {arg('model_arg')} or other input channels."
-
-
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
     """How a network is built, and what is loaded into it.
 
-    `weights` is "auto", "none", the name of trained weights, a state dict file, or one that has been read; random ones
-    are those of `torch.manual_seed(seed)` and the library's own builder. `on_meta` builds what would be loaded, but
-    without values, on the meta device, and downloads nothing; a quantised network, which cannot live there, gets random
-    values on the CPU. `input_channels` is C of the pictures; None for as many as the network is built for.
+    `weights` is "auto", "none", the name of trained weights, a state dict file, or one that has been read. `on_meta`
+    builds what would be loaded, but without values, on the meta device, and downloads nothing; a quantised network,
+    which cannot live there, gets random values on the CPU. `input_channels` is C of the pictures, if it is another.
     """
 
     weights: str | Checkpoint = "auto"
@@ -56,23 +52,21 @@ class BuildOptions:
 
     def file_weights(self) -> "ChosenWeights | None":
         """Return the weights of the file that `weights` names or is; None if it is neither."""
-        if isinstance(self.weights, str):
-            if self.weights in ("auto", "none") or not looks_like_file(self.weights):
+        read = self.weights
+        if isinstance(read, str):
+            if read in ("auto", "none") or not looks_like_file(read):
                 return None
-            read = read_checkpoint(Path(self.weights), self.file)
-        else:
-            read = self.weights
+            read = read_checkpoint(Path(read), self.file)
         return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes, is_file=True)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
         """Return what "auto", "none" and a file stand for; None for the name of trained weights.
 
-        `trained` returns the weights that the network's library recommends; it raises DownloadError if they cannot be
-        had.
+        `trained` returns those that the network's library recommends, or raises DownloadError.
         """
         reason = ""
         if self.weights == "auto":
-            reason = _altered()
+            reason = f"trained ones are not tried together with {arg('model_arg')} or other input channels."
             if not self.are_altered:
                 try:
                     return trained()
@@ -91,8 +85,7 @@ class ChosenWeights:
     """The weights of a network that has a name, and their origin, for people and the record.
 
     `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
-    None for random weights, and when nothing is loaded; `random`: the network keeps the values it is built
-    with, `is_file` that the weights come from a file of the user's.
+    None for random weights, and when nothing is loaded; `is_file`: the weights come from a file of the user's.
     """
 
     origin: str
@@ -102,6 +95,23 @@ class ChosenWeights:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_file: bool = False
+
+    def loaded(
+        self,
+        name: str,
+        module: nn.Module,
+        preprocessing: Preprocessing,
+        categories: tuple[str, ...] = (),
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        warnings: tuple[str, ...] = (),
+        notes: Iterable[str] = (),
+    ) -> LoadedModel:
+        """Return a network that has these weights, with its record."""
+        sha256, count = self.checkpoint.sha256 if self.checkpoint else None, parameter_count(module)
+        kind, arguments = type(module).__name__, dict(arguments or {})
+        info = ModelInfo(name, kind, self.origin, self.random, sha256, count, categories, arguments)
+        return LoadedModel(module, info, preprocessing, self.warnings + warnings, notes=(*self.notes, *notes))
 
 
 Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
@@ -122,10 +132,10 @@ def load_named(
 ) -> LoadedModel:
     """Build a network that has a name, for messages and the record, and load its weights.
 
-    `describe` is given the network; `builder_loads`: `build` loads the weights; `quantised`: building
-    calibrates on what the parameters hold, and that the network must stay on the CPU.
+    `describe` is given the network; `builder_loads`: `build` loads the weights; `quantised`: building calibrates on
+    what the parameters hold, and the network must stay on the CPU.
     """
-    notes: list[str] = [*chosen.notes]
+    notes: list[str] = []
     misfits: tuple[str, ...] = ()
     with ExitStack() as stack:
         stack.enter_context(seeded(options.seed))
@@ -145,18 +155,10 @@ def load_named(
         categories = ()  # of a head that may be random
     elif categories and chosen.is_file and chosen.enum is None:
         notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
-    info = model_info(
-        name,
-        module,
-        chosen.origin,
-        random=chosen.random,
-        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
-        categories=categories,
-        arguments=options.arguments,
-    )
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
-    return LoadedModel(module, info, preprocessing, chosen.warnings + misfits + warnings, notes=tuple(notes))
+    warnings = misfits + warnings
+    return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=warnings, notes=notes)
 
 
 def shown(arguments: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ nothing is followed without bounds.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hookscope.checkpoints.nested import ModuleLike, TensorLike
@@ -15,7 +16,7 @@ from hookscope.parameters import arg
 from hookscope.text import printable
 
 # Where training scripts put the weights inside a checkpoint.
-WEIGHTS_KEYS = {
+_WEIGHTS_KEYS = {
     *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
     *("ema", "ema_state_dict", "ema_model", "module", "net", "network", "params", "params_ema", "weights"),
 }
@@ -39,9 +40,8 @@ Keys = tuple[object, ...]  # that lead from the whole content to a part of it
 class Part:
     """A part of what a file holds, with all the tensors in it.
 
-    `key` is "" for the whole content, else keys joined by dots. An optimiser's state, for one, is no set of weights.
-    `tensors` are in the file's order, with names like "conv.weight", "state.0.exp_avg", "[2]" and
-    "packed[0]"; `state` is the state dict itself, empty if it is none.
+    `key` is "" for the whole content, else keys joined by dots. `tensors` are in the file's order, with names like
+    "conv.weight", "state.0.exp_avg", "[2]" and "packed[0]"; `state` is the state dict itself, empty if it is none.
     """
 
     key: str
@@ -51,10 +51,10 @@ class Part:
 
 
 def parts_of(content: object, name: str, key: str | None) -> list[Part]:
-    """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
+    """Return the parts of what a file, called `name`, holds that have tensors: sets of weights, then everything else.
 
-    `name` is the file's in messages; with a `key`, as for `weights_in`, what is there is the only part. Raises
-    CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
+    What is at a `key`, as for `weights_in`, is the only part. Raises CheckpointError if there are no tensors,
+    NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
         sets = {id(weights): (_joined(keys), weights) for keys, weights in _sets(content)}
@@ -65,9 +65,13 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     by_part: dict[tuple[str, bool], list[tuple[str, TensorLike]]] = {(where, True): [] for where, _ in sets.values()}
     for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
         by_part.setdefault(place, []).append((path, tensor))
-    states = {where: weights for where, weights in sets.values() if isinstance(weights, dict)}
+    states = {
+        where: {name: value for name, value in dict.items(weights) if isinstance(name, str)}
+        for where, weights in sets.values()
+        if isinstance(weights, dict)
+    }
     parts = [
-        Part(where, is_weights, tuple(tensors), _named_entries(states.get(where)) if is_weights else {})
+        Part(where, is_weights, tuple(tensors), states.get(where, {}) if is_weights else {})
         for (where, is_weights), tensors in by_part.items()
         if tensors
     ]
@@ -82,24 +86,17 @@ def _sets(content: object) -> list[tuple[Keys, object]]:
     if is_optimiser(content):
         return []
     if isinstance(content, dict):
-        candidates = list(weight_candidates(content))
-        usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
+        candidates, usual = weight_candidates(content)
         if usual or not tensors_of(content):
-            chosen = [
-                candidate
-                for candidate in candidates
-                if not usual or candidate[0] in usual or _may_be_weights(*candidate)
-            ]
+            others = [candidate for candidate in candidates if candidate[0] in usual or _may_be_weights(*candidate)]
+            chosen = others if usual else candidates
             if 0 < len(chosen) <= _SETS_LIMIT:
                 return chosen
     return [((), content)]
 
 
 def _may_be_weights(keys: Keys, content: object) -> bool:
-    """Return whether a dict beside the weights may be another set of them: floating values with axes, no optimiser's.
-
-    What else training scripts keep are single numbers, and random states in bytes.
-    """
+    """Return whether a dict beside the weights may be another set: floating values with axes, no optimiser's."""
     tensors = tensors_of(content) if isinstance(content, dict) else []
     named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
     return not named_so and any(
@@ -122,10 +119,7 @@ def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, An
 
 
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
-    """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself.
-
-    `sets` has the place of each set of weights, by the id of what holds it.
-    """
+    """Yield every tensor: which part it is of, its path there, and itself; `sets` has places of weights by id."""
     seen: set[int] = set()
     waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]
     while waiting:
@@ -160,11 +154,6 @@ def _joined(keys: Keys) -> str:
     return ".".join(map(str, keys))
 
 
-def _named_entries(content: object) -> dict[str, Any]:
-    pairs = dict.items(content) if isinstance(content, dict) else ()
-    return {key: value for key, value in pairs if isinstance(key, str)}
-
-
 def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
     """Return the entries at `keys` that start with `prefix`, and, for a message, what remains."""
     entries, ignored = content, []
@@ -179,8 +168,13 @@ def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[s
     return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in inner}, ignored
 
 
-def weight_candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
-    """Yield what could be weights, the nearest first: dicts with tensors, and Modules."""
+def weight_candidates(content: dict[Any, Any]) -> tuple[list[tuple[Keys, object]], list[Keys]]:
+    """Return what could be weights, the nearest first: dicts with tensors, and Modules; and the keys of usual names."""
+    candidates = [*_candidates(content)]
+    return candidates, [keys for keys, _ in candidates if keys[-1] in _WEIGHTS_KEYS]
+
+
+def _candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
     level: list[tuple[Keys, dict[Any, Any]]] = [((), content)]
     seen = {id(content)}
     for _ in range(_DEPTH_LIMIT):
@@ -204,24 +198,19 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
 
     It may leave out what leads to the only set of weights in which it names anything.
     """
-    way = next(_ways_to(content, key), None)
-    if way is None:
-        inside = [
-            ((*keys, *way[0]), way[1]) for keys, weights in _sets(content) for way in [*_ways_to(weights, key)][:1]
-        ]
-        way = inside[0] if len(inside) == 1 else None
-    if way is None:
+    ways = [*islice(_ways_to(content, key), 1)]
+    if not ways:
+        within = [(keys, [*islice(_ways_to(weights, key), 1)]) for keys, weights in _sets(content)]
+        ways = [((*outer, *keys), prefix) for outer, inner in within for keys, prefix in inner]
+    if len(ways) != 1:
         raise NothingMatchedError(
             f"{arg('key')} '{printable(key)}' names nothing in {name}, which holds {summary_of(content)}."
         )
-    return way
+    return ways[0]
 
 
 def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
-    """Yield the ways to follow `dotted_key` into nested dicts, the longest keys first, and the rest as a prefix.
-
-    The prefix is what names start with; empty if `dotted_key` ends at a key.
-    """
+    """Yield the ways to follow `dotted_key` into nested dicts, the longest keys first, and the rest: a prefix or ""."""
     if not isinstance(content, dict):
         return
     keys = sorted((name for name in dict.keys(content) if isinstance(name, str)), key=len, reverse=True)

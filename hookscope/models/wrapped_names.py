@@ -27,8 +27,7 @@ def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the ways to read the names of a file, whose network may have been wrapped in others when it was saved.
 
     Each is (prefix removed, {name in the file: name}), most conservative first: as they are, then without wrapping
-    prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping: AveragedModel's
-    counter, a metric of Lightning's.
+    prefixes, then without wrappers inside names. Names outside a prefix are not in its mapping.
     """
     forms: list[tuple[str, dict[str, str]]] = [("", {name: name for name in names})]
     for removed, mapping in forms:  # grows while it is walked: breadth first
@@ -66,11 +65,10 @@ class Twins(NamedTuple):
 
 
 def twin_names(shapes: Mapping[str, object]) -> Twins | None:
-    """Return the largest set of names that is in a file twice, with different prefixes; None without one.
+    """Return the largest set of names that is in a file twice, with different prefixes and equal shapes, or None.
 
-    That is a network beside a copy of it in a wrapper: "fc.weight" and "module.fc.weight". Copies have equal shapes, by
-    name in `shapes`, and at least half of the names behind the prefix must be there twice: parts of one network may
-    have names in common. Copies in two wrappers, "student." and "teacher.", have the same names.
+    It is a network beside a copy in a wrapper, "fc.weight" and "module.fc.weight", with at least half of the names
+    behind the prefix, as parts of one network may have names in common; or copies in two wrappers, with equal names.
     """
     forms = stripped_forms(shapes)
     behind = {removed: mapping for removed, mapping in forms if all(name.startswith(removed) for name in mapping)}

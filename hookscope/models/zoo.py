@@ -170,8 +170,7 @@ def _build_to_fit(
 ) -> nn.Module:
     """Build the network that `checkpoint` belongs to: as torchvision builds it untrained, or for its trained weights.
 
-    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection, also where only its
-    backbone was trained) and size (ViT).
+    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
     """
     module = build_torchvision(name, arguments, input_channels=input_channels)
     if fits(module, checkpoint.state):
@@ -227,10 +226,7 @@ def _nothing_loaded() -> Iterator[None]:
 
 
 def _describe(name: str, enum: WeightsEnum | None, has_names: bool, module: nn.Module) -> Description:
-    """Return preprocessing, and the class names of trained classifiers: others do not have one score per class.
-
-    Without `enum` they are ImageNet's, if the network is for that and `has_names`.
-    """
+    """Return preprocessing, and the class names of classifiers: those of `enum`, or ImageNet's if it `has_names`."""
     family = torchvision.models.get_model_builder(name).__module__.split(".")[2]
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
     usual = torchvision.models.get_model_weights(name).DEFAULT
