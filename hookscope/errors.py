@@ -133,7 +133,7 @@ def most_severe(exit_codes: Iterable[int]) -> int:
     return min(exit_codes, key=_BY_SEVERITY.index, default=EXIT_DONE)
 
 
-def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "") -> str:
+def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "", cutoff: float = 0.5) -> str:
     """Return a sentence naming the candidates closest to `wanted`, or an empty string.
 
     Args:
@@ -141,11 +141,12 @@ def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = 
         names: What would have been right.
         count: How many candidates to name at most.
         prefix: What many candidates begin with; it is not compared.
+        cutoff: How alike a candidate has to be, at most 1.
     """
     by_folded = {name.removeprefix(prefix).lower(): name for name in names}
     # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
-    close = get_close_matches(folded, by_folded, n=count, cutoff=0.5)
+    close = get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 

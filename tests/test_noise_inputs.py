@@ -112,7 +112,7 @@ def test_noise_by_name_goes_with_a_tensor_by_position() -> None:
     run = hookscope.activations(model, pictures, input_shape={"facts": (3, 5)}, layer="*", verify=False)
     expected = plain - network("Pictured").facts(torch.zeros(3, 5)) + network("Pictured").facts(seen[0])
     assert run["(model)"].l2 == pytest.approx(expected.norm().item(), rel=1e-5)
-    with pytest.raises(UsageError, match="`input_shape` is the shape of noise: leave it out, or the pictures"):
+    with pytest.raises(UsageError, match="Give pictures or `input_shape`, not both"):
         hookscope.activations(model, pictures, input_shape=[(3, 5)])
 
 

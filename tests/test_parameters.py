@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "batch-axis": (partial(hookscope.activations, batch_axis="first"), "`batch_axis` 'first' is not an axis"),
     "input": (partial(hookscope.activations, input=["sr"]), "`input` 'sr' is not of the form NAME=VALUE"),
     "limit": (partial(hookscope.grads, limit="vanishing"), "`limit` 'vanishing' has no number"),
-    "input-shape": (partial(hookscope.grads, input_shape=(1, 3, 8, 8)), "`input_shape` is the shape of noise"),
+    "input-shape": (partial(hookscope.grads, input_shape=(1, 3, 8, 8)), "Give pictures or `input_shape`, not both"),
     "method": (partial(hookscope.attribute, method="gradient", layer="0"), "leave out `layer`"),
     "top": (partial(hookscope.attribute, top=0), "`top` 0 is not possible"),
     "loss": (lambda model, x: hookscope.diff(model, "same", x, loss="mse"), "`loss` and `target` need `grads`"),
@@ -41,7 +41,7 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "fail-over": (lambda model, x: hookscope.diff(model, "same", x, fail_over="added>1"), "It needs `shadow`"),
     "check": (
         lambda model, x: hookscope.check(model, images=x, input_shape=(1, 3, 8, 8)),
-        "leave it out, or the pictures",
+        "Give pictures or `input_shape`, not both",
     ),
     "rule": (lambda model, x: hookscope.check(model, images=x, select="nothing"), "`select` 'nothing' is no rule"),
     "shape": (lambda model, _: hookscope.layers(model, input_shape="wide"), "`input_shape` 'wide' is not a shape"),

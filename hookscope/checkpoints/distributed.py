@@ -1,8 +1,7 @@
 """The layout of a distributed checkpoint: a folder of `.metadata` and of files of slices, each what torch.save writes.
 
-torch reads `.metadata` with Python's own unpickler, which runs whatever that names. Here it is read with stand-ins, and
-may name nothing but the classes that torch writes there. Every shape, place and file name in it is checked against the
-slices that are there. No torch is needed.
+torch reads `.metadata` with Python's unpickler, which runs whatever that names. Here it is read with stand-ins, and may
+name only the classes that torch writes there; every shape, place and file name is checked against the slices. No torch.
 
 Source: torch.distributed.checkpoint, `metadata.py`, `filesystem.py` and `_nested_dict.py` of torch 2.10 to 2.15.
 """
@@ -72,7 +71,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a tensor: where in it the part begins, its sizes, and the slice that holds it; None if it is empty."""
+    """A part of a tensor: where it begins, its sizes, and the slice that holds it; None if it is empty."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
 from hookscope import regular_files
-from hookscope.errors import CheckpointError
+from hookscope.errors import CheckpointError, nearest
 from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError
 from hookscope.text import printable
@@ -51,8 +52,7 @@ METADATA = ".metadata"
 """The name of `torch.distributed.checkpoint`'s index of slices and files."""
 _SLICES_SUFFIX = ".distcp"
 
-# An index names a shard per tensor; 16 MiB hold 100,000 of them.
-_INDEX_BYTES_LIMIT = 16 * 2**20
+_INDEX_BYTES_LIMIT = 16 * 2**20  # an index names a shard per tensor; 16 MiB hold 100,000 of them
 
 _SNIFFED_BYTES = 512  # a tar's first header
 
@@ -120,6 +120,8 @@ PICKLE_BYTES_LIMIT = 64 * 2**20
 # The largest published checkpoints are sharded long before they have a tenth of this many tensors.
 _MEMBERS_LIMIT = 1_000_000
 
+_NEIGHBOURS_LIMIT = 10_000  # files that are compared with the name of a missing one
+
 _CHECKSUM_THREADS = 2  # two sum faster than most disks read
 
 Opened = Callable[[], AbstractContextManager[BinaryIO]]
@@ -134,9 +136,7 @@ def file_kind(path: Path) -> FileKind:
     """Return what kind of weights file `path` is: "distributed" for the folder of a distributed checkpoint.
 
     A "torch" file has passed the checks of its zip directory: nothing compressed, repeated, or larger than the file.
-
-    Raises:
-        CheckpointError: If it cannot be read, is damaged, or is anything else; the message has which.
+    Raises CheckpointError if it cannot be read, is damaged, or is anything else; the message has which.
     """
     name = printable(str(path))
     if is_distributed(path):
@@ -178,12 +178,20 @@ def _failure(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT and path.is_symlink():
         return f"is a dangling link: '{printable(str(path.readlink()))}' does not exist"
     if error.errno == errno.ENOENT:
-        return "does not exist; check the path"
+        return f"does not exist; check the path.{nearest_file(path)}".removesuffix(".")
     if error.errno == errno.ELOOP:
         return "is a link that leads back to itself (Too many levels of symbolic links)"
     if error.errno == errno.EACCES:
         return "cannot be read: Permission denied; make it readable"
     return f"cannot be read: {error.strerror or type(error).__name__}"
+
+
+def nearest_file(path: Path) -> str:
+    """Return a sentence naming what lies next to a missing file and has nearly its name; "" for nothing."""
+    names: list[str] = []
+    with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
+        names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT)]
+    return nearest(path.name, names, 1, cutoff=0.75)
 
 
 def _inside(folder: Path) -> str:
@@ -494,10 +502,7 @@ def _compare(opened: Opened, name: str, first: int) -> None:
 
 
 def content_begins(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """Return where a stored member's bytes begin: behind a local header of 30 bytes, a name and more fields.
-
-    Source: PKWARE's APPNOTE 4.3.7.
-    """
+    """Return where a stored member's bytes begin: behind a header of 30 bytes, name and fields (APPNOTE 4.3.7)."""
     file.seek(member.header_offset + 26)
     lengths = file.read(4)
     return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")

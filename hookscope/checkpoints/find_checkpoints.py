@@ -28,11 +28,9 @@ _STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_
 def find_checkpoints(sources: Sequence[str]) -> list[str]:
     """Expand folders and globs into the checkpoints to check, values for MODEL, each once and in order.
 
-    A folder stands for the weights files in it and below it, in natural order ("2.pt" before "10.pt"). Names that begin
-    with a dot and DeepSpeed's states of optimisers are left out; a folder that is a checkpoint, a distributed one or
-    transformers', counts once. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and
-    folders it matches are expanded as well. The shards of a split checkpoint count once, as the index that lists them.
-    Everything else is kept as it is: a file, a missing one included, or another form of MODEL. Raises
+    They are expanded as `files_of` does. DeepSpeed's states of optimisers are left out; a folder that is a checkpoint,
+    a distributed one or transformers', counts once, and so do the shards of a split checkpoint, as the index that lists
+    them. Everything else is kept as it is: a file, a missing one included, or another form of MODEL. Raises
     NothingMatchedError if a folder holds no weights file, or a glob matches nothing.
     """
     names = [name for source in sources for name in _expand(source)]
@@ -58,7 +56,6 @@ def _expand(source: str) -> list[str]:
 
 
 def _whole(name: str, index_by_shard: Callable[[Path], dict[str, str]]) -> str:
-    """Return the index beside a file that lists it as a shard, else the name."""
     path = Path(name)
     is_file = name.lower().endswith(WEIGHTS_SUFFIXES) and os.path.lexists(path)
     return index_by_shard(path.parent).get(path.name, name) if is_file else name

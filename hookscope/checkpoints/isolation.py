@@ -15,8 +15,7 @@ _SPARE_BYTES = 768 * 2**20
 _SPARE_SECONDS = 20
 _BYTES_PER_SECOND = 25_000_000
 
-# On a busy or stopped machine work takes longer than the processor time it needs.
-_PATIENCE = 10
+_PATIENCE = 10  # on a busy or stopped machine work takes longer than the processor time it needs
 
 _ENDINGS = {
     "SIGBUS": "the file was cut short while it was read, or its disk failed",

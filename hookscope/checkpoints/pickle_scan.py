@@ -21,8 +21,7 @@ from hookscope.checkpoints.unpickler import (
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in torch.storage._dtype_to_storage_type_map().items()}  # noqa: SLF001
 _ITEM_BYTES["UntypedStorage"] = 1
 
-# A pickled network with its training script's objects names a hundred.
-_NAMES_LIMIT = 1000
+_NAMES_LIMIT = 1000  # a pickled network with its training script's objects names a hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ def survey_pickle(file: BinaryIO) -> PickleSurvey:
 
 
 def _is_written(call: StandIn) -> bool:
-    """Return whether torch.save writes such a call, if torch's safe reader allows it."""
     name, arguments = call.name, call.arguments
     if name in _get_allowed_globals() and call.state is not ABSENT:  # which can put a tensor's storage in its place
         return False

@@ -16,7 +16,7 @@ from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZipFile, ZipInfo
 
 import safetensors
@@ -82,8 +82,7 @@ _GLOBALS = frozenset(
     }
 )
 
-# Where the tensors were that torch.save writes with their values.
-_LOCATION = re.compile(r"cpu|cuda(:\d+)?")
+_LOCATION = re.compile(r"cpu|cuda(:\d+)?")  # where the tensors were that torch.save writes with their values
 
 _FORMAT_VERSION = b"3"  # of the zip files of torch.save since there are any
 
@@ -98,14 +97,8 @@ _VALUES = frozenset({str, int, float, bool, type(None)})
 class PlainTensor(TensorLike):
     """A tensor of a file whose elements fill one stretch of it, in whatever order of axes.
 
-    Attributes:
-        shape: Its sizes.
-        dtype: torch's name without the prefix: "float32".
-        strides: In elements, as torch counts them.
-        storage: Names what may be shared with other tensors of the file.
-        offset: Where in the storage its elements begin, in elements.
-        begin: The byte of the file at which they do.
-        kind: torch's class of it.
+    `dtype` is torch's name without the prefix. `strides` and `offset`, where in the storage its elements begin, are in
+    elements; `begin` is the byte of the file at which they do. `storage` names what may be shared, `kind` its class.
     """
 
     shape: tuple[int, ...]
@@ -136,9 +129,7 @@ class PlainTensor(TensorLike):
 
 
 def plain_content(path: Path, kind: FileKind) -> object | None:
-    """Return what a file holds if that is plainly stored tensors and values; None for anything else.
-
-    Tensors are `PlainTensor`s, in dicts, lists and tuples as `reading` would return them.
+    """Return what a file holds if that is plainly stored tensors and values, in dicts, lists and tuples; else None.
 
     A file in torch.save's format has its checksums compared. Going through it belongs into a process with limits.
     """
@@ -238,10 +229,8 @@ def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
         raise ValueError
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
+class _Storage(NamedTuple):
     dtype: str
-    key: str
     count: int
     begin: int
 
@@ -254,11 +243,9 @@ class _Tensors:
         self._storages: dict[str, _Storage] = {}
 
     def made_of(self, call: StandIn) -> PlainTensor:
-        if not is_bare(call):
-            raise ValueError
-        if call.name == "torch._utils._rebuild_tensor_v2":
+        if is_bare(call) and call.name == "torch._utils._rebuild_tensor_v2":
             return self._tensor(*call.arguments)
-        if call.name == "torch._utils._rebuild_parameter":
+        if is_bare(call) and call.name == "torch._utils._rebuild_parameter":
             return self._parameter(*call.arguments)
         raise ValueError
 
@@ -289,7 +276,7 @@ class _Tensors:
         if offset + math.prod(shape) > storage.count:
             raise ValueError
         begin = storage.begin + offset * ITEM_BYTES[storage.dtype]
-        tensor = PlainTensor(shape, storage.dtype, strides, storage.key, offset, begin)
+        tensor = PlainTensor(shape, storage.dtype, strides, reference.identifier[2], offset, begin)
         if requires_grad and not tensor.is_floating_point():
             raise ValueError
         return tensor
@@ -302,8 +289,8 @@ class _Tensors:
         dtype = _STORAGES[kind.name.removeprefix("torch.")]
         if key not in self._storages:
             begin = self._located(key, count * ITEM_BYTES[dtype])
-            self._storages[key] = _Storage(dtype, key, count, begin)
-        if (self._storages[key].dtype, self._storages[key].count) != (dtype, count):
+            self._storages[key] = _Storage(dtype, count, begin)
+        if self._storages[key][:2] != (dtype, count):
             raise ValueError
         return self._storages[key]
 

@@ -53,9 +53,7 @@ _RUNNING_KINDS: dict[FileKind, str] = {
 }
 
 _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
-
-# Names that a refusal lists.
-_LISTED_NAMES = 5
+_LISTED_NAMES = 5  # names that a refusal lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +216,6 @@ def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> Unt
 
 
 def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:
-    """Survey the pickle of a zip that torch.save wrote; also return its storages' sizes in bytes, by key."""
     members = open_archive(file, name).infolist()
     pickle = next(member.filename for member in members if member.filename.endswith("/data.pkl"))
     folder = pickle.removesuffix("data.pkl") + "data/"
@@ -332,8 +329,7 @@ def _read_bytes(content: bytes, name: str) -> Any:
     """Return what the bytes of a "torch" file hold that names nothing but what torch's safe reader knows."""
     if _is_swapped(BytesIO(content)):
         raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
-    with _torch_allow_list_only(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _torch_allow_list_only():
         return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
 
 
@@ -346,8 +342,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path, kind: FileKind) -> object:
-    with _torch_allow_list_only(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its own internals, or which pickle instructions it lacks
+    with _torch_allow_list_only():
         by_path = _is_utf8(path) and not os.fspath(path).endswith(".safetensors")  # which torch goes by
         if kind == "torch" and by_path:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -406,6 +401,8 @@ def _torch_allow_list_only() -> Iterator[None]:
     added = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about torch's own internals, or which pickle instructions it lacks
+            yield
     finally:
         torch.serialization.add_safe_globals(added)

@@ -8,8 +8,7 @@ from hookscope.checkpoints.nested import parts_in, values_in
 from hookscope.checkpoints.unpickler import ABSENT, Global, Reference, StandIn, UnreadablePickleError
 from hookscope.text import counted, printable
 
-# What a pickled module keeps its tensors and its parts in.
-_MODULE_KEYS = ("_parameters", "_buffers", "_modules")
+_MODULE_KEYS = ("_parameters", "_buffers", "_modules")  # what a pickled module keeps its tensors and its parts in
 
 # No network nests deeper, or has more parts than this.
 _NESTED_MODULES_LIMIT = 200
@@ -20,11 +19,8 @@ _TENSOR_CALLS = frozenset(
     f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor", "sparse_tensor")
 )
 
-# Kinds of skipped objects that a sentence lists.
-_LISTED_KINDS = 5
-
-# Quantised layers pack their tensors two tuples deep.
-_TUPLES_LIMIT = 100
+_LISTED_KINDS = 5  # kinds of skipped objects that a sentence lists
+_TUPLES_LIMIT = 100  # quantised layers pack their tensors two tuples deep
 
 
 def replace_stand_ins(content: Any, replacement: Callable[[StandIn], Any]) -> Any:

@@ -1,8 +1,7 @@
 """Read the tensors of a file that names classes which torch's safe reader refuses, without importing any of them.
 
 The pickle is read by `unpickler`, which makes nothing but stand-ins. Which of these are tensors and arrays is decided
-here, by name, and their storages are mapped from the file; the rest stays what it is. What is read has passed
-`reading.verify_file`.
+here, by name, and their storages are mapped from the file. What is read has passed `reading.inspect_isolated`.
 """
 
 import math
@@ -33,9 +32,7 @@ _STORAGES = {
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 _ALIGNMENT = 16  # of the widest element; what is not aligned so is copied
-
-# The number types that torch has, as NumPy describes them.
-_NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")
+_NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")  # the number types that torch has, as NumPy describes them
 
 Located = Callable[[str, torch.dtype, int], int]
 """Given a storage's key, dtype and number of elements: returns where in the file it begins."""
@@ -126,7 +123,6 @@ def _nowhere(*_: object) -> int:
 
 
 def _storage_of(reference: object) -> tuple[str, torch.dtype, int]:
-    """Return key, dtype and number of elements of a storage; only what torch.save writes is one."""
     match reference.identifier if isinstance(reference, Reference) else None:
         case ("storage", Global(name=name), str(key), str(_), int(count), *rest) if rest in ([], [None]):
             return key, _STORAGES[name], count

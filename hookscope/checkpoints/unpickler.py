@@ -1,11 +1,9 @@
 """Read a pickle without importing or calling anything that it names.
 
 Python's unpickler imports what a pickle names, calls it, and hands it a state. This one knows the same instructions and
-does none of that: a name becomes a `Global`, a call becomes a `StandIn` that remembers the name and the arguments, and
-a reference to a storage becomes a `Reference`. Other modules say which of these are tensors. `docs/security.md` has a
-table of what each instruction may do; keep it up to date.
-
-No torch is needed. Reading can take any time and memory, so it belongs into a process with limits.
+does none of that: a name becomes a `Global`, a call a `StandIn` that remembers the name and the arguments, a reference
+to a storage a `Reference`. `docs/security.md` has a table of what each instruction may do; keep it up to date. No torch
+is needed. Reading can take any time and memory, so it belongs into a process with limits.
 """
 
 import pickle

@@ -168,7 +168,6 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
 
 
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
-    """Yield inputs of one form as a batch; each by itself if they cannot be put together."""
     records, positions = tuple(loaded.record for loaded in chunk), tuple(loaded.position for loaded in chunk)
     stacked = _stacked(chunk)
     if not isinstance(stacked, str):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from hookscope.checkpoints.fileformat import nearest_file
 from hookscope.checkpoints.folders import files_of
 from hookscope.errors import ImageError, NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
@@ -27,14 +28,9 @@ AUDIO_SUFFIXES = frozenset({".wav", ".flac"})
 
 _HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
-# What somebody may give who thinks of numbers, or of a shape.
-_NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")
-
-# Kinds that a sentence names.
-_NAMED_KINDS = 5
-
-# Three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
-MAX_FILE_BYTES = 2 * 1024**3
+_NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")  # what somebody may give who thinks of numbers, or of a shape
+_NAMED_KINDS = 5  # kinds that a sentence names
+MAX_FILE_BYTES = 2 * 1024**3  # three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB)
 
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
@@ -98,8 +94,8 @@ def check_input_file(path: Path, name: str, *, arguments: bool = True) -> None:
         reason = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
         by_name = f"{arg('input')} NAME=1,2,3, and a shape of noise is {arg('input_shape')} 1,3,224,224"
         are_numbers = arguments and _NUMBERS.fullmatch(str(path))
-        remedy = f"Numbers go by name, {by_name}" if are_numbers else "Check the path"
-        raise ImageError(f"Cannot read {name}: {reason}. {remedy}.") from error
+        remedy = f"Numbers go by name, {by_name}." if are_numbers else f"Check the path.{nearest_file(path)}"
+        raise ImageError(f"Cannot read {name}: {reason}. {remedy}") from error
     except (OSError, ValueError) as error:  # a ValueError for a NUL in the name
         reason = one_line(getattr(error, "strerror", None) or error)
         raise ImageError(f"Cannot read {name}: {reason}. Check the path.") from error

@@ -17,8 +17,7 @@ from hookscope.inputs.find_files import find_inputs
 from hookscope.parameters import arg
 from hookscope.text import counted, printable
 
-# A million lines of usual length.
-_MOST_BYTES = 2**28
+_MOST_BYTES = 2**28  # a million lines of usual length
 
 _INDICATORS = {"0": False, "0.0": False, "1": True, "1.0": True}
 _Rows = Sequence[tuple[int, list[str]]]

@@ -27,8 +27,7 @@ from hookscope.regular_files import open_regular
 from hookscope.results.inputs import CLIP_STEP, MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
 
-# 1 GiB of float32.
-_MOST_CLIP_VALUES = 2**28
+_MOST_CLIP_VALUES = 2**28  # 1 GiB of float32
 
 _Content = Literal["picture", "recording", "array", "stored tensor"]
 
@@ -230,7 +229,6 @@ def _guarded(steps: list[str], max_pixels: int) -> Iterator[None]:
 
 @contextmanager
 def _recorded_warnings(steps: list[str]) -> Iterator[None]:
-    """Turn warnings while reading into steps, and a bomb warning into an exception."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         warnings.simplefilter("error", Image.DecompressionBombWarning)

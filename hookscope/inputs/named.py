@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hookscope.checkpoints.fileformat import nearest_file
 from hookscope.errors import ImageError, UsageError, nearest
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
@@ -138,8 +139,11 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
     except ImageError as error:
         if path.suffix or os.path.isfile(path):  # noqa: PTH113 never raises
             raise
+        fault = f"neither a number nor a file.{nearest_file(path)}"
+        if os.path.isdir(path):  # noqa: PTH112 never raises
+            fault = "a folder; name a file in it."
         raise UsageError(
-            f"{arg('input')} {name}={printable(value)} is neither a number nor a file. A text goes in quotes: "
+            f"{arg('input')} {name}={printable(value)} is {fault} A text goes in quotes: "
             f"{arg('input')} '{name}=\"{printable(value)}\"'."
         ) from error
 

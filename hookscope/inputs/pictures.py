@@ -93,7 +93,6 @@ def is_quiet_picture(file: BinaryIO) -> bool:
 
 
 def _is_quiet_png(file: BinaryIO) -> bool:
-    """Tell whether a PNG has neither EXIF data nor animation, which may stand behind the pixels."""
     position = 8
     file.seek(position)
     # A chunk: length (4 bytes), kind (4), content, checksum (4). Content of text starts with a keyword, for example

@@ -76,7 +76,6 @@ class InputPipeline:
         return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
 
     def _pictured(self, batch: Batch) -> Batch:
-        """Keep the first inputs as pictures; a network that takes a list of them shows none."""
         values = batch.args[0]
         if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor):
             made = thumbnails(plain_array(values.float()), self.preprocessing)

@@ -19,8 +19,7 @@ from hookscope.results.inputs import InputRecord, Preprocessing
 
 Loaded = tuple[torch.Tensor, InputRecord]
 
-# Each may hold a decoded picture of MAX_PIXELS.
-_MOST_READERS = 4
+_MOST_READERS = 4  # each may hold a decoded picture of MAX_PIXELS
 
 
 class Prefetcher:

@@ -99,7 +99,6 @@ def _to_tensor(picture: Image.Image) -> torch.Tensor:
 
 
 def _centre_crop(pixels: torch.Tensor, crop: tuple[int, int], steps: list[str]) -> tuple[torch.Tensor, int, int]:
-    """Return the crop, and where its top and left lie in `pixels`: below 0 where it was padded."""
     height, width = pixels.shape[1:]
     crop_height, crop_width = crop
     missing_height, missing_width = max(crop_height - height, 0), max(crop_width - width, 0)

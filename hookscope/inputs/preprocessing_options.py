@@ -42,7 +42,6 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
 
 
 def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return a crop that nobody asked for no larger than the resized picture, which it would pad."""
     if crop is None or resized is None:
         return crop
     return tuple(map(min, crop, resized * 2 if len(resized) == 1 else resized))

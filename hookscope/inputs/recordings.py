@@ -11,11 +11,8 @@ from hookscope.errors import ImageError, UsageError
 from hookscope.results.inputs import Waveform
 from hookscope.text import counted, one_line
 
-# 1 GiB of float32: 97 minutes of 44,100 Hz.
-_MOST_SAMPLES = 2**28
-
-# What transformers' Wav2Vec2FeatureExtractor adds to the variance.
-_LEAST_VARIANCE = 1e-7
+_MOST_SAMPLES = 2**28  # 1 GiB of float32: 97 minutes of 44,100 Hz
+_LEAST_VARIANCE = 1e-7  # what transformers' Wav2Vec2FeatureExtractor adds to the variance
 
 
 def is_recording(head: bytes) -> bool:

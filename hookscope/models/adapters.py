@@ -21,8 +21,7 @@ _ALPHA = ".alpha"
 # What else an adapter may hold for its layer: magnitudes of DoRA, the scale, a bias.
 _OTHER_PARTS = re.compile(r"(.*\.)?(lora[^.]*(\..+)?|alpha|dora_scale|bias)")
 
-# Layers that a sentence lists.
-_LISTED_TARGETS = 6
+_LISTED_TARGETS = 6  # layers that a sentence lists
 
 
 class NamedShape(NamedTuple):

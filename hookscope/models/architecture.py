@@ -22,11 +22,8 @@ from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
-# With less than half of the names in common, a network is not worth suggesting.
-_LEAST_ALIKE = Fraction(1, 2)
-
-# timm has more than a thousand networks, and importing it has taken seconds already.
-TIMM_SECONDS = 20.0
+_LEAST_ALIKE = Fraction(1, 2)  # with less than half of the names in common, a network is not worth suggesting
+TIMM_SECONDS = 20.0  # timm has more than a thousand networks, and importing it has taken seconds already
 
 _PACKED = "_packed_params._packed_params"
 

@@ -128,7 +128,6 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
 
 
 def _variant() -> str:
-    """Return which variant of native.c this processor runs, as Linux reports it; "default" runs on any."""
     flags: set[str] = set()
     if sys.platform == "linux":
         with suppress(OSError, StopIteration):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,8 +36,7 @@ from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
-# Names that a sentence lists.
-_LISTED_NAMES = 3
+_LISTED_NAMES = 3  # names that a sentence lists
 
 FileVersion = tuple[int, int, int]
 """What changes when a file does, as `version_of` returns it."""
@@ -78,15 +78,7 @@ class Checkpoint:
 
 def looks_like_file(text: str) -> bool:
     """Return whether `text` means a weights file: it has such a file's suffix, or something of that name exists."""
-    return text.lower().endswith(WEIGHTS_SUFFIXES) or exists(text)
-
-
-def exists(text: str) -> bool:
-    """Return whether something of that name exists, including a dangling link; False for what cannot be a name."""
-    try:
-        return text != "" and (Path(text).exists() or Path(text).is_symlink())
-    except (OSError, ValueError):  # too long, or with a null byte
-        return False
+    return text.lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(text)
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
@@ -171,7 +163,6 @@ def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
 
 
 def _parsed(texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what texts hold as JSON."""
     parsed = {}
     for key, text in texts.items():
         with suppress(ValueError, RecursionError):
@@ -180,7 +171,6 @@ def _parsed(texts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(path: Path) -> dict[str, Any]:
-    """Return the metadata of an intact safetensors file."""
     try:
         held = safetensors_header(path)[0].get("__metadata__")
     except (ValueError, RecursionError):  # it has become another file

@@ -131,7 +131,6 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _by_index(classes: object) -> tuple[str, ...]:
-    """Return names by index, safe to show; raise a ValueError with the reason if these are not names of classes."""
     if isinstance(classes, dict | list | tuple) and len(classes) > _MOST_CLASSES:
         raise ValueError(f"{len(classes):,} entries are over the limit of {_MOST_CLASSES:,} classes")
     if isinstance(classes, Mapping):

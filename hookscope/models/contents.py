@@ -90,7 +90,6 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
 
 
 def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return the listing of each file of plainly stored tensors and values; None if any holds anything else."""
     listed = []
     for path, kind in kinds.items():
         content = plain_content(path, kind)

@@ -62,7 +62,6 @@ def _number(value: object) -> str:
 
 
 def _empty_count(content: dict[Any, Any]) -> tuple[int, int]:
-    """Return how many tensors are empty that `param_shapes` has a size for, and how many there are."""
     module, groups = dict.get(content, "module"), dict.get(content, "param_shapes")
     if not isinstance(module, dict):
         return 0, 0

@@ -59,7 +59,6 @@ def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
 
 
 def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
-    """Return the names of a script's classes: of an extra file, or ImageNet's; and where they come from."""
     from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()

@@ -45,8 +45,7 @@ _RECORDINGS = "input_values"
 _DROPPED = frozenset({"attn_implementation", "experts_implementation", "name_or_path", "use_kernels", "kernel_config"})
 _QUANTISED = "quantization_config"
 
-# As Pillow numbers them.
-_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 
 # Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
 _UNCROPPED_SIDE = 384
@@ -131,7 +130,6 @@ def _transformers() -> ModuleType:
 
 @contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Keep transformers from printing, from the network, and from asking whether to run code."""
     talk = transformers.utils.logging
     verbosity, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
     hub = importlib.import_module("huggingface_hub.constants")

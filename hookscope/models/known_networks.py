@@ -107,7 +107,6 @@ def _with_auxiliary(network: KnownNetwork, module: nn.Module, shapes: Shapes) ->
 
 
 def _auxiliary_arguments(network: KnownNetwork, module: nn.Module) -> list[str]:
-    """Return the switch for auxiliary heads, of the builder or else of the class it hands its keywords to."""
     takers: tuple[Any, ...] = (network.builder, *type(module).__mro__[:-1])
     for function in takers:
         switches = [p for p in inspect.signature(function).parameters.values() if "aux" in p.name]
@@ -157,7 +156,6 @@ def _freed(
 
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
-    """Return the sides of a vision transformer's patches and pictures; None for other networks."""
     patches = attribute_of(module, "patch_embed", module)
     patch, side = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
     return (patch, side) if patch and side and side >= patch else None

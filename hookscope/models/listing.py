@@ -27,8 +27,7 @@ _SIGNATURES = {
     "mmcv_version": "MMCV",
 }
 
-# A text that fits a line.
-_LONGEST_VALUE = 80
+_LONGEST_VALUE = 80  # a text that fits a line
 
 
 class TensorFacts(NamedTuple):

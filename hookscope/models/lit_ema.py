@@ -10,8 +10,7 @@ from typing import TypeVar
 
 _COUNTERS = ("decay", "num_updates")
 
-# A file made to be slow could have any number.
-_PREFIXES_LIMIT = 20
+_PREFIXES_LIMIT = 20  # a file made to be slow could have any number
 
 _Value = TypeVar("_Value")
 

@@ -109,7 +109,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
             rank = down.shape[0]
             with torch.no_grad():
                 weight.add_((delta * settings.scale(layer, rank)).to(weight.dtype))
-    _replace(module, whole, name)
+    _replace(module, tensors, whole, name)
     ups = [up for _, up, _ in pairs.values() if up is not None]
     ranks = ", ".join(map(str, sorted({down.shape[0] for down, _, _ in pairs.values() if down is not None})))
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
@@ -118,8 +118,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     return (*notes, f"{name}: every lora_B is 0: untrained, so the network is as it was.") if untrained else notes
 
 
-def _replace(module: nn.Module, whole: Mapping[str, Tensor], name: str) -> None:
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:
     for key, value in whole.items():
         held = tensors.get(key)
         if held is None or held.shape != value.shape:
@@ -135,7 +134,6 @@ _Pair = tuple[Tensor | None, Tensor | None, bool]
 
 
 def _sorted_out(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
-    """Return A and B by layer, with whether it is an embedding, and the tensors that are none of these."""
     pairs: dict[str, _Pair] = {}
     whole: dict[str, Tensor] = {}
     for full, value in state.items():

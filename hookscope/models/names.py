@@ -18,8 +18,7 @@ DEMO = "demo"
 # Suffixes of pictures: MODEL and IMAGE were swapped.
 _PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
-# Bytes of a file whose names are listed.
-_MOST_SOURCE = 2**20
+_MOST_SOURCE = 2**20  # bytes of a file whose names are listed
 
 # How torchvision's source registers a network: by the name of its builder, or another one.
 _REGISTERED = re.compile(r'^@register_model\((?:name="(\w+)")?\)$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
@@ -61,7 +60,6 @@ def refuse_by_form(text: str) -> None:
 
 
 def _defined_in(file: Path) -> list[str]:
-    """Return the classes and functions of a Python file that may build a network, the last ones first, unexecuted."""
     try:
         body = ast.parse(read_bounded(file, _MOST_SOURCE)).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -90,7 +90,6 @@ def _does_nothing(call: Any) -> bool:
 
 
 def _submodule_names(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
-    """Return the names of the submodules that a value in the graph of these instances is; none if that varies."""
     path: list[str] = []
     while value.node().kind() == "prim::GetAttr" and value.type().kind() in ("ClassType", "InterfaceType"):
         path.insert(0, value.node().s("name"))
@@ -101,7 +100,6 @@ def _submodule_names(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
 
 
 def _is_forced(constant: Any) -> bool:
-    """Tell whether a constant is the True by which an operator is always in training mode."""
     if constant.output().toIValue() is not True:
         return False
     return any(MODAL.get(use.user.kind().removeprefix("aten::")) == use.offset for use in constant.output().uses())

@@ -70,7 +70,6 @@ def _bytes_taken(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
 
 
 def _bytes_of(tensor: Tensor, taken: Tensor) -> Tensor:
-    """Return the part of `taken`, a value for each byte of the storage, that is about a tensor's bytes."""
     item = tensor.element_size()
     # The elements along an expanded axis are one in memory.
     sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]

@@ -8,7 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, holds_inputs, read_config, weights_file
+from hookscope.checkpoints.fileformat import (
+    WEIGHTS_SUFFIXES,
+    file_kind,
+    holds_inputs,
+    nearest_file,
+    read_config,
+    weights_file,
+)
 from hookscope.checkpoints.reading import ReadingRules, inspect_isolated
 from hookscope.errors import (
     CheckpointError,
@@ -21,7 +28,7 @@ from hookscope.errors import (
 )
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
-from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.merged_adapters import adapter_config, merge_adapter, read_settings, unmergeable
@@ -72,7 +79,7 @@ def parse_model(text: str) -> ModelSpec:
     if module.isidentifier() and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
         raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
     is_timms = f"timm:{name}" in network_table("timm").networks
-    others = f" timm has it: give timm:{name}." if is_timms else nearest(name, names)
+    others = f" timm has it: give timm:{name}." if is_timms else nearest_file(Path(text)) or nearest(name, names)
     raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
 
 
@@ -160,8 +167,6 @@ device of their state dict's tensors tells.
 
 
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
-    if not exists(source):
-        raise CheckpointError(f"{printable(source)} does not exist; check the path.")
     network = None if arch is None else parse_model(arch)
     if network is not None and network.form == "weights":
         raise UsageError(

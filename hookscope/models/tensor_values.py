@@ -69,7 +69,6 @@ _ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
 
 
 def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return sizes and strides without the axes along which nothing differs, and how often each element is there."""
     axes = [(size, stride) for size, stride in zip(layout.shape, layout.stride(), strict=True) if size != 1]
     kept = [(size, stride) for size, stride in axes if stride]
     repeats = math.prod(size for size, stride in axes if not stride)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# How long to search whether two views share an element; after that they count as sharing.
-_OVERLAP_WORK = 10_000
+_OVERLAP_WORK = 10_000  # how long to search whether two views share an element; after that they count as sharing
 
 _BASE = 4096  # an address for NumPy, which reads nothing there
 

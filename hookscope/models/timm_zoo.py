@@ -68,7 +68,6 @@ def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int |
 
 
 def _created(name: str, kwargs: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
-    """Build a network; on failure raise a UsageError about the arguments given, or without any `otherwise`."""
     try:
         module: nn.Module = import_timm().create_model(name, **options, **kwargs)
     except Exception as error:

@@ -12,7 +12,8 @@ seen.
 """
 
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,27 +25,14 @@ from hookscope.models.module_stubs import always_training, layer_class, set_size
 from hookscope.models.scriptgraph import Plan, define_weights, groups, permutation, planned, reroute
 
 
-class _Tensors(MutableMapping[str, Tensor]):
+class _Tensors(UserDict[str, Tensor]):
     """The parameters or buffers of a script module, live: what either side assigns, the other has."""
 
     def __init__(self, view: Any) -> None:
-        self._view = view  # torch's own, which lacks part of what a dictionary does
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._view[name]
-        return tensor
-
-    def __setitem__(self, name: str, tensor: Tensor) -> None:
-        self._view[name] = tensor
-
-    def __delitem__(self, name: str) -> None:
-        del self._view[name]  # raises: a script keeps its attributes
+        self.data = view  # torch's own, which lacks part of what a dictionary does
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._view.keys())
-
-    def __len__(self) -> int:
-        return len(self._view)
+        return iter(self.data.keys())
 
 
 class ScriptLayer(nn.Module):
@@ -151,7 +139,6 @@ def _operator(returns: tuple[str, ...]) -> str:
 
 
 def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:
-    """Call what stands for a script module, from inside the script."""
     layer = _layers[handle]
     layer.__dict__["_method"] = method
     try:

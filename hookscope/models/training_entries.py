@@ -27,9 +27,7 @@ _COUNTERS = ("epoch", "current_epoch", "global_step", "step", "iteration", "iter
 _COUNTED_IN = ("meta", "progress", "trainer_state")
 
 _GREATEST_COUNT = 2**53  # exact as a float
-
-# Buffers of BatchNorm, which lists of averaged parameters lack.
-_RUNNING = ("running_mean", "running_var")
+_RUNNING = ("running_mean", "running_var")  # buffers of BatchNorm, which lists of averaged parameters lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,6 @@ def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Itera
 
 
 def _dotless_copies(content: object, loaded: set[str]) -> Iterator[AveragedCopy]:
-    """Yield the averaged copy that LitEma keeps among the weights, if it is of those that are loaded."""
     for where, around in sets_of(content):
         copy = dotless_copy(name for name in dict.keys(around) if isinstance(name, str))
         if copy is None or not loaded.issuperset(copy.names.values()):

@@ -162,7 +162,6 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _share_tensors(kept: nn.Module, other: nn.Module) -> None:
-    """Let another call of a layer have the layer's own tensors, wherever these are moved."""
     for part in ("_parameters", "_buffers"):
         tensors = vars(kept)[part]
         tensors.update({name: tensor for name, tensor in vars(other)[part].items() if name not in tensors})
@@ -217,13 +216,11 @@ def _operator(node: Any) -> str:
 
 
 def _is_forced(node: Any) -> bool:
-    """Tell whether a node is an operator such as dropout in training mode."""
     position = MODAL.get(_operator(node), len(node.args))
     return len(node.args) > position and node.args[position] is True
 
 
 def _absent(root: nn.Module) -> list[str]:
-    """Return the names of the outermost modules with nothing in the graph, neither of their own nor below."""
     absent: list[str] = []
     for name, module in root.named_modules():
         alive = any(isinstance(part, _CALLED) for part in module.modules())

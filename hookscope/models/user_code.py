@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hookscope.checkpoints.fileformat import nearest_file
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
 from hookscope.regular_files import NotRegularError, open_regular
 from hookscope.text import exception_line, printable, some_of
@@ -75,9 +76,8 @@ def check_readable(path: Path) -> None:
     except (NotRegularError, IsADirectoryError) as error:
         raise InputError(f"{printable(str(path))} is not a file.") from error
     except FileNotFoundError as error:
-        raise InputError(
-            f"{printable(str(path))} does not exist. Give FILE.py:NAME, a function in a Python file."
-        ) from error
+        remedy = f"{nearest_file(path)} Give FILE.py:NAME, a function in a Python file."
+        raise InputError(f"{printable(str(path))} does not exist.{remedy}") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         raise InputError(f"{printable(str(path))} cannot be read: {reason}.") from error

@@ -30,8 +30,7 @@ _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's st
 _DEPTH_LIMIT = 4
 _DICTS_LIMIT = 10_000
 
-# More dicts of tensors than this are a tree of parameters, one set of weights.
-_SETS_LIMIT = 8
+_SETS_LIMIT = 8  # more dicts of tensors than this are a tree of parameters, one set of weights
 
 Keys = tuple[object, ...]  # that lead from the whole content to a part of it
 
@@ -138,7 +137,6 @@ def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[st
 
 
 def _members(value: object) -> list[tuple[str, object]]:
-    """Return what a dict, list or tuple holds, each with what it adds to the path."""
     if isinstance(value, dict):
         return [(f".{_path_part(key)}", child) for key, child in dict.items(value)]
     return [(f"[{at}]", child) for at, child in enumerate(value)] if isinstance(value, list | tuple) else []

@@ -12,8 +12,7 @@ _WRAPPERS = (
     "classifier.",
 )
 
-# Fewer names may be the same by chance, where no wrapper tells copies from parts of one network.
-_FEWEST_TWINS = 3
+_FEWEST_TWINS = 3  # fewer names may be the same by chance, where no wrapper tells copies from parts of one network
 
 # Wrappers that are also used inside a network.
 _INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -44,7 +43,6 @@ def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def _wrappers(names: Iterable[str]) -> list[str]:
-    """Return the prefixes worth removing: known ones, and whatever at least half of the names start with."""
     firsts = Counter(f"{head}." for head, dot, rest in (name.partition(".") for name in names) if dot and rest)
     half = firsts.total() / 2
     prefixes = [prefix for prefix in _WRAPPERS if prefix in firsts]

@@ -127,7 +127,6 @@ def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
 
 
 def _published(choices: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
-    """Return the trained weights that a file is a copy of, by the digest that torchvision puts into their names."""
     for enum in choices:
         digest = re.search(r"-([a-f0-9]{8,})\.", enum.url)
         if digest and checkpoint and checkpoint.sha256.startswith(digest[1]):

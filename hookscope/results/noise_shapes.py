@@ -31,8 +31,8 @@ OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "compl
 def noise_beside_pictures() -> str:
     """Return the message where noise takes the place of pictures that are there."""
     return (
-        f"{arg('input_shape')} is the shape of noise: leave it out, or the pictures. "
-        "NAME=SHAPE, noise for another argument, goes with them."
+        f"Give pictures or {arg('input_shape')}, not both: noise takes the place of pictures. For noise as another "
+        f"argument, give {arg('input_shape')} NAME=SHAPE."
     )
 
 

@@ -208,3 +208,11 @@ def test_every_cut_is_truncated() -> None:
 def test_nonsense_is_malformed_and_never_raises() -> None:
     for body in (b".junk", b"\x80\x02(.", b"\x80\x02h\x05.", b"ccollections\nOrderedDict\n)R}b(s.", b"\xff\xff"):
         assert survey_pickle(io.BytesIO(body)).malformed, body
+
+
+def test_a_missing_file_has_its_nearest_neighbour_named(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").touch()
+    for name, said in {"weihts.pt": "the path. Nearest: 'weights.pt'.", "other.safetensors": "the path."}.items():
+        with pytest.raises(CheckpointError) as caught:
+            file_kind(tmp_path / name)
+        assert str(caught.value).endswith(f"{name} does not exist; check {said}")

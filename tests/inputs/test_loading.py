@@ -45,7 +45,9 @@ def test_files_that_are_no_picture_get_one_clear_line(tmp_path, content, phrase)
 
 
 def test_missing_files_links_and_folders(tmp_path):
-    assert "no such file" in failure(tmp_path / "missing.jpg")
+    assert failure(tmp_path / "missing.jpg").endswith("no such file. Check the path.")
+    save(tmp_path / "photo.png", random_pixels(2, 2))
+    assert failure(tmp_path / "phto.png").endswith("no such file. Check the path. Nearest: 'photo.png'.")
     (tmp_path / "dangling.jpg").symlink_to("nowhere.jpg")
     assert "link to a file that does not exist" in failure(tmp_path / "dangling.jpg")
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")

@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch import nn
 
-from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
+from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
 from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
 from hookscope.models.construction import seeded
 from hookscope.models.spec import ModelSpec
@@ -67,6 +67,7 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
     ("model", "options", "error", "says"),
     [
         ("resnet43", {}, ModelNotFoundError, r"No model is called 'resnet43'\. Nearest: 'resnet34'"),
+        ("min.py:build", {}, InputError, r"min\.py does not exist\. Nearest: 'mine\.py'\. Give FILE\.py:NAME"),
         ("net.py", {}, UsageError, r"net\.py:NAME"),
         ("mine", {}, ModelNotFoundError, r"No model is called 'mine'\. mine\.py is here: give mine\.py:NAME\.$"),
         ("mine.build", {}, ModelNotFoundError, r"mine\.py is here: give mine\.py:build\.$"),

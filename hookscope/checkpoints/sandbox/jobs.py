@@ -54,19 +54,10 @@ def run_jobs(
 ) -> Generator[tuple[int, Any], None, None]:
     """Do `work` on every item, each in a separate process; what it prints goes to stderr.
 
-    Leaving early, by an exception or by closing the iterator, kills every process.
-
-    Args:
-        work: A function of a module, picklable like its items, which are unpickled in the worker only. It returns what
-            JSON can hold; tuples come back as lists.
-        items: What to work on, begun in this order.
-        limits: Of each worker.
-        at_once: Workers at a time.
-        preload: Modules imported once before any work begins; their time does not count.
-        environment: Variables that the workers have besides this process's own.
-
-    Yields:
-        The position of an item and its result, or a `WorkerFailure`, as they finish.
+    Yields the position of an item and its result, or a `WorkerFailure`, as they finish. Leaving early, by an exception
+    or by closing the iterator, kills every process. `work` is a function of a module, picklable like its items, and
+    returns what JSON can hold; tuples come back as lists. At most `at_once` workers have the `limits` each. The modules
+    `preload` are imported once before any work begins; `environment` is added to this process's own.
     """
     team = _Team(limits, [*preload], {**os.environ, **(environment or {})})
     waiting = deque(enumerate(items))
@@ -138,15 +129,12 @@ class _Team:
 
 @dataclass(slots=True)
 class _Host:
-    """A host, which speaks through its stdin and stdout, as its parent sees it.
-
-    It `is_ready` when it has finished its imports, and `is_late` when its worker has taken more time than it may.
-    """
+    """A host, which speaks through its stdin and stdout, as its parent sees it."""
 
     process: "subprocess.Popen[bytes]"
     limits: Limits
-    is_ready: bool = False
-    is_late: bool = False
+    is_ready: bool = False  # it has finished its imports
+    is_late: bool = False  # its worker has taken more time than it may
 
     @property
     def is_alive(self) -> bool:
@@ -194,7 +182,6 @@ class _Host:
         self.kill()
 
     def _result(self) -> Any:
-        """Read a result, or a failure; that nothing comes means that the host is gone too."""
         message = read_frame(_descriptor(self.process.stdout))
         if message is None:
             self.kill()  # where the system has ended the host, its worker is left

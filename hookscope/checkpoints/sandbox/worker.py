@@ -36,7 +36,7 @@ _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one worker may take: seconds, by the clock, memory and processor time in seconds, None for no limit.
+    """What one worker may take: seconds by the clock, memory, and seconds of processor time, None for no limit.
 
     Memory is address space on top of what is mapped when it starts, and without effect unless `CAN_LIMIT_MEMORY`.
     """
@@ -91,7 +91,6 @@ def limit_memory(memory_bytes: int | None) -> None:
 
 
 def _take_what_was_freed() -> None:
-    """Allocate until there is nothing left, where no more may be mapped."""
     allocate = ctypes.CDLL(None).malloc
     allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
     size = _LARGEST_PIECE
@@ -114,21 +113,15 @@ def machine_memory_bytes() -> int | None:
 
 def usable_cores() -> int:
     """Return how many processor cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """How a worker without a result ended.
+    """How a worker without a result ended: unexpected error, signal or exit, or over a limit.
 
-    Attributes:
-        cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;
-            "memory" and "time": over the limit.
-        reason: For people, as the end of a sentence: "it was ended by SIGSEGV".
-        traceback, ending: For "raised"; for "killed", the name of the signal or "exit code 3"; "" otherwise.
-        error: What it raised, if that is one of hookscope's own errors.
+    `reason` is the end of a sentence for people: "it was ended by SIGSEGV". `traceback` is for "raised", `ending` for
+    "killed": the name of the signal or "exit code 3". `error` is what it raised, if that is one of hookscope's own.
     """
 
     cause: Literal["raised", "killed", "memory", "time"]
@@ -222,12 +215,11 @@ def answer_to(work: Callable[[], Any], limits: Limits) -> bytes:
     except BaseException as error:  # noqa: BLE001 - the parent reports it
         if CAN_LIMIT_MEMORY:
             limit_memory(None)  # saying what happened takes some
+        answer: dict[str, Any] = {"raised": traceback.format_exc()}
         if isinstance(error, HookscopeError):
-            answer: dict[str, Any] = {"raised": traceback.format_exc(), "error": [type(error).__name__, str(error)]}
+            answer["error"] = [type(error).__name__, str(error)]
         elif is_out_of_memory(error):
             answer = {"memory": None}
-        else:
-            answer = {"raised": traceback.format_exc()}
         return json.dumps(answer).encode()
 
 

@@ -1,6 +1,7 @@
 """Compare the weights of two networks, or of two files, tensor by tensor, without running anything."""
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.inspection.session import package_versions
 from hookscope.models import FileOptions, LoadedModel
-from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
@@ -53,7 +54,7 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
     Raises:
         HookscopeError: As `read_checkpoint`; CheckpointError if there is no such file.
     """
-    if not exists(str(path)):
+    if not os.path.lexists(str(path)):
         raise CheckpointError(f"{printable(str(path))} does not exist.")
     read = read_checkpoint(path, options)
     tensors = dict(named_tensors(read.state))

@@ -398,7 +398,7 @@ def test_options_go_over_the_configuration(training: Path) -> None:
     report = check(training, model_arg={"width": 6}, key="ema")
     assert (report.passed, report.inputs[0].shape) == (True, (3, 8, 8))
     assert check(training, model_arg={"width": 6}, key="ema", input_shape=(2, 3, 9, 9)).inputs[0].shape == (3, 9, 9)
-    with pytest.raises(UsageError, match="--input-shape is the shape of noise: leave it out, or the pictures"):
+    with pytest.raises(UsageError, match="Give pictures or --input-shape, not both"):
         check(training, input_shape=(2, 3, 9, 9), images="black.png")
     with Path("hookscope.toml").open("a", encoding="utf-8") as file:
         file.write('[[expect]]\nimage = "black.png"\ntop1 = 0\n')

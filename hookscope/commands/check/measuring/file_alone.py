@@ -1,5 +1,6 @@
 """Measure what a weights file, or a state dict, stores, without a network."""
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from hookscope.commands.check.measuring.training_state import copy_values, optim
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
 from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
-from hookscope.models.checkpoint import Checkpoint, exists, read_checkpoint
+from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.statedict import named_tensors
 from hookscope.models.training_entries import training_entries
@@ -70,7 +71,7 @@ def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -
     """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
         raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
-    if not exists(path):
+    if not os.path.lexists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
     return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
 
