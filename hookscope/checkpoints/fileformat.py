@@ -197,9 +197,7 @@ def nearest_file(path: Path) -> str:
 def _inside(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
-        return (
-            f"its {_SLICES_SUFFIX} files are those of a distributed checkpoint, whose {METADATA} is not there; add that"
-        )
+        return f"its {_SLICES_SUFFIX} files belong to a distributed checkpoint, whose {METADATA} is missing; add it"
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
         matching = [name for name in names if name.endswith(ending)]
         if matching:
@@ -316,7 +314,7 @@ def path_beside(index: Path, file: str, name: str) -> Path:
     """
     plain = file not in ("", ".", "..") and file.isprintable() and not {"/", "\\"} & set(file)
     if not plain:
-        raise CheckpointError(f"{name} names '{printable(file, 80)}', which is not a file beside it; refused.")
+        raise CheckpointError(f"{name} names '{printable(file, 80)}', which is not a file next to it; refused.")
     path = index.with_name(file)
     try:
         folder = path.resolve().parent
@@ -343,7 +341,7 @@ def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
         if len(document) < len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
             raise CheckpointError(
-                f"{name} is JSON that names '{printable(twice, 80)}' twice, for example in two files."
+                f"{name} is JSON that lists '{printable(twice, 80)}' twice, for example in two files."
             )
         return document
 

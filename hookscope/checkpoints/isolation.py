@@ -47,7 +47,7 @@ def run_isolated(work: Callable[[], Any], paths: Iterable[Path], name: str) -> A
             case WorkerFailure():
                 ending = result.ending or "SIGXCPU"
                 why = _ENDINGS.get(ending, "the file is damaged, or made to crash its reader")
-                raise CheckpointError(f"{name} cannot be read: the reading process ended by {ending}; {why}.")
+                raise CheckpointError(f"{name} cannot be read: the process that read it ended with {ending}; {why}.")
     return result
 
 

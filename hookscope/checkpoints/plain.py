@@ -231,7 +231,7 @@ def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
 
 class _Storage(NamedTuple):
     dtype: str
-    count: int
+    element_count: int
     begin: int
 
 
@@ -273,7 +273,7 @@ class _Tensors:
             if stride != expected:
                 raise ValueError
             expected *= size
-        if offset + math.prod(shape) > storage.count:
+        if offset + math.prod(shape) > storage.element_count:
             raise ValueError
         begin = storage.begin + offset * ITEM_BYTES[storage.dtype]
         tensor = PlainTensor(shape, storage.dtype, strides, reference.identifier[2], offset, begin)

@@ -188,9 +188,7 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
     if refused := refused_names(survey.imports, rules.allowed_globals):
         remedy = rules.remedy
         if rules.option and not any(map(is_forbidden, refused)):
-            remedy += (
-                f", or read past what it names, without running it, with {rules.option} {printable(refused[0], 80)}"
-            )
+            remedy += f", or skip what it names, which is never run, with {rules.option} {printable(refused[0], 80)}"
         raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
         raise CheckpointError(f"{name} is damaged, or made to be misread; download it again.")
@@ -283,7 +281,7 @@ def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     name = printable(str(path))
     try:
         if kind == "distributed":
-            return _read_distributed(path, how)
+            return nested([(stored, _value_of(path, stored, how)) for stored in read_metadata(path)], name)
         if how == "past unknown":
             return read_past_unknown(path, kind)
         return _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
@@ -297,10 +295,6 @@ def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
             raise UntrustedFileError(f"{name} can be read as a tar archive too, which runs code; refused.") from error
         damaged = "is damaged, truncated or not what it seems"
         raise CheckpointError(f"{name} {damaged} ({type(error).__name__}); download it again.") from error
-
-
-def _read_distributed(path: Path, how: ReadMode) -> object:
-    return nested([(stored, _value_of(path, stored, how)) for stored in read_metadata(path)], printable(str(path)))
 
 
 def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:

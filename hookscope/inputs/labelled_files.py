@@ -68,7 +68,7 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     read = _in_json if source.suffix.lower() == ".json" else _in_csv
     labelled = read(content, source, multi_label)
     if not any(labelled.labels.values()):
-        listed = "no label of a picture" if labelled.labels else "no picture"
+        listed = "no labels" if labelled.labels else "no picture"
         raise InputError(f"{arg('data')} {printable(str(source))} lists {listed}. Give lines of path,label.")
     return labelled
 
@@ -81,13 +81,15 @@ def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
     shown = printable(str(folder))
     if not labels:
         source = f"{arg('data')} {shown}"
-        raise InputError(f"{source} has no folders of pictures: give a folder with one for each class, or a CSV.")
+        raise InputError(
+            f"{source} has no class folders: give a folder with a folder of pictures for each class, or a CSV."
+        )
     if beside := len(paths) - len(labels):
-        notes.append(f"{shown}: {counted(beside, 'picture')} beside the class folders left out.")
+        notes.append(f"{shown}: {counted(beside, 'picture')} outside the class folders left out.")
     if multi_label:
         labels = _with_equal_files_joined(labels)
         several = sum(len(label) > 1 for label in labels.values())
-        notes.append(f"{shown}: {counted(several, 'picture')} in several class folders, known by equal content.")
+        notes.append(f"{shown}: {counted(several, 'picture')} in several class folders, by equal content.")
     return LabelledFiles(str(folder), labels, in_folders=True, notes=tuple(notes), multi_label=multi_label)
 
 
@@ -130,7 +132,7 @@ def _content(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{shown} is no CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of path,label."
+            f"{shown} is not a CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of path,label."
         ) from error
 
 
@@ -141,7 +143,7 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
         rows = [(lines.line_num, cells) for row in lines if any(cells := [cell.strip() for cell in row])]
     except csv.Error as error:
         raise InputError(
-            f"{shown} is no CSV of labels: {printable(str(error))}. Give a folder of class folders, "
+            f"{shown} is not a CSV of labels: {printable(str(error))}. Give a folder of class folders, "
             "or lines of path,label."
         ) from error
     head = [cell.casefold() for cell in rows[0][1]] if rows else []
@@ -163,9 +165,7 @@ def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, path: Path, sh
     remedy = f"Give path,label on each line, or {arg('multi_label')} for several labels of a picture."
     for line, cells in rows:
         if len(cells) != width or not all(cells[place] for place in places):
-            raise InputError(
-                f"{shown}, line {line}: {counted(len(cells), 'field')}, where a path and a label are wanted. {remedy}"
-            )
+            raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, not a path and a label. {remedy}")
         file = str(path.parent / cells[places[0]])
         if file in labels:
             raise InputError(f"{shown}, line {line}: '{printable(file, 80)}' is listed twice. {remedy}")
@@ -193,16 +193,14 @@ def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
     for line, cells in lines:
         where = f"{shown}, line {line}"
         if len(cells) != len(head) or not cells[at]:
-            raise InputError(
-                f"{where}: {counted(len(cells), 'field')}, where a path and {len(head) - 1} labels are wanted."
-            )
+            raise InputError(f"{where}: {counted(len(cells), 'field')}, not a path and {len(head) - 1} labels.")
         file = str(path.parent / cells[at])
         if file in labels:
             raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")
         pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, cells, strict=True)) if column != at]
         if wrong := next((pair for pair in pairs if pair[1] not in _INDICATORS), None):
             name, cell = (printable(text, 80) for text in wrong)
-            raise InputError(f"{where}: '{cell}' for the label '{name}', where 0 or 1 is wanted.")
+            raise InputError(f"{where}: '{cell}' for the label '{name}', not 0 or 1.")
         labels[file] = tuple(name for name, cell in pairs if _INDICATORS[cell])
     return labels
 
@@ -213,9 +211,9 @@ def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{shown} is no JSON of labels: {printable(str(error), 200)}. Give {wanted}.") from error
+        raise InputError(f"{shown} is not JSON of labels: {printable(str(error), 200)}. Give {wanted}.") from error
     if not isinstance(document, dict):
-        raise InputError(f"{shown} is no object of labels by path. Give {wanted}.")
+        raise InputError(f"{shown} is not a JSON object of labels by path. Give {wanted}.")
     labels: _Labels = {}
     for file, held in document.items():
         listed = _json_labels(held)

@@ -30,7 +30,7 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
     channels = samples.shape[1]
     steps.append(f"{rate:,} Hz, {counted(channels, 'channel')}, {len(samples) / rate:.4g} s")
     if waveform is None:
-        steps.append("sampling rate kept: that of the network is not known")
+        steps.append("sampling rate kept: the network's is not known")
         return torch.from_numpy(np.ascontiguousarray(samples.T)), rate
     if waveform.channels in (None, 1) and channels > 1:
         samples = samples.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
@@ -40,7 +40,7 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
             f"Cannot use {name}: it has {counted(channels, 'channel')}, and the network takes {waveform.channels}."
         )
     if waveform.sampling_rate is None:
-        steps.append("sampling rate kept: that of the network is not known")
+        steps.append("sampling rate kept: the network's is not known")
     elif waveform.sampling_rate != rate:
         samples = _resampled(samples, rate, waveform.sampling_rate, name)
         steps.append(f"resampled from {rate:,} to {waveform.sampling_rate:,} Hz (soxr)")

@@ -112,7 +112,7 @@ def _argument(content: object, name: str) -> Any:
 def _scalar(value: object, name: str) -> Any:
     if type(value) in {bool, int, float, complex, str, type(None)}:
         return value
-    raise ImageError(f"Cannot read {name}: it holds a {kind_of(value)} beside tensors, numbers and text. Save those.")
+    raise ImageError(f"Cannot read {name}: it holds a {kind_of(value)}. Save nothing but tensors, numbers and text.")
 
 
 def _only_tensor(content: object, name: str) -> torch.Tensor:

@@ -102,7 +102,7 @@ def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
     targets = sorted({printable(path.rpartition(".")[2], 40) for path, _ in whole if path})
     layers = f" for {some_of(targets, _LISTED_TARGETS)}" if targets else ""
     base = "" if adapters.other_count else "; it needs the network that it was trained on"
-    untrained = "; every lora_B is 0: untrained" if all(half.is_zero for half in up.values()) else ""
+    untrained = "; every lora_B is 0 (untrained)" if all(half.is_zero for half in up.values()) else ""
     return (
         f"{printable(name)}: {counted(len(whole), 'LoRA adapter')} of rank {', '.join(map(str, ranks))}{layers}"
         f"{base}{untrained}{lack and f'; {lack}'}."

@@ -107,7 +107,8 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
                 reshaped = [name for name, shape in needed.items() if name in form and form[name] != shape]
                 missing = [name for name in needed if name not in form]
                 differing = {"missing": missing, "of another shape": reshaped, "unknown to it": surplus}
-                parts = [f"{fault} {_named_first(names)}" for fault, names in differing.items() if names]
+                quoted = {fault: [f"'{printable(name, 80)}'" for name in names] for fault, names in differing.items()}
+                parts = [f"{fault} {some_of(names, 3)}" for fault, names in quoted.items() if names]
                 details = "; ".join([f"{fitting} of {len(needed)} names and shapes", *parts])
                 sentence = f"{pattern.model}: {details}"
     return sentence
@@ -117,10 +118,6 @@ def _most_alike(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
     """Return an upper bound of the share of names that a network and a file have in common."""
     least = max(counts.total(), sum(pattern.counts.values()) - pattern.optional_count)
     return Fraction(sum(min(count, counts[first]) for first, count in pattern.counts.items()), max(least, 1))
-
-
-def _named_first(names: Sequence[str]) -> str:
-    return some_of([f"'{printable(name, 80)}'" for name in names], 3)
 
 
 def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:

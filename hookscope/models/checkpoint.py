@@ -99,7 +99,9 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         # safetensors holds nothing but tensors and texts.
         texts = _texts(path) if kinds[path] == "safetensors" else None
         categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
-        told = told_architectures(content if texts is None else None, {**config_in(path.parent), **(texts or {})})
+        architectures = told_architectures(
+            content if texts is None else None, {**config_in(path.parent), **(texts or {})}
+        )
         return Checkpoint(
             printable(path.name),
             weights.state,
@@ -111,7 +113,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             weights.requires_grad,
             categories,
             training_entries(content, weights.state, options.key),
-            told,
+            architectures,
             read.how == "past unknown",
         )
     files = _read_verified(kinds, name, replace(options, key=None))

@@ -110,4 +110,4 @@ def _reason(error: Exception) -> str:
         return "the host name does not resolve"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
-    return "what arrives is not the expected file" if isinstance(cause, RuntimeError) else type(cause).__name__
+    return "the download is not the expected file" if isinstance(cause, RuntimeError) else type(cause).__name__

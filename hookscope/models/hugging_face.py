@@ -62,7 +62,11 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     held = read_config(folder) or {}
     settings = _settings(held, printable(str(folder / CONFIG)))
     processing = _processing(folder)
-    transformers = _transformers()
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        message = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
+        raise UsageError(message) from error
     name = printable(folder.resolve().name, 80)
     if options.arguments:
         raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no {arg('model_arg')}.")
@@ -117,15 +121,6 @@ def _processing(folder: Path) -> dict[str, Any]:
             raise UntrustedFileError(f"{shown} asks for code that comes with it (auto_map), which is never run.")
         return held
     return {}
-
-
-def _transformers() -> ModuleType:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
-        ) from error
 
 
 @contextmanager

@@ -104,7 +104,8 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
         shown = [f"{dotted(keys)} ({_size(state)})" for keys, state in chosen]
         first = dotted(chosen[0][0])
         raise UsageError(
-            f"{name} holds several weights: {listed(shown)}; choose with {arg('key')}, such as {arg('key')} {first}."
+            f"{name} holds several sets of weights: {listed(shown)}; choose with {arg('key')}, such as "
+            f"{arg('key')} {first}."
         )
     copies = [dotted(keys) for keys, state in chosen if _identity(state) not in same]
     return raw[0][0], copies
@@ -141,7 +142,7 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
         if isinstance(key, str):
             plain[key] = Tensor.detach(value) if isinstance(value, Tensor) else value
         elif isinstance(value, Tensor):
-            raise CheckpointError(f"{where} tensors under keys that are no names, such as {shown_key(key)}.")
+            raise CheckpointError(f"{where} tensors under keys that are not names, such as {shown_key(key)}.")
     for key, tensor in plain.items():
         if isinstance(tensor, Tensor):
             _check_tensor(tensor, f"{where} '{printable(key, 80)}'")

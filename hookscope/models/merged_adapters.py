@@ -78,7 +78,7 @@ def read_settings(path: Path) -> AdapterSettings:
     ):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
-        raise CheckpointError(f"{shown} has patterns of layers that are no names; merge it with peft.")
+        raise CheckpointError(f"{shown} has layer patterns that are not names; merge it with peft.")
     base = held.get("base_model_name_or_path")
     by_root, transposed = held.get("use_rslora") is True, held.get("fan_in_fan_out") is True
     return AdapterSettings(float(alpha or 0), alphas, by_root, transposed, base if isinstance(base, str) else "")
@@ -92,7 +92,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     for adapters that are no plain LoRA.
     """
     if odd := next((key for key in state if any(part in key for part in _UNSUPPORTED)), None):
-        raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is no plain LoRA; merge it with peft.")
+        raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     pairs, whole = _sorted_out(state)
     for layer, (down, up, is_embedding) in pairs.items():
@@ -115,7 +115,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
     notes = (f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}.",)
     untrained = not any(bool(up.any()) for up in ups)
-    return (*notes, f"{name}: every lora_B is 0: untrained, so the network is as it was.") if untrained else notes
+    return (*notes, f"{name}: every lora_B is 0 (untrained), so the network is unchanged.") if untrained else notes
 
 
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:

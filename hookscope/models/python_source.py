@@ -159,7 +159,7 @@ def _check_call(factory: Callable[..., object], arguments: Mapping[str, Any], na
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        remedy = "" if arguments else " It is to return the network; a forward pass goes into a Module's forward."
+        remedy = "" if arguments else " It must return the network; the forward pass goes into a Module."
         raise UsageError(
             f"{name}{printable(str(signature))} cannot be called with what {arg('model_arg')} gives: {error}.{remedy}"
         ) from error

@@ -42,11 +42,10 @@ def shard_remark(path: Path) -> str:
     if match is None or int(match["count"]) < 2:
         return ""
     index = f"{match['stem']}.{match['suffix']}.index.json"
-    there = "; give that" if path.with_name(index).is_file() else ", which is not beside it"
+    there = "; give that" if path.with_name(index).is_file() else ", which is not next to it"
     position = f"{int(match['number'])} of {int(match['count'])}"
     return (
-        f"{printable(path.name)} is file {position}, with part of the tensors; the index of all is "
-        f"{printable(index)}{there}."
+        f"{printable(path.name)} is file {position}, with some of the tensors; the index is {printable(index)}{there}."
     )
 
 
@@ -62,7 +61,7 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     by_shard: dict[str, list[str]] = {}
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str):
-            raise CheckpointError(f"{name} names no file for '{printable(tensor, 80)}'; download it again.")
+            raise CheckpointError(f"{name} lists no file for '{printable(tensor, 80)}'; download it again.")
         by_shard.setdefault(shard, []).append(tensor)
     if len(by_shard) > _MOST_SHARDS:
         raise CheckpointError(f"{name} names {len(by_shard)} files, over the limit of {_MOST_SHARDS}; refused.")
@@ -71,7 +70,7 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     if missing:
         raise CheckpointError(
             f"{name} lacks {len(missing)} of its {len(shards)} files, such as '{printable(missing[0].name, 80)}'; "
-            "download them beside it."
+            "download them next to it."
         )
     return shards
 

@@ -25,7 +25,7 @@ class SharedMemory:
         for name in names:
             held = self._neighbours.get(name, {})
             others = [held[neighbour] for neighbour in held if neighbour in loaded]
-            if others and _lies_within(held[name], others):
+            if others and _bytes_taken(held[name], others).all():
                 complete.add(name)
         return complete
 
@@ -34,7 +34,14 @@ class SharedMemory:
         relevant = {name: held for name, held in self._neighbours.items() if name in values}
         kept = {name for name, held in relevant.items() if _holds(held[name], values[name])}
         return [
-            (name, [neighbour for neighbour in held if neighbour in kept and _overlap(held[name], held[neighbour])])
+            (
+                name,
+                [
+                    neighbour
+                    for neighbour in held
+                    if neighbour in kept and _bytes_taken(held[name], [held[neighbour]]).any()
+                ],
+            )
             for name, held in relevant.items()
             if name not in kept
         ]
@@ -53,16 +60,10 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def _lies_within(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    return any(_place(other) == _place(tensor) for other in others) or bool(_bytes_taken(tensor, others).all())
-
-
-def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    return _place(tensor) == _place(other) or bool(_bytes_taken(tensor, [other]).any())
-
-
-def _bytes_taken(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
+def _bytes_taken(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Return for each byte of a tensor whether it is also a byte of one of the others."""
+    if any(_place(other) == _place(tensor) for other in others):
+        return torch.ones(1, dtype=torch.bool, device="cpu")
     taken = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.bool, device="cpu")
     for other in others:
         _bytes_of(other, taken).fill_(True)

@@ -100,7 +100,7 @@ def load_into(
         unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
-    prefix += [f"{origin}: all {len(mapping)} fit with '{printable(added, 80)}' in front."] if added else []
+    prefix += [f"{origin}: all {len(mapping)} names fit with the prefix '{printable(added, 80)}'."] if added else []
     remarks: list[str] = []
     (remarks if notes is None else notes).extend(prefix)
     remarks += [*unfit, *_twice_given(memory, fitting, original, origin)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,20 +73,19 @@ def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
 
 def _share_an_element(first: Layout, second: Layout) -> bool:
     try:
-        return bool(np.shares_memory(_Elements(first), _Elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
+        return bool(np.shares_memory(_elements(first), _elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
     except np.exceptions.TooHardError:
         return True
 
 
-class _Elements:
-    """Where the elements of a tensor lie, for NumPy, which reads none of them."""
-
-    def __init__(self, layout: Layout) -> None:
-        size = layout.item_bytes
-        self.__array_interface__: dict[str, Any] = {
-            "data": (_BASE + layout.offset * size, True),
-            "shape": layout.shape,
-            "strides": tuple(stride * size for stride in layout.strides),
-            "typestr": f"|V{size}",
-            "version": 3,
-        }
+def _elements(layout: Layout) -> Any:
+    """Return where the elements of a tensor lie, for NumPy, which reads none of them."""
+    size = layout.item_bytes
+    interface = {
+        "data": (_BASE + layout.offset * size, True),
+        "shape": layout.shape,
+        "strides": tuple(stride * size for stride in layout.strides),
+        "typestr": f"|V{size}",
+        "version": 3,
+    }
+    return SimpleNamespace(__array_interface__=interface)

@@ -66,7 +66,7 @@ class BuildOptions:
         """
         reason = ""
         if self.weights == "auto":
-            reason = f"trained ones are not tried together with {arg('model_arg')} or other input channels."
+            reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."
             if not self.are_altered:
                 try:
                     return trained()

@@ -26,12 +26,12 @@ def test_the_first_folder_below_is_the_label(tmp_path: Path) -> None:
     ]
     assert found.in_folders
     assert len(found.notes) == 2
-    assert found.notes[1] == f"{tmp_path}: 1 picture beside the class folders left out."
+    assert found.notes[1] == f"{tmp_path}: 1 picture outside the class folders left out."
 
 
 def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -> None:
     touch(tmp_path / "flat" / "1.png")
-    with pytest.raises(InputError, match="has no folders of pictures"):
+    with pytest.raises(InputError, match="has no class folders"):
         find_labelled(tmp_path / "flat")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     with pytest.raises(NothingMatchedError, match="No image or tensor in folder"):
@@ -56,12 +56,12 @@ def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: st
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a.png,cat\nb.png\n", r"labels\.csv, line 2: 1 field, where a path and a label are wanted"),
+        (b"a.png,cat\nb.png\n", r"labels\.csv, line 2: 1 field, not a path and a label"),
         (b"a.png,cat,1\n", "line 1: 3 fields, .* or --multi-label for several labels of a picture"),
         (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is listed twice"),
         (b"", "lists no picture"),
-        (b"a.png,\xff\n", "is no CSV of labels: it is not UTF-8"),
-        (b'a.png,"cat\n', "is no CSV of labels: unexpected end of data"),
+        (b"a.png,\xff\n", "is not a CSV of labels: it is not UTF-8"),
+        (b'a.png,"cat\n', "is not a CSV of labels: unexpected end of data"),
     ],
 )
 def test_what_is_wrong_with_a_csv_file_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -116,20 +116,20 @@ def test_equal_files_in_several_class_folders_are_one_picture(tmp_path: Path) ->
     found = find_labelled(tmp_path, multi_label=True)
     relative = {Path(path).relative_to(tmp_path).as_posix(): labels for path, labels in found.labels.items()}
     assert relative == {"cat/1.png": ("cat", "dog"), "cat/2.png": ("cat",), "dog/2.png": ("dog",)}
-    assert found.notes == (f"{tmp_path}: 1 picture in several class folders, known by equal content.",)
+    assert found.notes == (f"{tmp_path}: 1 picture in several class folders, by equal content.",)
     assert len(find_labelled(tmp_path).labels) == 4
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("l.csv", "path,cat,dog\na.png,1,yes\n", "line 2: 'yes' for the label 'dog', where 0 or 1 is wanted"),
-        ("l.csv", "path,cat,dog\na.png,1\n", "line 2: 2 fields, where a path and 2 labels are wanted"),
+        ("l.csv", "path,cat,dog\na.png,1,yes\n", "line 2: 'yes' for the label 'dog', not 0 or 1"),
+        ("l.csv", "path,cat,dog\na.png,1\n", "line 2: 2 fields, not a path and 2 labels"),
         ("l.csv", "label,path\ncat\n", "line 2: 1 field, fewer than the first line"),
         ("l.csv", ",cat\n", "line 1: no path"),
-        ("l.csv", "a.png,\nb.png\n", "lists no label of a picture"),
-        ("l.json", "[1]", "is no object of labels by path"),
-        ("l.json", "{", "is no JSON of labels"),
+        ("l.csv", "a.png,\nb.png\n", "lists no labels"),
+        ("l.json", "[1]", "is not a JSON object of labels by path"),
+        ("l.json", "{", "is not JSON of labels"),
         ("l.json", '{"a.png": [1.5]}', r"'a\.png' has no label"),
     ],
 )

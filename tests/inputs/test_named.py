@@ -142,9 +142,9 @@ def shared():
         (endless(), "it nests deeper than 20"),
         (shared(), "holds more than 10,000 values"),
         ({"a": 1}, "it holds no tensor"),
-        ([torch.ones(2), {1, 2}], "it holds a set beside tensors"),
+        ([torch.ones(2), {1, 2}], "it holds a set. Save nothing but"),
         ([torch.ones(2), torch.eye(2).to_sparse()], "sparse"),
-        ([torch.ones(2), torch.nn.Linear(1, 1)], "it holds a torch.nn.modules.linear.Linear beside"),
+        ([torch.ones(2), torch.nn.Linear(1, 1)], "it holds a torch.nn.modules.linear.Linear. Save"),
     ],
     ids=["endless", "shared", "numbers", "set", "sparse", "module"],
 )

@@ -57,7 +57,7 @@ def test_a_recording_is_one_input_with_the_numbers_of_plain_pytorch(tmp_path: Pa
     assert run["(model)"].l2 == pytest.approx(expected.norm().item(), rel=1e-6)
     (record,) = run.inputs
     assert (record.shape, record.sampling_rate) == ((1, 4000), 8000)
-    assert "sampling rate kept: that of the network is not known" in record.steps
+    assert "sampling rate kept: the network's is not known" in record.steps
     assert "speech.wav at 8,000 Hz (as recorded)" in " ".join(str(run).split())
     resampled = hookscope.activations(Speech(rate=16_000), str(tmp_path / "speech.wav"))
     assert "speech.wav at 16,000 Hz (resampled)" in " ".join(str(resampled).split())

@@ -27,12 +27,12 @@ from tests.models import hostile
 def test_a_single_shard_says_which_of_how_many_it_is(tmp_path: Path, suffix: str) -> None:
     index = hostile.sharded(tmp_path, lambda *_: None, suffix)
     shard = tmp_path / f"model-00002-of-00002{suffix}"
-    said = f"{shard.name} is file 2 of 2, with part of the tensors; the index of all is {index.name}"
+    said = f"{shard.name} is file 2 of 2, with some of the tensors; the index is {index.name}"
     assert list_contents(shard).warnings == (f"{said}; give that.",)
     assert read_checkpoint(shard).warnings == (f"{said}; give that.",)
     assert list_contents(index).warnings == ()
     index.unlink()
-    assert list_contents(shard).warnings == (f"{said}, which is not beside it.",)
+    assert list_contents(shard).warnings == (f"{said}, which is not next to it.",)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors", "a-1-of-2.safetensors"])
@@ -58,7 +58,7 @@ def test_an_adapter_says_its_rank_and_layers_and_whether_it_is_trained(tmp_path:
     said = "adapter_model.safetensors: 2 LoRA adapters of rank 4 for q_proj, v_proj; it needs the network that it was "
     assert list_contents(path).warnings == (f"{said}trained on.",)
     safetensors.torch.save_file(adapter(0, name=name), path)
-    assert list_contents(path).warnings == (f"{said}trained on; every lora_B is 0: untrained.",)
+    assert list_contents(path).warnings == (f"{said}trained on; every lora_B is 0 (untrained).",)
     safetensors.torch.save_file(adapter(float("nan"), name=name), path)
     assert "untrained" not in list_contents(path).warnings[0]
 

@@ -88,8 +88,8 @@ def test_an_adapter_that_has_learnt_nothing_is_said_to(tmp_path: Path) -> None:
     expected = adapted(tmp_path, CASES["linear"], trained=False).state_dict()
     loaded = load_model(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.module.state_dict().items())
-    assert "every lora_B is 0: untrained" in loaded.warnings[-1]
-    assert "every lora_B is 0: untrained" in list_contents(tmp_path / "adapter").warnings[0]
+    assert "every lora_B is 0 (untrained)" in loaded.warnings[-1]
+    assert "every lora_B is 0 (untrained)" in list_contents(tmp_path / "adapter").warnings[0]
 
 
 @pytest.mark.exhaustive
@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "DoRA": (_settings(use_dora=True), "of kind DoRA; only LoRA"),
     "no alpha": (_settings(lora_alpha=None), "no number for lora_alpha"),
     "an alpha that is no number": (_settings(lora_alpha=float("inf")), "no number for lora_alpha"),
-    "a pattern that takes for ever": (_settings(alpha_pattern={"(a+)+$": 1}), "patterns of layers that are no names"),
+    "a pattern that takes for ever": (_settings(alpha_pattern={"(a+)+$": 1}), "layer patterns that are not names"),
     "a layer that is not there": (
         _tensors(lambda state: state.update({"base_model.model.x.lora_A.weight": torch.ones(4, 12)})),
         "lacks lora_A or lora_B for 'x'",
@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "another shape": (_tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(4, 13)})), "for a weight of"),
     "magnitudes": (
         _tensors(lambda state: state.update({f"{Q}magnitude_vector": torch.ones(4)})),
-        "no plain LoRA; merge it with peft",
+        "not plain LoRA; merge it with peft",
     ),
     "a tensor of no layer": (_tensors(lambda state: state.update(x=torch.ones(4))), "has a 'x'"),
 }

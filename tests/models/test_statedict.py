@@ -95,7 +95,7 @@ def test_a_prefix_of_the_network_is_put_in_front_where_all_fits_so(outside: str,
     for name in reversed(outside.split(".")):
         whole = nn.ModuleDict({name: whole})
     notes = load_into(whole, {f"{wrapper}{key}": value for key, value in source.state_dict().items()}, "model.pt")
-    assert f"model.pt: all {len(source.state_dict())} fit with '{outside}.' in front." in notes
+    assert f"model.pt: all {len(source.state_dict())} names fit with the prefix '{outside}.'." in notes
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
 
 

@@ -493,7 +493,7 @@ def test_what_is_no_state_dict_fails_and_several_are_a_question(network: Network
     assert not report.passed
     state = network.state_dict()
     report = check({"student": state, "teacher": {name: 2 * value for name, value in state.items()}})
-    assert "state dict holds several weights" in report.error
+    assert "state dict holds several sets of weights" in report.error
     assert report.exit_code == UsageError.exit_code
     empty = check({name: torch.empty(0) for name in state})
     assert "state dict does not hold its weights" in empty.error

@@ -237,7 +237,7 @@ def test_adapters_are_told(tmp_path: Path, down: str, up: str) -> None:
     assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; it needs the network that it was trained on."
     state["q_proj.weight"], state[up] = torch.ones(8, 8), torch.zeros(8, 2)
     (said,) = remarks(tmp_path / "x.pt", state)
-    assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; every lora_B is 0: untrained."
+    assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; every lora_B is 0 (untrained)."
 
 
 def test_half_an_adapter_beside_its_layer_is_told(tmp_path: Path) -> None:
