@@ -24,13 +24,7 @@ _NONE = "yours to set: how often a network may be wrong depends on what it is fo
 _NAMED = 3
 
 
-@rule(
-    "accuracy",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="The accuracy on the labelled pictures is not below the limit.",
-)
+@rule("accuracy", "fail", "labels", ("non-finite-activation",))
 @limit("min_fraction", 0.0, "share of the labelled pictures that must be classified right, 0-1", _NONE)
 def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures are classified right.
@@ -79,13 +73,7 @@ def _odds(bounds: Interval, guessing: float, how: str) -> str:
     return f"indistinguishable from {how}, {guessing:.1%}."
 
 
-@rule(
-    "class-accuracy",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="No class of labelled pictures has an accuracy below the limit.",
-)
+@rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
 @limit("min_fraction", 0.0, "share of the pictures of each label that must be classified right, 0-1", _NONE)
 def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures of one class are classified right.
@@ -120,21 +108,15 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         yield RuleFinding(WHOLE_NETWORK, f"{words}: {_listed(thin, overall)}.{needed}", "warn")
 
 
-@rule(
-    "accuracy-drop",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="Compared with the baseline, the accuracy on the labelled pictures has dropped by no more than the limit.",
-)
+@rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
 @limit(
     "max_fraction",
     0.01,
     "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
-    "rounding its weights changes the class that the demo network gives, right or wrong, for 1 of 400 "
-    "crops of photographs in float16, 9 in bfloat16 and 28 in int8; 12 networks trained for seconds lose "
-    "up to 0.005 of 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and "
-    "none with another thread count, memory format or kernel",
+    "rounding its weights changes the class that the demo network gives, right or wrong, for 1 of 400 crops of "
+    "photographs in float16, 9 in bfloat16 and 28 in int8; 12 networks trained for seconds lose up to 0.005 of 1,000 "
+    "new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count, "
+    "memory format or kernel",
 )
 def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """More labelled pictures are classified wrong than in the baseline.

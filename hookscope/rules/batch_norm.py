@@ -115,26 +115,20 @@ def distance(layer: BatchNormInput) -> _Distance | None:
 _MEASURED = "of 98 healthy networks (11 trained) over the sample images the nearest has"
 
 
-@rule(
-    "batchnorm-statistics",
-    "fail",
-    "forward",
-    ("non-finite-activation",),
-    holds="The statistics stored in BatchNorm agree with its input, within the limits.",
-)
+@rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
 @limit(
     "max_variance_factor",
     5.0,
     "factor by which variances of a layer's input may differ from those stored, median over channels",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 2.5, and 9.1 in layers "
-    "with few values (limit 15)",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 2.5, and 9.1 in layers with few values "
+    "(limit 15)",
 )
 @limit(
     "max_mean_distance",
     1.0,
     "distance of means from those stored, in stored standard deviations, median over channels",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 0.85, and 0.83 in layers "
-    "with few values (limit 3)",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 0.85, and 0.83 in layers with few "
+    "values (limit 3)",
 )
 @limit(
     "min_mean_correlation",
@@ -146,15 +140,15 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
     "max_first_ratio",
     2.5,
     "ratio of variances before the first BatchNorm to those stored, median over channels; above it the rule warns",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 1.2; EfficientNet-Lite "
-    "normalised by ImageNet's mean and std has 3.4",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 1.2; EfficientNet-Lite normalised by "
+    "ImageNet's mean and std has 3.4",
 )
 @limit(
     "max_channel_ratio",
     1e4,
     "ratio of the variance of a single channel to that stored; above it the rule warns",
-    "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 "
-    "normalised by ImageNet's mean and std has 450",
+    "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 normalised by "
+    "ImageNet's mean and std has 450",
 )
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The statistics stored in BatchNorm do not match its input.

@@ -51,21 +51,14 @@ _NAMED_CHANNELS = 3
 _UNRELATED = 1.2
 
 
-@rule(
-    "drift",
-    "fail",
-    "baseline",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="Every layer returns what it did when the baseline was written, within the limits.",
-)
+@rule("drift", "fail", "baseline", ("non-finite-activation",), followers="layer")
 @limit(
     "max_difference",
     0.01,
-    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
-    " its std, but at least 0.1 of its root mean square",
-    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most by"
-    " up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in seven cases of eight",
+    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread: "
+    "its std, but at least 0.1 of its root mean square",
+    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most "
+    "by up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in seven cases of eight",
 )
 @limit(
     "max_difference_float16",
@@ -89,15 +82,15 @@ _UNRELATED = 1.2
     "max_dead_difference",
     0.05,
     "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
-    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
-    " pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every pixel by up "
+    "to 0.02, and one batch through BatchNorm by up to 0.5",
 )
 @limit(
     "max_gradient_ratio",
     1.1,
     "factor by which the L2 norm of a layer's gradient may be larger or smaller",
-    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
-    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
+    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level more or less "
+    "in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer returns different values than when the baseline was written.

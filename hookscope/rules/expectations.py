@@ -15,13 +15,7 @@ if TYPE_CHECKING:
     from hookscope.results.comparison import Prediction
 
 
-@rule(
-    "expectation",
-    "fail",
-    "expectations",
-    ("non-finite-activation",),
-    holds="Every named picture is classified as expected.",
-)
+@rule("expectation", "fail", "expectations", ("non-finite-activation",))
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A named picture is not classified as expected.
 

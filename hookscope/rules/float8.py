@@ -35,13 +35,7 @@ _SHORTEST_ROW = 8
 _FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 128 and 32 have up to"
 
 
-@rule(
-    "float8-weight",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No weight in float8 lacks its scale, or was rounded or cut off too far.",
-)
+@rule("float8-weight", "warn", "stored", followers="weight")
 @limit(
     "max_saturated_fraction",
     0.5,
@@ -52,8 +46,8 @@ _FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 
     "max_rounding_error",
     0.1,
     "rounding error of values near zero, in units of the weight's root mean square",
-    "step / (sqrt(12) * RMS), as for any uniform rounding; EfficientNet-Lite0 to 2, scaled by tensor, by "
-    "row, or by blocks of 128 and 32, have up to 2e-5, and 0.012 without a scale",
+    "step / (sqrt(12) * RMS), as for any uniform rounding; EfficientNet-Lite0 to 2, scaled by tensor, by row, or by "
+    "blocks of 128 and 32, have up to 2e-5, and 0.012 without a scale",
 )
 def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight in float8 lacks its scale, or was rounded or cut off too far.
@@ -89,7 +83,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             yield RuleFinding(target, f"{about}: {coarse} {of}.")
 
 
-@rule("float8-range", "off", "stored", holds="Every weight fits into float8_e4m3fn as it is, within the limits.")
+@rule("float8-range", "off", "stored")
 @limit(
     "max_overflowing_fraction",
     0.0,

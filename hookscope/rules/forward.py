@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hookscope.results.network import Failure
 
 
-@rule("forward", "fail", "forward", holds="The forward pass ends without an error.")
+@rule("forward", "fail", "forward")
 def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The forward pass raises.
 
@@ -56,9 +56,7 @@ def raised(phase: str, failure: Failure) -> str:
     return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy}")
 
 
-@rule(
-    "non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, except masks."
-)
+@rule("non-finite-activation", "fail", "forward")
 def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A module makes NaN or Inf out of finite inputs.
 
@@ -223,12 +221,7 @@ _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "
 _MOST_HEADS = 2
 
 
-@rule(
-    "output-shape",
-    "fail",
-    "outputs",
-    holds="The output has the shape and dtype that were asked for, if any, and a value for each known class name.",
-)
+@rule("output-shape", "fail", "outputs")
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output does not have the expected shape or dtype.
 
@@ -248,20 +241,13 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
         yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
-@rule(
-    "constant-output",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    holds="The output is not the same for every input.",
-)
+@rule("constant-output", "fail", "outputs", ("non-finite-activation",))
 @limit(
     "min_difference",
     1e-6,
     "greatest difference between the outputs for different inputs, in units of the greatest output",
-    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while "
-    "its BatchNorm is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 "
-    "apart",
+    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while its BatchNorm "
+    "is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 apart",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output is the same for every input.
@@ -288,20 +274,13 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     yield replace(objection, at_most="warn") if excuse else objection
 
 
-@rule(
-    "repeatability",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    followers="output",
-    holds="The same input gives the same output the second time, within the limit.",
-)
+@rule("repeatability", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-5,
     "greatest difference between two passes over the same batch, in units of the greatest output",
-    "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 "
-    "roundings for float16 and bfloat16",
+    "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 roundings "
+    "for float16 and bfloat16",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The same input gives a different output the second time.
@@ -314,20 +293,13 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
-@rule(
-    "batch-consistency",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    followers="output",
-    holds="An input gives the same output in a batch as alone, within the limit.",
-)
+@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-4,
     "greatest difference between an input in a batch and alone, in units of the greatest output",
-    "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision "
-    "and timm whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
+    "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision and timm "
+    "whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An input gives a different output in a batch than alone.

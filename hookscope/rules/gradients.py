@@ -49,7 +49,7 @@ _NORMALISERS = frozenset(
 )
 
 
-@rule("non-finite-loss", "off", "gradients", holds="The loss is finite.")
+@rule("non-finite-loss", "off", "gradients")
 def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The loss is NaN or Inf.
 
@@ -61,13 +61,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
         yield RuleFinding(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
 
 
-@rule(
-    "non-finite-gradient",
-    "off",
-    "gradients",
-    ("non-finite-activation",),
-    holds="No layer's backward makes NaN or Inf out of a finite gradient.",
-)
+@rule("non-finite-gradient", "off", "gradients", ("non-finite-activation",))
 def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
@@ -111,7 +105,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     yield RuleFinding(target, f"{message}.")
 
 
-@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",), holds="Not every gradient is zero.")
+@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",))
 @limit(
     "rounding",
     1e-6,
@@ -199,13 +193,7 @@ class _Stop:
     takers: dict[Key, GradientRow] = field(default_factory=dict)
 
 
-@rule(
-    "dead-gradient",
-    "off",
-    "gradients",
-    ("non-finite-gradient", "zero-gradient"),
-    holds="No layer on the path gets a gradient of exactly zero, except for known reasons.",
-)
+@rule("dead-gradient", "off", "gradients", ("non-finite-gradient", "zero-gradient"))
 def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Layers on the path get a gradient of exactly zero.
 
@@ -345,22 +333,14 @@ _ROUNDED_AWAY_FLOAT32 = 2.0**-24
 _FEWEST_STEPS = 8
 
 
-@rule(
-    "gradient-over-time",
-    "off",
-    "gradients",
-    ("non-finite-gradient", "zero-gradient"),
-    holds="Most input steps of recurrent layers and attention get a gradient that counts.",
-    followers="layer",
-)
+@rule("gradient-over-time", "off", "gradients", ("non-finite-gradient", "zero-gradient"), followers="layer")
 @limit(
     "max_fraction",
     0.5,
     "share of the steps whose gradient is rounded away next to the greatest of all steps, 0-1",
-    "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need "
-    "all of 28 to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to "
-    "61%; untrained LSTM, GRU and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% "
-    "of 120",
+    "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need all of 28 "
+    "to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to 61%; untrained LSTM, GRU "
+    "and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% of 120",
     "over-time",
 )
 def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:

@@ -21,12 +21,7 @@ _BF16_MAX = (2 - 2**-7) * 2.0**127
 _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
 
 
-@rule(
-    "fp16-headroom",
-    "warn",
-    "forward",
-    holds="Values stay well below float16's largest, and few weights become zero in it.",
-)
+@rule("fp16-headroom", "warn", "forward")
 @limit(
     "max_fraction_of_range",
     0.5,
@@ -67,7 +62,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         yield RuleFinding(stored_in(worst), message)
 
 
-@rule("overflowing-activation", "fail", "forward", holds="The square of every activation fits into float32.")
+@rule("overflowing-activation", "fail", "forward")
 @limit(
     "max_magnitude",
     1.8e19,
@@ -100,7 +95,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         yield RuleFinding(output_of(first), message, "warn" if is_untrained(measured) else "fail")
 
 
-@rule("bf16-headroom", "warn", "forward", holds="Values stay well below bfloat16's largest.")
+@rule("bf16-headroom", "warn", "forward")
 @limit(
     "max_fraction_of_range",
     0.5,

@@ -42,13 +42,7 @@ _SHORTEST_RECURRENCE = 8
 _CAUSES = ("non-finite-gradient", "zero-gradient")
 
 
-@rule(
-    "vanishing-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    holds="The first weights do not learn slower than the limit allows, compared with the last.",
-)
+@rule("vanishing-gradient", "off", "gradients", _CAUSES)
 @limit(
     "min_ratio",
     1e-4,
@@ -72,13 +66,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
 
-@rule(
-    "exploding-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    holds="Gradients do not grow beyond the limit on the way back to the first layers.",
-)
+@rule("exploding-gradient", "off", "gradients", _CAUSES)
 @limit(
     "max_ratio",
     1e4,
@@ -104,7 +92,7 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
         yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")
 
 
-@rule("unused-parameter", "off", "gradients", holds="Every trainable parameter gets a gradient.")
+@rule("unused-parameter", "off", "gradients")
 def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Trainable parameters never get a gradient.
 
@@ -146,13 +134,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
     return "no path leads from the loss to them: it does not depend on them, or the path is cut (detach, no_grad)"
 
 
-@rule(
-    "gradient-imbalance",
-    "off",
-    "gradients",
-    (*_CAUSES, "vanishing-gradient"),
-    holds="The relative gradients of weights differ by no more than the limit.",
-)
+@rule("gradient-imbalance", "off", "gradients", (*_CAUSES, "vanishing-gradient"))
 @limit(
     "max_ratio",
     1e6,

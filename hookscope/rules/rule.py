@@ -96,7 +96,6 @@ class Rule:
         needs: Which measurements it needs; it is skipped without them.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.
-        holds: What holds where it passes, in one sentence.
         followers: What the objections are about ("layer"), if all but the first of a level count as its consequences
             and make one finding with it; "" if each objection is a finding.
     """
@@ -105,7 +104,6 @@ class Rule:
     level: Level
     needs: Needs
     evaluate: Evaluate
-    holds: str
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
     followers: str = ""
@@ -139,12 +137,10 @@ def limit(name: str, default: float, meaning: str, basis: str, grads_name: str =
 
 
 def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, holds: str, followers: str = ""
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
 ) -> Callable[[Evaluate], Rule]:
     """Make a function a rule. See `Rule` for the arguments."""
-    return lambda function: Rule(
-        identifier, level, needs, function, holds, silenced_by, _LIMITS.get(function, {}), followers
-    )
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
 
 
 @dataclass(frozen=True, slots=True)

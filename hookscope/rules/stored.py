@@ -20,7 +20,7 @@ _RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
 
 
-@rule("integrity", "fail", "file", holds="All files that were read are complete, of a known kind, and safe to read.")
+@rule("integrity", "fail", "file")
 def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The file is incomplete, of an unknown kind, or not safe to read.
 
@@ -32,12 +32,7 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleF
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 
 
-@rule(
-    "architecture",
-    "fail",
-    "network",
-    holds="The loaded weights match the network's names and shapes, except where differences are allowed.",
-)
+@rule("architecture", "fail", "network")
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The names and shapes in the file do not match the network.
 
@@ -49,13 +44,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     return iter(())  # likewise
 
 
-@rule(
-    "non-finite-parameter",
-    "fail",
-    "stored",
-    followers="tensor",
-    holds="No parameter or buffer holds NaN or Inf, except masks and empty ranges.",
-)
+@rule("non-finite-parameter", "fail", "stored", followers="tensor")
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A parameter or buffer holds NaN or Inf.
 
@@ -70,7 +59,7 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
             yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
-@rule("zero-parameter", "warn", "stored", holds="No weight matrix or kernel is zero everywhere.")
+@rule("zero-parameter", "warn", "stored")
 def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel is zero everywhere.
 
@@ -96,12 +85,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
             yield _about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
-@rule(
-    "constant-parameter",
-    "warn",
-    "stored",
-    holds="No weight matrix or kernel has one value everywhere, other than zero.",
-)
+@rule("constant-parameter", "warn", "stored")
 def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel has one value everywhere, other than zero.
 
@@ -116,13 +100,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
-@rule(
-    "duplicate-parameter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No two weights that are not tied hold the same values.",
-)
+@rule("duplicate-parameter", "warn", "stored", followers="weight")
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Two weights that are not tied hold the same values.
 
@@ -136,13 +114,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield _about(values, f"{claim}, though the two are not tied")
 
 
-@rule(
-    "batchnorm-variance",
-    "fail",
-    "stored",
-    followers="layer",
-    holds="No running variance of BatchNorm is negative, or zero in more channels than the limit allows.",
-)
+@rule("batchnorm-variance", "fail", "stored", followers="layer")
 @limit(
     "max_zero_fraction",
     0.5,
@@ -178,13 +150,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule(
-    "dead-filter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No weight has more output channels of zeros than the limit allows, or has lost its last ones.",
-)
+@rule("dead-filter", "warn", "stored", followers="weight")
 @limit(
     "max_fraction",
     0.25,
@@ -194,8 +160,8 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 @limit(
     "min_chance",
     1e-6,
-    "least probability that the zero channels at the end of a weight are there by chance, given the share "
-    "of zero channels elsewhere",
+    "least probability that the zero channels at the end of a weight are there by chance, given the share of zero "
+    "channels elsewhere",
     "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:

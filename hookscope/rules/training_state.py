@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookscope.results.training_state import CopyValues
 
 
-@rule("optimizer-state", "fail", "stored", holds="Training can resume from every optimiser state in the file.")
+@rule("optimizer-state", "fail", "stored")
 @limit(
     "max_moment",
     2.0,
@@ -63,7 +63,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
             yield _of(state.key, f"counts steps that disagree: {shown}{more}", "warn")
 
 
-@rule("scaler-state", "fail", "stored", holds="Training can resume from every GradScaler state in the file.")
+@rule("scaler-state", "fail", "stored")
 @limit(
     "min_scale",
     1.0,
@@ -99,19 +99,14 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
             yield _of(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
 
 
-@rule(
-    "averaged-weights",
-    "fail",
-    "stored",
-    holds="Every averaged copy (EMA) in the file is finite and belongs to the weights.",
-)
+@rule("averaged-weights", "fail", "stored")
 @limit(
     "min_cosine",
     0.1,
     "least cosine between a weight and its average",
-    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
-    " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
-    " is 0.1 at h = 99 t",
+    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around zero with "
+    "a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which is 0.1 "
+    "at h = 99 t",
 )
 def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.

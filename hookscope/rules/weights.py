@@ -38,7 +38,7 @@ _FEWEST_INTEGERS = 1024
 _FEWEST_SIGNS = 2048
 
 
-@rule("outlier-weight", "fail", "stored", holds="No value of a weight is far greater than all others.")
+@rule("outlier-weight", "fail", "stored")
 @limit(
     "max_ratio",
     100.0,
@@ -79,13 +79,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             yield RuleFinding(target, f"{named}, {times} (limit {most:g}).", "warn")
 
 
-@rule(
-    "duplicate-filter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No output channels of one weight are equal to the last bit.",
-)
+@rule("duplicate-filter", "warn", "stored", followers="weight")
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of one weight are equal to the last bit.
 
@@ -100,7 +94,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
 
 
-@rule("constant-block", "warn", "stored", holds="No block of a weight has a single value, unlike the rest.")
+@rule("constant-block", "warn", "stored")
 @limit(
     "min_length",
     64,
@@ -132,13 +126,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
 
 
-@rule(
-    "integer-weight",
-    "fail",
-    "stored",
-    followers="weight",
-    holds="No floating-point weight holds nothing but whole numbers.",
-)
+@rule("integer-weight", "fail", "stored", followers="weight")
 @limit(
     "min_magnitude",
     4.0,
@@ -162,9 +150,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
                 yield _about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
 
 
-@rule(
-    "unsigned-weight", "fail", "stored", followers="weight", holds="No weight that should have both signs has only one."
-)
+@rule("unsigned-weight", "fail", "stored", followers="weight")
 @limit(
     "fail_fraction",
     0.75,
@@ -193,20 +179,14 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         yield RuleFinding(stored_in(values), f"{message}; {share}.", "fail" if fails else "warn")
 
 
-@rule(
-    "untrained-weight",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No weight looks drawn at random while nearly all others are trained.",
-)
+@rule("untrained-weight", "warn", "stored", followers="weight")
 @limit(
     "max_spread",
     3.0,
     "spread of a weight's rows, columns and kernel positions beyond that of independent values, in standard errors",
-    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained "
-    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of "
-    "112 random networks stay below",
+    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained for seconds "
+    "3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of 112 random networks stay "
+    "below",
 )
 @limit(
     "min_trained_fraction",
@@ -236,13 +216,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             yield _about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
-@rule(
-    "untrained-norm",
-    "fail",
-    "stored",
-    followers="layer",
-    holds="No normalisation layer has its initial values where nearly all others, or its weight and bias, have moved.",
-)
+@rule("untrained-norm", "fail", "stored", followers="layer")
 @limit(
     "min_trained_fraction",
     0.75,

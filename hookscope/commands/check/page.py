@@ -6,12 +6,12 @@ and no link is followed.
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
 
-from hookscope.commands.check.describe import Evidence, RuleWords, describe_checks
+from hookscope.commands.check.describe import Evidence, describe_checks
 from hookscope.errors import InputError
 from hookscope.reporting.check_report import by_severity
 from hookscope.reporting.html.document import document_html
@@ -25,7 +25,7 @@ from hookscope.text import counted
 _MAX_RECORD_BYTES = 64 * 2**20
 
 
-def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: float | None = None) -> str:
+def checks_html(reports: Sequence[CheckReport], meanings: Mapping[str, str], *, seconds: float | None = None) -> str:
     """Return the page of the verdicts on all checkpoints; a picture that cannot be read leaves a remark."""
     evidence: dict[str, Evidence] = {}
     room = BUDGET
@@ -33,7 +33,7 @@ def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: fl
         if report.evidence and report.evidence not in evidence:
             evidence[report.evidence] = kept = read_evidence(Path(report.evidence), room)
             room -= kept.byte_count
-    document = describe_checks(reports, rules=rules, evidence=evidence, seconds=seconds)
+    document = describe_checks(reports, meanings=meanings, evidence=evidence, seconds=seconds)
     pictures = {f"{folder}/{path}": uri for folder, kept in evidence.items() for path, uri in kept.pictures.items()}
     return document_html(document, pictures=pictures)
 
