@@ -16,7 +16,7 @@ from hookscope.text import are, counted, figure, printable, some_of
 if TYPE_CHECKING:
     from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
-    from hookscope.rules.baseline_labels import BaselineClass
+    from hookscope.rules.baseline import BaselineClass
 
 _NONE = "yours to set: how often a network may be wrong depends on what it is for; 0 sets no limit"
 
