@@ -5,7 +5,7 @@ not depend on how inputs are batched.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,15 +22,6 @@ from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.storage import as_real_floats, plain_array
-
-# A quantile of more values than this is first bracketed in a sample of this size. Twice as fast as a
-# partition of all from about here on.
-_SAMPLE_SIZE = 4096
-_MANY = 8 * _SAMPLE_SIZE
-
-# Width of the bracket around a quantile's place in the sample, in standard errors of that place. Where the
-# quantile lies outside, all values are sorted.
-_STANDARD_ERRORS = 4
 
 
 @dataclass(slots=True)
@@ -139,7 +130,7 @@ def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
     for value in values:
         finite = value if np.isfinite(value).all() else value[np.isfinite(value)]
         if finite.size:
-            total += exact_quantiles(finite, QUANTILE_LEVELS) * finite.size
+            total += np.quantile(finite.astype(np.float64), QUANTILE_LEVELS) * finite.size
             count += finite.size
     channels, channel_size = None, 0
     if axis is not None and tensor.is_floating_point() and tensor.numel():
@@ -167,53 +158,6 @@ def _moments(sums: _Sums) -> NDArray[np.float64] | None:
     with np.errstate(all="ignore"):
         mean, squares = sums.channels / sums.channel_size
         return np.stack([mean, np.sqrt(np.maximum(squares - mean**2, 0.0))])
-
-
-def exact_quantiles(values: NDArray[np.floating], levels: Sequence[float]) -> NDArray[np.float64]:
-    """Return quantiles of finite values, (n,), as `numpy.quantile` defines them by default; float64.
-
-    Of many values each quantile is first bracketed by two values of a sample; the result is exact whatever the sample.
-    """
-    positions = np.multiply(levels, values.size - 1)
-    below = positions.astype(np.int64)
-    above = np.minimum(below + 1, values.size - 1)
-    if values.size <= _MANY:
-        lows, highs = _ranked(values, below), _ranked(values, above)
-    else:
-        sample = np.sort(values[:: values.size // _SAMPLE_SIZE | 1])
-        pairs = [_neighbours(values, sample, *ranks) for ranks in zip(below.tolist(), above.tolist(), strict=True)]
-        lows, highs = np.array(pairs, np.float64).T
-    shares = positions - below
-    between: NDArray[np.float64] = np.where(lows == highs, lows, lows * (1 - shares) + highs * shares)
-    return between
-
-
-def _ranked(values: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.partition(values, np.unique(ranks))[ranks].astype(np.float64)
-
-
-def _neighbours(
-    values: NDArray[np.floating], sample: NDArray[np.floating], below: int, above: int
-) -> tuple[float, float]:
-    """Return the values at two ranks next to each other, 0 for the smallest."""
-    share = above / values.size
-    place = share * sample.size
-    margin = 2 + _STANDARD_ERRORS * (sample.size * share * (1 - share)) ** 0.5
-    first, last = int(place - margin), int(place + margin) + 1
-    low = sample[first] if first >= 0 else -np.inf
-    high = sample[last] if last < sample.size else np.inf
-    smaller = int(np.count_nonzero(values < low))
-    if low == high:
-        if smaller <= below and above < smaller + int(np.count_nonzero(values == low)):
-            return float(low), float(low)
-        near = values
-        smaller = 0
-    else:
-        near = values.compress((values >= low) & (values <= high))  # twice as fast as an index
-        if not smaller <= below <= above < smaller + near.size:
-            near, smaller = values, 0
-    ordered = np.partition(near, (below - smaller, above - smaller))
-    return float(ordered[below - smaller]), float(ordered[above - smaller])
 
 
 # From the finest to the coarsest: float16 has 11 significant bits, bfloat16 8.
