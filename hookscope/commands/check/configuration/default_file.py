@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from hookscope.commands.check.configuration.document import key_of
-from hookscope.rules import RULES, Limit, Rule
+from hookscope.rules import RULES, Rule
 
 _WIDTH = 120
 
@@ -115,7 +115,8 @@ def _lines(rule: Rule) -> Iterator[str]:
     for name, limit in rule.limits.items():
         yield from _comment(f"{key_of(name)}: {limit.meaning}.{f' Basis: {limit.basis}.' if limit.basis else ''}")
     if rule.limits:
-        limits = "".join(f", {key_of(name)} = {_number(limit)}" for name, limit in rule.limits.items())
+        numbers = {key_of(name): repr(limit.default).removesuffix(".0") for name, limit in rule.limits.items()}
+        limits = "".join(f", {name} = {number}" for name, number in numbers.items())
         yield f'{rule.identifier} = {{ level = "{rule.level}"{limits} }}'
     else:
         yield f'{rule.identifier} = "{rule.level}"'
@@ -123,9 +124,3 @@ def _lines(rule: Rule) -> Iterator[str]:
 
 def _comment(text: str) -> list[str]:
     return wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _number(limit: Limit) -> str:
-    """Return the shortest text that means the same number: "0.8", "65504", "1e-06"."""
-    short = f"{limit.default:g}"
-    return short if float(short) == limit.default else repr(limit.default)

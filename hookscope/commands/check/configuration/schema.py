@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from hookscope.commands.check.configuration.document import Entry, key_of
+from hookscope.commands.check.configuration.document import Entry, key_of, shown_value
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.parameters import arg
@@ -64,7 +63,6 @@ def _identifier(name: str) -> str:
 
 
 def _from_folder(text: str, info: ValidationInfo) -> Path:
-    """Return a path, relative to the configuration."""
     folder: Any = info.context
     return Path(folder, text)
 
@@ -82,12 +80,10 @@ def _target(value: str | int, info: ValidationInfo) -> str:
 
 
 def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Return inputs by name; a string is a file, relative to the configuration."""
     return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _noise(value: Any) -> tuple[NoiseShape, ...]:
-    """Return what `--input-shape` means: sizes, a text, a list of these, or a table of them by names of arguments."""
     try:
         return parse_noise_shapes(value)
     except UsageError as error:
@@ -101,7 +97,6 @@ def _positive(value: Any) -> Any:
 
 
 def _pattern(written: str) -> str:
-    """Return a pattern that selects each layer by itself: one without a position."""
     try:
         parsed = parse_pattern(written)
     except UsageError as error:
@@ -118,7 +113,6 @@ Files = Annotated[tuple[File, ...], Field(strict=False)]
 Dotted = Annotated[Text, AfterValidator(_dotted)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
-Shape = Annotated[Any, AfterValidator(_noise)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # An integer of any length compares with a float, but converts only up to its greatest.
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
@@ -158,12 +152,7 @@ class _Table(BaseModel):
 
     def given(self) -> dict[str, Any]:
         """Return what the file gives, by the names of the settings."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-
-    def changed(self) -> dict[str, Any]:
-        """Return what the file gives, without what only repeats a default."""
-        fields = type(self).model_fields
-        return {name: value for name, value in self.given().items() if value != fields[name].default}
+        return {name: value for name, value in self if name in self.model_fields_set}
 
 
 class _Model(_Table):
@@ -180,7 +169,7 @@ class _Input(_Table):
     images: Files | None = None
     data: File | None = None
     survey: File | None = None
-    shape: Shape | None = None
+    shape: Annotated[Any, AfterValidator(_noise)] | None = None
     resize: Pixels | None = None
     crop: Pixels | None = None
     mean: ChannelValues | None = None
@@ -262,16 +251,14 @@ class _Layers(_Table):
         return self
 
 
-_SECTIONS: Mapping[str, type[_Table]] = {
+SECTIONS: Mapping[str, type[_Table]] = {
     "model": _Model,
     "input": _Input,
     "output": _Output,
     "gradients": _Gradients,
     "baseline": _Baseline,
 }
-
-SECTIONS: Mapping[str, Sequence[str]] = {name: table.keys() for name, table in _SECTIONS.items()}
-"""By table, its keys: the tables that hold settings one by one."""
+"""The tables that hold settings one by one."""
 
 
 def settings_in(top: Entry) -> CheckSettings:
@@ -282,7 +269,7 @@ def settings_in(top: Entry) -> CheckSettings:
     """
     rules = {name: _rule_table(rule) for name, rule in RULES.items()}
     tables: dict[str, Any] = {
-        **_SECTIONS,
+        **SECTIONS,
         "rules": _with_rules(_Table, rules),
         "layers": list[_with_rules(_Layers, rules)],  # type: ignore[misc] # it is made here
         "expect": list[_Expect],
@@ -290,18 +277,16 @@ def settings_in(top: Entry) -> CheckSettings:
     fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
     model = create_model("configuration", __base__=_Table, **fields)
     try:
-        sections = model.model_validate(top.value, context=top.document.folder).given()
+        sections = model.model_validate(top.value, context=top.folder).given()
     except ValidationError as error:
         raise _mistake(model, top, error.errors(include_url=False)) from None
-    flat: dict[str, Any] = {}
-    for name in SECTIONS:
-        flat |= sections[name].given() if name in sections else {}
+    flat = {key: value for name in SECTIONS if name in sections for key, value in sections[name].given().items()}
     settings = CheckSettings(
         **flat,
         rules=_by_rule(sections["rules"]) if "rules" in sections else {},
         layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in sections.get("layers", ())),
         expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
-        source=top.document.name,
+        source=top.name,
     )
     is_input = any(not shape.name for shape in flat.get("shape", ()))
     if is_input and (settings.images or settings.expectations):
@@ -313,8 +298,7 @@ def _with_rules(base: type[_Table], tables: Mapping[str, type[_Rule]]) -> type[_
     """Return a table with a key for each rule, whose value becomes settings."""
     read = _settings_for_layers if base is _Layers else _settings_of
     fields: dict[str, Any] = {
-        name.replace("-", "_"): (Annotated[table, AfterValidator(partial(read, RULES[name]))], None)
-        for name, table in tables.items()
+        name.replace("-", "_"): (Annotated[table, AfterValidator(read)], None) for name, table in tables.items()
     }
     return create_model(base.__name__, __base__=base, **fields)
 
@@ -326,13 +310,14 @@ def _rule_table(rule: Rule) -> type[_Rule]:
     return create_model(rule.identifier, __base__=_Rule, **fields)
 
 
-def _settings_of(_: Rule, table: _Rule) -> RuleSettings:
-    limits = table.changed()
+def _settings_of(table: _Rule) -> RuleSettings:
+    fields = type(table).model_fields
+    limits = {name: value for name, value in table if value != fields[name].default}
     return RuleSettings(limits.pop("level", None), limits)
 
 
-def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
-    limits = table.given()  # a default, too, overrides what the whole network has
+def _settings_for_layers(table: _Rule) -> RuleSettings:
+    rule, limits = RULES[type(table).__name__], table.given()  # a default, too, overrides what the whole network has
     settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
@@ -364,7 +349,8 @@ def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) ->
     if error["type"] == "value_error":
         return entry.unfit(str(error["ctx"]["error"]))
     *others, last = dict.fromkeys(_wanted(detail) for other, detail in located if other.path == entry.path)
-    return entry.mistyped(f"{', '.join(others)} or {last}" if others else last)
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    return entry.unfit(f"must be {wanted}, not {shown_value(entry.value)}.")
 
 
 def _entry(top: Entry, location: Iterable[str | int]) -> Entry:
@@ -384,7 +370,6 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str]:
-    """Return the keys of the table at a location."""
     for step in (step for step in location if isinstance(step, str)):
         annotation: Any = table.model_fields[step.replace("-", "_")].annotation
         (table,) = get_args(annotation) or (annotation,)  # of a list, its tables
@@ -393,7 +378,8 @@ def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str
 
 def _hint(key: str, names: Sequence[str]) -> str:
     """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
-    tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
+    keys = {name: table.keys() for name, table in SECTIONS.items()}
+    tables: Mapping[str, Iterable[str]] = {**keys, "rules": RULES, "[expect]": _Expect.keys()}
     homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
     if homes:
         return f" It belongs in {' or '.join(homes)}."
