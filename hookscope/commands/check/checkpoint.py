@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring import (
-    STATE_DICT,
-    Prepared,
-    measure,
-    measure_file,
-    measure_layers,
-    measure_state,
-    prepare,
-)
+from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_file, measure_state
+from hookscope.commands.check.measuring.network_passes import measure, measure_layers
+from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import (
     EXIT_CHECK_FAILED,
     CheckpointError,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.measuring import measure_read, read_file_alone
+from hookscope.commands.check.measuring.file_alone import measure_read, read_file_alone
 from hookscope.commands.check.measuring.training_state import groups_of, moves_by
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of

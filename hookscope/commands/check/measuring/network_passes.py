@@ -22,7 +22,6 @@ from hookscope.commands.check.measuring.outputs import best_classes, returned_te
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.commands.check.measuring.stored import stored_tensors
-from hookscope.commands.check.measuring.surveyed import read_survey_of, survey_words
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
@@ -34,19 +33,23 @@ from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
-from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.network import InspectedNetwork, inspected_network, model_digest
 from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.models.user_code import load_function
+from hookscope.parameters import arg
 from hookscope.results.accuracy import mapping_words
-from hookscope.results.activations import Activations
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues, StoredValues
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
+from hookscope.results.runs.reading import read_run, refusal
+from hookscope.results.survey import Survey
 from hookscope.rules import RULES
 from hookscope.rules.rule import Needs, of_modules
 from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
+from hookscope.text import counted, safe_text
 
 # What needs a forward pass; gradients have one in `inspect_gradients`.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
@@ -110,7 +113,7 @@ def measure(
     """
     measuring, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
-    survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
+    survey = None if settings.survey is None else _read_survey_of(settings.survey, subject)
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with measuring.timed("stored"):
         stored = measuring.read_stored(subject)
@@ -142,7 +145,7 @@ def measure(
         with measuring.timed("gradients"):
             measuring.take_gradients()
     if survey is not None and settings.survey is not None and forward is not None:
-        measuring.warnings.append(survey_words(settings.survey, survey, forward.rows))
+        measuring.warnings.append(_survey_words(settings.survey, survey, forward.rows))
     if labelled is not None:
         measuring.warnings.append(mapping_words(labelled.accuracy))
     return CheckMeasurements(
@@ -347,3 +350,38 @@ class _Measuring:
             **_options(self.settings),
             input_count=self.prepared.input_count,
         )
+
+
+def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
+    """Return the survey of a network.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it is of another network, or of other weights.
+    """
+    survey = read_run(folder).result
+    if not isinstance(survey, Survey):
+        raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
+    where, dtype = safe_text(str(folder)), subject.placed[1]
+    if survey.dtype != dtype:
+        raise UsageError(
+            f"{arg('survey')} '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}."
+        )
+    if survey.model_digest != model_digest(subject.network):
+        of = safe_text(f"{survey.model.name}, {survey.model.weights}")
+        raise UsageError(
+            f"{arg('survey')} '{where}' does not fit: it was made with a different network or different weights "
+            f"({of}). Survey this one first."
+        )
+    return survey
+
+
+def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
+    """Return how many rows rules judge by the survey, in a sentence."""
+    surveyed = survey.by_label()
+    covered = sum(row.label in surveyed for row in rows)
+    others = "" if covered == len(rows) else ", the others by the inputs given"
+    return (
+        f"Rules about activations judge {covered:,} of {counted(len(rows), 'output')} by the survey "
+        f"'{safe_text(str(folder))}' of {counted(survey.input_count, 'input')}{others}."
+    )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from hookscope.commands.check.measuring.float8 import float8_values
 from hookscope.commands.check.measuring.weight_structure import (
     SUBNORMAL_BELOW,
+    float8_values,
     longest_run,
     outlier_ratio,
     repeated_filters,

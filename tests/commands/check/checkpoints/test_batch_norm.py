@@ -15,7 +15,8 @@ from torch import nn
 from torchvision import models
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.measuring import measure, prepare
+from hookscope.commands.check.measuring.network_passes import measure
+from hookscope.commands.check.measuring.preparing import prepare
 from hookscope.inputs.batches import load_batches
 from hookscope.models import LoadedModel, load_model
 from hookscope.results.check import RuleOutcome

@@ -78,7 +78,7 @@ def test_a_key_changes_its_setting_and_no_other(
 
 def test_no_key_and_no_setting_is_left_out_of_these_tests() -> None:
     assert {(table, key) for table, key, *_ in _KEYS} == {
-        (table, key) for table, section in SECTIONS.items() for key in section.keys()
+        (table, key) for table, section in SECTIONS.items() for key in [*section.keys()]
     }
     elsewhere = {"rules", "layers", "expectations", "source"}
     assert {setting for *_, setting, _ in _KEYS} == {field.name for field in fields(CheckSettings)} - elsewhere
@@ -257,7 +257,7 @@ def test_every_example_in_the_default_file_can_be_turned_on(read: Read) -> None:
 def test_the_default_file_shows_every_key() -> None:
     shown = tomllib.loads(_uncommented(default_text()))
     assert {(table, key) for table in SECTIONS for key in shown[table]} == {
-        (table, key) for table, section in SECTIONS.items() for key in section.keys()
+        (table, key) for table, section in SECTIONS.items() for key in [*section.keys()]
     }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from hookscope.commands.check.measuring import measure
+from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.results.check import BatchNormInput, CheckMeasurements, RuleOutcome
 from hookscope.rules.judging import judge
 from hookscope.rules.settings import CheckSettings

@@ -11,8 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring import measure_file
-from hookscope.commands.check.measuring.file_alone import as_named
+from hookscope.commands.check.measuring.file_alone import as_named, measure_file
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.results.check import StoredValues

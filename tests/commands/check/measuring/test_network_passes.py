@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.ao.quantization import disable_observer, get_default_qat_qconfig, prepare_qat, quantize_dynamic
 
-from hookscope.commands.check.measuring import measure, measure_layers
+from hookscope.commands.check.measuring.network_passes import measure, measure_layers
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.rules import RULES
 from hookscope.rules.settings import CheckSettings, Expectation

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring import Prepared, measure, prepare
+from hookscope.commands.check.measuring.network_passes import measure
+from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import ImageError, NothingMatchedError, UsageError
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
