@@ -16,10 +16,8 @@ from hookscope.rules import (
     batch_norm,
     drift,
     expectations,
-    float8,
     forward,
     gradients,
-    headroom,
     learning,
     stored,
     training_state,
@@ -29,8 +27,8 @@ from hookscope.rules.rule import Limit, Rule
 from hookscope.rules.settings import CheckSettings, RuleSettings
 
 _FILES = (
-    *(stored, weights, float8, training_state),
-    *(forward, batch_norm, activations, headroom, expectations, drift, accuracy, gradients, learning),
+    *(stored, weights, training_state),
+    *(forward, batch_norm, activations, expectations, drift, accuracy, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {
