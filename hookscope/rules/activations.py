@@ -19,7 +19,7 @@ from hookscope.rules.rule import (
     rule,
     stored_in,
 )
-from hookscope.rules.stored import is_untrained, is_weight, untrained_remark
+from hookscope.rules.stored import is_untrained, is_weight, untrained_remark, worst_weight
 from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -463,19 +463,8 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         for values in measured.stored
         if is_weight(values) and (non_zero := values.element_count - values.zero_count)
     ]
-    broken = [
-        (share, values)
-        for share, values in vanishing
-        if terms.is_on(stored_in(values)) and share > terms.limit("max_vanishing_fraction", stored_in(values))
-    ]
-    if broken:
-        share, worst = max(broken, key=lambda pair: pair[0])
-        limit = terms.limit("max_vanishing_fraction", stored_in(worst))
-        message = (
-            f"'{worst.name}' ({worst.kind}): {share:.1%} of its values other than 0 become 0 in float16"
-            f" (limit {limit:.0%}); {len(broken)} of {counted(len(vanishing), 'weight')} {are(len(broken))} above it."
-        )
-        yield RuleFinding(stored_in(worst), message)
+    flaw = "its values other than 0 become 0 in float16"
+    yield from worst_weight(terms, "max_vanishing_fraction", vanishing, flaw)
 
 
 @rule("overflowing-activation", "fail", "forward")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
-from hookscope.text import counted, figure, some_of
+from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -56,7 +56,7 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
             counts = f"{values.nan_count:,} NaN and {values.inf_count:,} Inf"
-            yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
+            yield about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
 @rule("zero-parameter", "warn", "stored")
@@ -82,7 +82,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
             continue
         leaf = values.name.rpartition(".")[2]
         if is_weight(values) and is_zero(values) and not any(word in leaf for word in passing):
-            yield _about(values, f" is 0 in all of its {values.element_count:,} values")
+            yield about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
 @rule("constant-parameter", "warn", "stored")
@@ -97,7 +97,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
         finite = not (values.nan_count or values.inf_count)
         is_scale = values.filter_count is None and "weight" not in values.name.rpartition(".")[2]
         if is_weight(values) and not is_scale and finite and values.min == values.max and values.min not in (None, 0):
-            yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
+            yield about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
 @rule("duplicate-parameter", "warn", "stored", followers="weight")
@@ -111,7 +111,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     for values in measured.stored:
         if values.twin_of:
             claim = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
-            yield _about(values, f"{claim}, though the two are not tied")
+            yield about(values, f"{claim}, though the two are not tied")
 
 
 @rule("batchnorm-variance", "fail", "stored", followers="layer")
@@ -141,13 +141,13 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
         share = values.zero_count / values.element_count
         if values.min < 0:
-            yield _about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
+            yield about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
         elif stuck := values.means_without_variance:
-            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
-            yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
+            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {some_of(stuck, 8)}"
+            yield about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
-            yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
+            yield about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
 @rule("dead-filter", "warn", "stored", followers="weight")
@@ -181,13 +181,13 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
             claim = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
-            yield _about(values, f": {claim}: {numbers(values.zero_filters)}")
+            yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
             claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
-            yield _about(values, f": {claim}, which {rare}")
+            yield about(values, f": {claim}, which {rare}")
 
 
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
@@ -201,7 +201,8 @@ def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
     return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
 
 
-def _about(values: StoredValues, claim: str) -> RuleFinding:
+def about(values: StoredValues, claim: str) -> RuleFinding:
+    """Return a finding whose sentence begins with the name of a parameter or buffer, and ends with the claim."""
     return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
@@ -264,6 +265,15 @@ def _is_empty_range(values: StoredValues) -> bool:
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 
 
-def numbers(indices: tuple[int, ...], shown: int = 8) -> str:
-    """Return the first few of some indices, and how many more there are."""
-    return some_of(indices, shown)
+def worst_weight(
+    terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], flaw: str
+) -> Iterator[RuleFinding]:
+    """Report the weight with the greatest share above a limit, and count such weights."""
+    judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
+    broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
+    if broken:
+        share, worst = max(broken, key=lambda pair: pair[0])
+        limit = terms.limit(name, stored_in(worst))
+        above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
+        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
+        yield RuleFinding(stored_in(worst), message)

@@ -55,10 +55,11 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         if state.negative:
             yield _of(state.key, f"holds negative means of squares: {listed(state.negative)}")
         if wrong := [step for step in state.steps if not 0 <= step < math.inf]:
-            yield _of(state.key, f"counts {wrong[0]:g} steps (limit 0) for {_parameters(state.steps[wrong[0]])}")
+            parameters = counted(state.steps[wrong[0]], "parameter")
+            yield _of(state.key, f"counts {wrong[0]:g} steps (limit 0) for {parameters}")
         elif len(state.steps) > 1:
             steps = sorted(state.steps, key=lambda step: -state.steps[step])
-            shown = ", ".join(f"{step:,.0f} for {_parameters(state.steps[step])}" for step in steps[:3])
+            shown = ", ".join(f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps[:3])
             more = f" and {len(steps) - 3} more counts" if len(steps) > 3 else ""
             yield _of(state.key, f"counts steps that disagree: {shown}{more}", "warn")
 
@@ -170,7 +171,3 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
 
 def _of(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:
     return RuleFinding(FindingTarget(key, (key,)), f"'{key}' in the file {problem}.", at_most)
-
-
-def _parameters(count: int) -> str:
-    return counted(count, "parameter")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
-from hookscope.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
-from hookscope.text import are, counted, figure
+from hookscope.rules.stored import about, batch_norm_is_untrained, is_weight, weights_look_random, worst_weight
+from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -91,7 +91,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
             equal = f"{len(values.repeated_filters)} of {counted(values.filter_count, 'output channel')} equal"
-            yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
+            yield about(values, f": {equal} one before them: {some_of(values.repeated_filters, 8)}")
 
 
 @rule("constant-block", "warn", "stored")
@@ -123,7 +123,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         limit = terms.limit("max_over_chance", stored_in(values))
         if run.length > limit * run.chance:
             block = f"{run.length:,} values in a row are {run.value:.6g}"
-            yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
+            yield about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
 
 
 @rule("integer-weight", "fail", "stored", followers="weight")
@@ -147,7 +147,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
             if reached >= least:
                 whole = f"all of its {values.element_count:,} values are whole numbers, up to {reached:g} in magnitude"
-                yield _about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
+                yield about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
 
 
 @rule("unsigned-weight", "fail", "stored", followers="weight")
@@ -213,7 +213,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
         spread, most = values.spread_beyond_chance, terms.limit("max_spread", stored_in(values))
         if spread is not None and spread < most:
             reason = "its rows, columns and kernel places differ by no more than independent random values do"
-            yield _about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
+            yield about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
 @rule("untrained-norm", "fail", "stored", followers="layer")
@@ -357,10 +357,6 @@ def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) 
     return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
 
 
-def _about(values: StoredValues, problem: str) -> RuleFinding:
-    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){problem}.")
-
-
 def _leaf(values: StoredValues) -> str:
     return values.name.rpartition(".")[2]
 
@@ -439,20 +435,20 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         float8 = values.float8
         if float8 is None or (fmt := _FORMATS.get(float8.dtype)) is None:
             continue
-        target, about = stored_in(values), f"'{values.name}' ({values.kind})"
+        target = stored_in(values)
         share = float8.saturated_count / values.element_count
         long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
         error = fmt.step / (math.sqrt(12) * float8.rms)
         if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
             cut = f"{share:.1%} of its values are ±{fmt.greatest:g}, the greatest of {float8.dtype}"
-            yield RuleFinding(target, f"{about}: {cut} (limit {most:.0%}).")
+            yield about(values, f": {cut} (limit {most:.0%})")
         elif float8.saturated_count and not {_owner(values), values.name} & scaled:
             reaches = f"reaches {fmt.greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
-            yield RuleFinding(target, f"{about} {reaches}, and no scale is stored beside it.")
+            yield about(values, f" {reaches}, and no scale is stored beside it")
         elif error > (most := terms.limit("max_rounding_error", target)):
             coarse = f"steps of {float8.dtype} next to zero, {figure(fmt.step, 3)}, round it by about {error:.1%}"
             of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most:.0%})"
-            yield RuleFinding(target, f"{about}: {coarse} {of}.")
+            yield about(values, f": {coarse} {of}")
 
 
 @rule("float8-range", "off", "stored")
@@ -479,29 +475,15 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     """
     weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]
     nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
-    yield from _worst(
+    yield from worst_weight(
         terms,
         "max_overflowing_fraction",
         [(weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count],
         "its values lie beyond 448, the greatest of float8_e4m3fn",
     )
-    yield from _worst(
+    yield from worst_weight(
         terms,
         "max_vanishing_fraction",
         [(values.float8_zero_count / count, values) for values, count in nonzero if count],
         "its values other than 0 become 0 in float8_e4m3fn",
     )
-
-
-def _worst(
-    terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], flaw: str
-) -> Iterator[RuleFinding]:
-    """Object to the weight with the greatest share above a limit, with the number of such weights."""
-    judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
-    broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
-    if broken:
-        share, worst = max(broken, key=lambda pair: pair[0])
-        limit = terms.limit(name, stored_in(worst))
-        above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
-        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
-        yield RuleFinding(stored_in(worst), message)
