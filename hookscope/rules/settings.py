@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
-from hookscope.options import Arguments, Check, PickleOptions, PictureOptions, any_given, is_given
+from hookscope.options import Arguments, Check, PictureOptions, is_given
 from hookscope.parameters import arg
 from hookscope.results.findings import Level
 from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside_pictures, parse_noise_shapes
@@ -111,11 +111,6 @@ class CheckSettings(PictureOptions):
 
 # By the names of options, those of settings, where they differ.
 _NAMES = {"model_arg": "model_arguments", "input_shape": "shape", "input": "named"}
-
-
-def loads_as_told(option: PickleOptions) -> bool:
-    """Tell whether any of the options affects how a network is loaded."""
-    return any_given(option, PickleOptions)
 
 
 def runs_as_told(option: Check) -> bool:
