@@ -1,15 +1,15 @@
 """The settings of a check: the inputs, the rules to judge by, and their limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
-from hookscope.options import Arguments, Check, PictureOptions, is_given
+from hookscope.options import Check, InputOptions, PickleOptions, ScoreOptions, is_given
 from hookscope.parameters import arg
 from hookscope.results.findings import Level
-from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside_pictures, parse_noise_shapes
+from hookscope.results.noise_shapes import noise_beside_pictures, parse_noise_shapes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,47 +56,24 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class CheckSettings(PictureOptions):
-    """All settings of a check.
+class CheckSettings(InputOptions, ScoreOptions, PickleOptions):
+    """All settings of a check: options of the same names, and settings that only a configuration has.
 
     Attributes:
-        arch: The network, in any form of MODEL but a weights file; None to recognise it.
-        model_arguments: "NAME=VALUE" each, or values by name, for the function that builds it.
-        key: Where in the file the weights are; None to find them.
-        allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
-        allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
         images: Pictures, tensor files and folders to run it on, or tensors; none means noise.
-        data: Labelled pictures: a folder of class folders, a CSV or a JSON file; None for none.
-        survey: Folder of a survey of the network, which rules about activations look at; None for none.
-        shape: The noise, as `parse_noise_shapes` takes it; None for two inputs of the network's known input shape.
-        named: "NAME=VALUE" each, as `--input`, or values by name, as the Python functions take them.
-        batch_size: Inputs per forward pass.
+        input_shape: The noise; None for two inputs of the network's known input shape.
         seed: Of noise and of everything else random.
-        output_key: Which of several outputs holds the class scores; None for the only one.
-        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
-        multi_label: Whether each class is a label by itself, so that scores are read as sigmoids.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
         rules, layers: Changes by identifier, and those for some layers, where a later one overrides an earlier one.
         source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 
-    arch: str | None = None
-    model_arguments: Arguments = ()
-    key: str | None = None
-    allow_missing: tuple[str, ...] = ()
-    allow_unexpected: tuple[str, ...] = ()
-    allow_global: tuple[str, ...] = ()
     images: "tuple[Path | Image, ...] | Tensor | Batch" = ()
     data: Path | None = None
     survey: Path | None = None
-    shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
-    named: Arguments = ()
     batch_size: int = 8
     seed: int = 0
-    output_key: str | None = None
-    classes: str | Path | Sequence[str] | Mapping[int, str] | None = None
-    multi_label: bool = False
     output_shape: tuple[int | str, ...] | None = None
     output_dtype: str | None = None
     loss: str = "projection"
@@ -107,10 +84,6 @@ class CheckSettings(PictureOptions):
     expectations: tuple[Expectation, ...] = ()
     baseline: Path | None = None
     source: str = "defaults"
-
-
-# By the names of options, those of settings, where they differ.
-_NAMES = {"model_arg": "model_arguments", "input_shape": "shape", "input": "named"}
 
 
 def runs_as_told(option: Check) -> bool:
@@ -127,8 +100,8 @@ _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
     "survey": "[input] survey",
-    "shape": "[input] shape",
-    "named": "[input] named",
+    "input_shape": "[input] shape",
+    "input": "[input] named",
     "baseline": "[baseline] file",
     "expectations": "[[expect]]",
 }
@@ -150,13 +123,12 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     _refuse_without_network(settings, option)
     names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}
     settable = {setting.name for setting in fields(CheckSettings)}
-    changes: dict[str, Any] = {_NAMES.get(name, name): getattr(option, name) for name in names}
-    changes = {name: value for name, value in changes.items() if name in settable}
+    changes: dict[str, Any] = {name: getattr(option, name) for name in names & settable}
     has_shape, has_images = "input_shape" in names, "images" in names
-    given_shape = option.input_shape if has_shape else settings.shape
+    given_shape = option.input_shape if has_shape else settings.input_shape
     shapes = None if given_shape is None else parse_noise_shapes(given_shape)
     by_position = any(not shape.name for shape in shapes or ())
-    changes["shape"] = shapes
+    changes["input_shape"] = shapes
     if by_position and has_shape:
         if has_images:
             raise UsageError(noise_beside_pictures())
@@ -164,7 +136,7 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
             raise UsageError(f"{arg('input_shape')} gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()
     elif by_position and has_images:
-        changes["shape"] = tuple(shape for shape in shapes or () if shape.name) or None
+        changes["input_shape"] = tuple(shape for shape in shapes or () if shape.name) or None
     if has_images:
         if isinstance(option.images, list | tuple):
             changes["images"] = tuple(Path(image) if isinstance(image, str) else image for image in option.images)

@@ -84,7 +84,7 @@ def follow(
     measured = series.in_order(order)
     history_files = tuple(snapshot.file for snapshot in measured)
     has_tensors = not isinstance(settings.images, tuple)
-    is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
+    is_noise = not (has_tensors or settings.images or settings.input or settings.data or settings.expectations)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}

@@ -113,7 +113,7 @@ def measure_history_file(
         renamed = (
             {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
         )
-        options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
+        options = FileOptions(None, settings.key, allowed_globals=tuple(settings.allow_global))
         moved_by = (
             None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
         )

@@ -182,7 +182,7 @@ def test_only_a_sigmoid_that_is_returned_may_be_saturated(case: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = Masking((MASKS | GATES)[case])
-    report = check_checkpoint(network, CheckSettings(shape=(2, 3, 16, 16)), {"saturated-activation"})
+    report = check_checkpoint(network, CheckSettings(input_shape=(2, 3, 16, 16)), {"saturated-activation"})
     assert [each.rule for each in report.findings] == ["saturated-activation"] * (case in GATES)
 
 

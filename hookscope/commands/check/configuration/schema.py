@@ -157,7 +157,7 @@ class _Table(BaseModel):
 
 class _Model(_Table):
     arch: Dotted | None = None
-    model_arguments: Arguments | None = Field(None, alias="arguments")
+    model_arg: Arguments | None = Field(None, alias="arguments")
     key: Text | None = None
     allow_missing: Texts | None = None
     allow_unexpected: Texts | None = None
@@ -169,14 +169,14 @@ class _Input(_Table):
     images: Files | None = None
     data: File | None = None
     survey: File | None = None
-    shape: Annotated[Any, AfterValidator(_noise)] | None = None
+    input_shape: Annotated[Any, AfterValidator(_noise)] | None = Field(None, alias="shape")
     resize: Pixels | None = None
     crop: Pixels | None = None
     mean: ChannelValues | None = None
     std: Annotated[ChannelValues, AfterValidator(_positive)] | None = None
     max_pixels: Count | None = None
     batch_axis: BatchAxis | None = None
-    named: Annotated[Arguments, AfterValidator(_named_inputs)] | None = None
+    input: Annotated[Arguments, AfterValidator(_named_inputs)] | None = Field(None, alias="named")
     batch_size: Count | None = None
     seed: Natural | None = None
 
@@ -288,7 +288,7 @@ def settings_in(top: Entry) -> CheckSettings:
         expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
         source=top.name,
     )
-    is_input = any(not shape.name for shape in flat.get("shape", ()))
+    is_input = any(not shape.name for shape in flat.get("input_shape", ()))
     if is_input and (settings.images or settings.expectations):
         raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
     return settings

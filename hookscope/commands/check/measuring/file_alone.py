@@ -72,7 +72,7 @@ def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -
         raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
     if not exists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
-    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
+    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global)))
 
 
 def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from PIL.Image import Image
@@ -22,9 +21,9 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
 from hookscope.models import FileOptions, LoadedModel, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.options import InputOptions, PictureOptions
+from hookscope.options import InputOptions, taken
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.noise_shapes import NoiseShapes, parse_noise_shapes
+from hookscope.results.noise_shapes import parse_noise_shapes
 from hookscope.rules.settings import CheckSettings
 
 # How many of the labelled pictures every layer is measured with where no others are given. A few batches,
@@ -80,7 +79,7 @@ def prepare(
     if loaded.example_shape is not None:  # an exported program may take no other number of inputs
         batch_size = min(batch_size, loaded.example_shape[0])
     data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
-    shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
+    shapes = () if settings.input_shape is None else parse_noise_shapes(settings.input_shape)
     images: Images = settings.images
     if isinstance(images, tuple):
         images = [*images, *(expectation.image for expectation in settings.expectations)]
@@ -93,8 +92,7 @@ def prepare(
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
     if not isinstance(images, list) or images:
         shapes = tuple(shape for shape in shapes if shape.name)
-    prepared = {setting.name: getattr(settings, setting.name) for setting in fields(PictureOptions)}
-    option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
+    option = taken(InputOptions, settings, input_shape=shapes or None)
     session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
     files = [*session.inputs.files]
@@ -127,9 +125,11 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
     return load_model(
         model,
         arch=settings.arch,
-        model_arguments=settings.model_arguments,
+        model_arguments=settings.model_arg,
         seed=settings.seed,
         options=FileOptions(
-            trust, settings.key, settings.allow_missing, settings.allow_unexpected, settings.allow_global
+            trust,
+            settings.key,
+            *map(tuple[str, ...], (settings.allow_missing, settings.allow_unexpected, settings.allow_global)),
         ),
     )

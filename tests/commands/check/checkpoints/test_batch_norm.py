@@ -212,7 +212,7 @@ def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> N
 
 
 def test_a_network_that_was_just_built_is_no_file_and_passes() -> None:
-    settings = CheckSettings(shape=(2, 3, 64, 64))
+    settings = CheckSettings(input_shape=(2, 3, 64, 64))
     report = check_checkpoint(models.resnet18(), settings, {"untrained-norm"})
     assert [each.status for each in report.outcomes if each.rule == "untrained-norm"] == ["pass"]
 
@@ -295,7 +295,7 @@ def test_statistics_beside_a_trained_weight_and_bias_were_never_updated(fault: s
     beside = "as a new layer's, though weight and bias of the same layer are trained."
     stored = ("untrained-norm", level, f"{start}, {beside}")
     assert verdicts(arch="none") == [stored]
-    assert verdicts(arch="net.py:batch", shape=(4, 3, 12, 12)) == [stored]
+    assert verdicts(arch="net.py:batch", input_shape=(4, 3, 12, 12)) == [stored]
     (rule, level, message), other = sorted(verdicts(arch="net.py:batch", images=(Path("x.pth"),)))
     assert (rule, level, other) == (RULE, "fail", stored)
     assert "It stores mean 0 and variance 1 in all channels, as a new layer does." in message

@@ -593,7 +593,7 @@ def picture(tmp_path: Path) -> Path:
 
 def settings_of(pair: Pair, folder: Path) -> CheckSettings:
     """Return settings under which every rule is on, and fails."""
-    given: dict[str, Any] = {"shape": (2, 3, 16, 16)}
+    given: dict[str, Any] = {"input_shape": (2, 3, 16, 16)}
     if pair.expects:
         given = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
     if pair.label is not None:

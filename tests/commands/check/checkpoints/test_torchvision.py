@@ -74,10 +74,10 @@ def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.get_model(seeded.name, weights=None, **(seeded.options or {})).eval()
-    report, expected = checked("smoke.toml", network, shape=seeded.shape), seeded.warnings
+    report, expected = checked("smoke.toml", network, input_shape=seeded.shape), seeded.warnings
     if seeded.name in IN_A_FILE:
         torch.save(network.state_dict(), tmp_path / "model.pt")
-        report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, shape=seeded.shape)
+        report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, input_shape=seeded.shape)
         expected |= {NEVER_TRAINED} if seeded.name == "ssdlite320_mobilenet_v3_large" else set()
     assert (report.exit_code, report.error) == (0, "")
     assert {finding.level for finding in report.findings} <= {"warn"}
@@ -176,7 +176,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
 def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, size = NETWORKS[name].build().eval(), PLANTED[name]
-    settings = CheckSettings(shape=(1, 3, size, size))
+    settings = CheckSettings(input_shape=(1, 3, size, size))
     called, chance = called_modules(network, size), random.Random(name)
     layers = [layer for layer, each in network.named_modules() if isinstance(getattr(each, "weight", None), Tensor)]
     # MultiheadAttention and Swin's attention use the weights of layers inside them without calling those.
