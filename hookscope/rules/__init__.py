@@ -72,10 +72,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
 def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
     """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
 
-    Those that the settings have for some layers stay.
-
-    Raises:
-        UsageError: If a rule or limit does not exist, or a value cannot be right.
+    Raises UsageError if a rule or limit does not exist, or a value cannot be right.
     """
     rules = dict(settings.rules)
     for identifier, limits in check_limits(overrides).items():

@@ -223,9 +223,9 @@ def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: Sur
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
-    """Return the labels of the operations that take nothing of the network's input, as far as that is known.
+    """Return the labels of the operations that are known to take nothing of the network's input.
 
-    The origin of a view is not known: what takes only such is left out here if it is an activation function.
+    The origin of a view is not known: an activation function of one is kept.
     """
     labels = {row.label for row in rows}
     fixed: set[str] = set()
@@ -307,10 +307,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
 
 def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
-    """Tell whether nothing is computed after a row but other places or a choice of its values.
-
-    That is known where operations are observed.
-    """
+    """Tell whether only other places or a choice of a row's values follow it, as far as operations are observed."""
     return any(row.owner is not None for row in rows) and all(
         row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
         for row in rows[at + 1 :]
@@ -334,9 +331,8 @@ _CLOSED_BELOW = -1.0
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: float | None) -> float:
     """Return the share of channels that are closed; `fed` is the greatest of what feeds the layer, None if not known.
 
-    In a layer that is small as a whole, the function is linear, and half of its outputs are positive: so `below` is a
-    share of its peak, but for layers without positive outputs, as closed ones are. A layer that is given zeros, as a
-    residual branch that starts switched off is, has none either.
+    A layer that is small as a whole works where the function is linear, so `below` is then a share of its peak; only
+    closed layers are small without any positive output.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (fed is None or fed < _CLOSED_BELOW)
@@ -376,7 +372,7 @@ def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
 
 
 def forward_of(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics.
+    """Return the forward pass, with statistics of a survey over a data set where there are some.
 
     An output that is computed from a row that all inputs share has the number of values that one input gives.
     """
@@ -399,10 +395,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
 
 
 def one_row_outputs(forward: Activations) -> frozenset[str]:
-    """Return the labels of outputs that are the same for every input: computed from repeated rows alone.
-
-    That is known where operations are observed.
-    """
+    """Return the labels of outputs that are the same for every input, as far as operations are observed."""
     repeated = {f"input{path}" for path in forward.repeated}
     if not repeated:
         return frozenset()

@@ -1,10 +1,7 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. At its end stand values at fixed places of each input, which are compared one by one, and numbers that show in
-which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
-network returns, layers without others inside them that run, and those with parameters of their own; all other
-containers would repeat them.
+much. Containers without parameters are left out; labelled pictures follow, a line per class.
 """
 
 import json
@@ -50,8 +47,7 @@ _LONGEST_DIGEST = 100
 class BaselineInput:
     """Equal inputs that followed each other, and what was done to them.
 
-    `name` is that of the file without its folder, or "noise", for people: a renamed file is the same input. `sha256` is
-    None when there is no file, `shape` is without the batch axis, and the seed of noise is among the `steps`.
+    `name` is for people, without its folder, `sha256` None without a file, `shape` without the batch axis.
     """
 
     name: str
@@ -74,11 +70,9 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    Counts of NaN and Inf are None where they could not be counted, statistics,
-    over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
-    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
-    `QUANTILE_LEVELS`, `values` and `channels` are as in `OutputSignature`, the last two as `values_text` and
-    `channels_text` write them.
+    Counts of NaN and Inf are None where they could not be counted. `dead_fraction` is the share of channels that are
+    zero over all inputs, `gradient_l2` the L2 norm of the gradient of the loss. `quantiles`, `values` and `channels`
+    are those of `OutputSignature`, the last two as `values_text` and `channels_text` write them.
     """
 
     label: str
@@ -98,10 +92,7 @@ class BaselineRow:
 
 @dataclass(frozen=True, slots=True)
 class BaselineClass:
-    """The pictures of the class of these indices, by the digests of their content, in order; `label` is for people.
-
-    Where pictures have several labels, it is those with the same labels.
-    """
+    """The pictures with the same labels, or classes: digests of their content, in order; `label` is for people."""
 
     label: str
     classes: tuple[int, ...]
@@ -111,12 +102,10 @@ class BaselineClass:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a network's layers gave for known inputs.
+    """What a network's layers gave for known inputs; names as in `ModelInfo`.
 
-    `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
-    holds them exactly, `gradients` is None if none were taken. `given` are values of all input tensors.
-    `multi_label` tells whether labelled pictures may have several labels. There is a row per layer, call and slot,
-    sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
+    `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds the parameters
+    exactly, `given` values of all input tensors. There is a row per layer, call and slot.
     """
 
     model: str
@@ -294,9 +283,7 @@ _ROW_KEYS = {
 def read_baseline(path: Path) -> Baseline:
     """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
 
-    Raises:
-        UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
-            a field is missing or has another type.
+    Raises UsageError if the file cannot be read, is too large, or is no baseline of this version.
     """
     name = printable(str(path))
     try:

@@ -278,10 +278,7 @@ def _named(judged: _Judged) -> str:
 
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Return what the first BatchNorm implies about the preprocessing in training, and the preprocessing here.
-
-    Of a layer with initial statistics, return that: they imply nothing.
-    """
+    """Return what the first BatchNorm implies about the preprocessing in training; a new layer implies nothing."""
     if _is_as_new(judged.layer):
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:

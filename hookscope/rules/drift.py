@@ -148,8 +148,7 @@ class _Movement(NamedTuple):
     """How far a layer moved, in units of its spread.
 
     Attributes:
-        values: Root mean square of the differences of the values that are kept, or of the channels if that is more;
-            None where none are kept.
+        values: Root mean square of the differences of the values that are kept, or of the channels if that is more.
         statistics: The same of its mean, std or a quantile, whichever moved furthest.
         words: Both, where one of them is too far; else "".
     """
@@ -210,9 +209,7 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
     """Raise UsageError for a baseline that cannot be compared with this run.
 
-    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
-    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
-    none.
+    That is: another class of network, fewer than three quarters of the rows alike, other inputs, or other gradients.
     """
     difference = (
         _other_class(baseline, measured)

@@ -123,10 +123,7 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
 ) -> Iterator[RuleFinding]:
-    """Name the first output that holds NaN or Inf; rows come in the order in which modules finish.
-
-    `finite` names the result of the pass if that is finite: "the loss"; "" if it is not.
-    """
+    """Name the first output that holds NaN or Inf; `finite` names the result of the pass if that is finite."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}

@@ -1,4 +1,4 @@
-"""Rules about the values of loss and gradients: that they are finite, and not zero, everywhere or in a layer.
+"""Rules about the values of loss and gradients: not finite, or zero everywhere or in a layer.
 
 No rule about gradients depends on the scale of the loss: ratios inside one run are compared with limits.
 """
@@ -421,7 +421,7 @@ def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
 
 
 def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
-    """Return the outputs whose gradient is zero while that of a parallel module is not: heads, experts.
+    """Return the outputs with a zero gradient that have a parallel module with one: heads, experts.
 
     Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
     """

@@ -59,9 +59,7 @@ def judge(
 ) -> CheckReport:
     """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
 
-    A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
-    are skipped, with that reason. `expectation`, `drift` and rules about labelled pictures are off where there is
-    nothing to compare with.
+    A cause silences its consequences: they are skipped, with that reason. Rules with nothing to compare with are off.
 
     Raises:
         UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
@@ -136,9 +134,8 @@ def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
-    Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
-    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
-    them; those left out keep their defaults.
+    Of a pass that raised, only the loss and the activations are judged. Limits are by name, as `limits_of_grads` has
+    them.
     """
     all_limits = grads_limits()
     changed: dict[str, dict[str, float]] = {}
@@ -156,10 +153,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
-    """Judge one forward pass by the rules of `hookscope activations`: failures first, then as in `ACTIVATIONS_RULES`.
-
-    An output is objected to once. Rows that repeat another are not judged a second time.
-    """
+    """Judge one forward pass by the rules of `hookscope activations`: failures first; each output has one finding."""
     judged = _judged(activations)
     measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
     terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
@@ -178,10 +172,9 @@ def refused(
 ) -> CheckReport:
     """Report a checkpoint that could not be loaded, or not be checked to the end.
 
-    Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be read fails
-    `integrity`, both at any level. All other rules are skipped, except those that `alone`, the verdict on the file
-    without its network, has judged. Where that rule is not wanted, or the error is of another kind, the error's exit
-    code stands, so that a checkpoint that could not be checked never passes.
+    Weights that do not fit the network fail `architecture`, any other unreadable file fails `integrity`, at any level.
+    Other rules are skipped, except those that `alone`, the verdict on the file without its network, has judged. Where
+    the failing rule is not wanted, or the error is of another kind, the error's exit code stands.
     """
     broken, reason = "", "the checkpoint could not be checked"
     if isinstance(error, MisfitError):
@@ -205,13 +198,11 @@ def refused(
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
     """Return the identifiers of the rules to judge by.
 
-    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the ones
-    that these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules
-    away.
+    Without `select` they are all that are not off, or on for some layers. A selected rule that is off everywhere is
+    judged at level "fail".
 
     Raises:
-        UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
-            limit that there is not.
+        UsageError: If `select`, `ignore` or the settings name a rule or limit that there is not, or no rule is left.
     """
     _refuse_unknown(settings)
     on = {
@@ -230,8 +221,7 @@ def judged_by(
     """Return the settings with the limits that the options give, and the rules to judge by.
 
     Raises:
-        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would go unnoticed because its rule
-            is not judged, unless the baseline is written anew.
+        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would have no effect.
     """
     settings = with_limits(settings, option.limit)
     wanted = wanted_rules(settings, option.select, option.ignore)
@@ -333,11 +323,7 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
 def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
-    """Return the result of a rule that cannot be judged: it is skipped.
-
-    One that is off by default, and so was asked for, objects instead, unless a pass that raised explains it or there is
-    no network.
-    """
+    """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:

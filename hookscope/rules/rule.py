@@ -1,7 +1,4 @@
-"""What a rule is: a function from measurements to objections, with a level and limits.
-
-Below it, how rules read results: gradients that arrived, weights in forward order, counts in words.
-"""
+"""What a rule is: a function from measurements to findings, with a level and limits; and how rules read results."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The value beyond which a rule objects.
+    """The value beyond which a rule reports a problem.
 
     Attributes:
         meaning: What is compared with it, and in which unit, for people.
@@ -43,11 +40,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class FindingTarget:
-    """What an objection is about, and what layer patterns match it by.
-
-    For people, `where` is the label of an output or the name of a parameter, "" for the whole checkpoint, which has no
-    `names`, any of which a pattern may match. `kind` is the class name of the module.
-    """
+    """What a finding is about: `where`, "" for the whole network; patterns match `names`, and the class `kind`."""
 
     where: str = ""
     names: tuple[str, ...] = ()
@@ -73,8 +66,8 @@ def stored_in(values: StoredValues) -> FindingTarget:
 class RuleFinding:
     """What a rule yields: one sentence with the measured value and the limit, about a target.
 
-    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check, `at_least` "fail"
-    lets it fail where the rule would only warn, unless the settings have a level for the rule.
+    It becomes a `Finding` at the level of the rule, but at most at `at_most`, and at least at `at_least` unless the
+    user has set the level.
     """
 
     target: FindingTarget
@@ -94,10 +87,9 @@ class Rule:
         identifier: Stable: "dead-channels".
         level: In `hookscope check`, unless the user sets another.
         needs: Which measurements it needs; it is skipped without them.
-        evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
-        silenced_by: Rules whose objections are the cause of what this one would object to.
-        followers: What the objections are about ("layer"), if all but the first of a level count as its consequences
-            and make one finding with it; "" if each objection is a finding.
+        evaluate: Yields the problems that it finds. Its docstring is the meaning and the explanation.
+        silenced_by: Rules whose findings cause what this one would find.
+        followers: What the findings are about ("layer"), if the first of a level stands for all others; else "".
     """
 
     identifier: str
@@ -173,10 +165,7 @@ class RuleTerms:
         return value
 
     def findings(self, objections: Iterable[RuleFinding]) -> list[Finding]:
-        """Return objections as findings, each at its level, without those where the rule is off for their target.
-
-        One cause is one finding: see `Rule.followers`.
-        """
+        """Return findings at their levels, without those where the rule is off; those of one cause become one."""
         verdicts = [finding for objection in objections if (finding := self._finding(objection)) is not None]
         if not self.rule.followers:
             return verdicts
@@ -216,8 +205,8 @@ class RuleTerms:
 def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
     """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
 
-    A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
-    layers, it stays off for all others.
+    A rule that is off everywhere was selected by name, so it fails; one that is on for some layers is off for all
+    others.
     """
     layers = [
         (parse_pattern(layer.pattern), layer.rules[rule.identifier])

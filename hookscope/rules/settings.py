@@ -28,10 +28,7 @@ class RuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSettings:
-    """What the user has changed about rules, by identifier, for the layers whose name or class name matches `pattern`.
-
-    It is a pattern as for `--layer`, but without a position.
-    """
+    """What the user has changed about rules, by identifier, for the layers of a pattern without a position."""
 
     pattern: str
     rules: Mapping[str, RuleSettings]
@@ -43,9 +40,8 @@ class Expectation:
 
     Attributes:
         top1: The class that must come first, by name or index; None for any.
-        contains: Classes that must be among the first `k`, by name or index.
-        min_probability: Least probability of `top1`, or of the first class if that is None; 0-1. A softmax, or with
-            `multi_label` a sigmoid.
+        contains: Classes that must be among the first `k`.
+        min_probability: Least probability of the first class, 0-1.
     """
 
     image: Path
@@ -110,15 +106,11 @@ _RUN_SETTINGS = {
 def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     """Return settings with the options put over them that are given.
 
-    Pictures take the place of those in the configuration and of noise, and so does a batch of tensors; the shape of
-    noise takes that of pictures. Settings of the configuration that need a network are ignored where the options ask
-    for none.
+    Pictures take the place of those in the configuration and of noise; the shape of noise takes that of pictures.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class
-        of a
-            picture, pictures with one label each where each may have several, or an option that needs a network
-            where there is to be none.
+        UsageError: If pictures and a shape of noise are given, if what is given has no picture for an expected class, or
+            if an option needs a network where there is to be none.
     """
     _refuse_without_network(settings, option)
     names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}

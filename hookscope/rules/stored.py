@@ -237,10 +237,7 @@ def untrained_remark(measured: CheckMeasurements) -> str:
 
 
 def weights_are_random(measured: CheckMeasurements) -> bool:
-    """Tell whether hookscope itself drew the weights at random, or nearly all of them look so.
-
-    Their look counts only where no BatchNorm's statistics say more, as in a quantised network.
-    """
+    """Tell whether hookscope drew the weights, or, without BatchNorm's statistics, nearly all of them look random."""
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random
     return measured.model.random or weights_look_random(measured.stored)

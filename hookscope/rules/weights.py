@@ -325,8 +325,7 @@ def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
 def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
     """Tell whether statistics are as they start, while weight and bias of the same layer differ between channels.
 
-    Where all weights look random, as after a short training, the layer's weight must also be near its start of 1:
-    RepVGG draws weight and bias at random, around 0.1 and 0.
+    Where all weights look random, the layer's must also be near its start of 1: RepVGG draws them around 0.1.
     """
     if not _is_at_start(norm, _STARTS["statistics"]) or not {"weight", "bias"} <= norm.keys():
         return False

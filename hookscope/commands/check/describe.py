@@ -49,13 +49,12 @@ _STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "s
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a folder holds to be shown.
+    """What a page shows of the folder with the evidence.
 
     Attributes:
         grids: Of the layers that fail, in execution order.
-        pictures: Data URIs by the path in the folder: of the grids, and of wrong pictures, "pictures/0.png".
-        byte_count: Of their files together.
-        remarks: On what is not shown, in sentences.
+        pictures: Data URIs by path: of the grids, and of wrong pictures, "pictures/0.png".
+        byte_count: Size of their files together.
     """
 
     grids: Sequence[Grid] = ()
@@ -76,7 +75,7 @@ def describe_checks(
     Args:
         reports: Of every checkpoint.
         meanings: By rule, what it looks for, for a page.
-        evidence: By its folder, what a page shows of it.
+        evidence: By its folder.
         seconds: As in `summary`.
     """
     ordered = [*_told_once(by_severity(reports))]

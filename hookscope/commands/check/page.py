@@ -1,7 +1,6 @@
 """The page of a check, with the pictures that `--evidence` left of what failed.
 
-The folder may be gone or changed: what cannot be shown is counted, and is no error. No file outside the folder is read,
-and no link is followed.
+What cannot be shown is counted and is no error. No file outside the folder is read, and no link is followed.
 """
 
 import base64

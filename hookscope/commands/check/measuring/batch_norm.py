@@ -27,12 +27,7 @@ class _Moments:
 
 @dataclass(slots=True)
 class BatchNormInputs:
-    """Accumulates mean and variance of each BatchNorm's input; `add` is called with every call of every module.
-
-    Attributes:
-        norms: Those with stored statistics, by name.
-        seen: By name, in the order in which they first ran.
-    """
+    """Accumulates mean and variance of the input of each of `norms`, by name in the order in which they first ran."""
 
     norms: Mapping[str, nn.Module]
     seen: dict[str, _Moments] = field(default_factory=dict)
@@ -83,10 +78,7 @@ class BatchNormInputs:
 
 
 def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others.
-
-    InstanceNorm stores means over single pictures, which are no statistics of its input.
-    """
+    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others."""
     return {name: module for name, module in modules.items() if _stores_statistics(module)}
 
 
@@ -105,10 +97,7 @@ def _stores_statistics(module: nn.Module) -> bool:
 
 
 def _start_share(norm: nn.Module) -> float:
-    """Return the share of the initial values in the statistics; each batch leaves 1 - momentum of it.
-
-    0 for statistics that were set without counting batches, and for those that are a mean over all (no momentum).
-    """
+    """Return the share of the initial values in the statistics: each batch leaves 1 - momentum of it; 0 if unknown."""
     batches, momentum = attribute_of(norm, "num_batches_tracked"), attribute_of(norm, "momentum")
     if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
         return 0.0

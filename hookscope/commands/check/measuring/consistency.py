@@ -48,9 +48,8 @@ class FirstPass:
     Attributes:
         batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
-        spread: The greatest difference between the outputs for the first input and for another one.
+        spread, repeat, alone: As the differences of `OutputValues`, by path.
         distinct: Whether any input differs from the first.
-        repeat, alone: As `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
         unbatched: Paths whose axis 0 turned out not to count inputs.
         unmeasured: By rule, why it could not be measured.
     """
@@ -87,11 +86,6 @@ class FirstPass:
 
     def compare(self) -> tuple[OutputValues, ...]:
         """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
-
-        `repeatability` takes one over the first batch with other random numbers, which shows whether any are drawn in
-        eval mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes
-        one over each of two inputs of the first batch alone. With a single input it takes one over that input together
-        with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
 
         Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
         """

@@ -41,9 +41,8 @@ Classes = Mapping[str, tuple[int, ...]]
 def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: InspectedNetwork) -> LabelledResult | None:
     """Classify the labelled pictures; None if there are none.
 
-    What is kept of each is a digest and whether it is right. A picture is right if its greatest score is that of its
-    label, the first of equal ones; with several labels for each picture, if exactly these have a sigmoid above 0.5. One
-    with NaN among its scores is wrong.
+    A picture is right if its label has the greatest score, the first of equal ones; with several labels for each
+    picture, if exactly these have a sigmoid above 0.5. One with NaN among its scores is wrong.
 
     Raises:
         ImageError: If a picture cannot be read.
@@ -99,12 +98,10 @@ def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int)
 def classes_of(
     labels: Sequence[str], categories: Sequence[str], class_count: int, *, in_folders: bool, columns: Sequence[str] = ()
 ) -> tuple[Classes, str]:
-    """Return the classes that labels stand for, and how that is known, in a sentence.
+    """Return the classes that labels stand for, and how that is known, in a sentence; UsageError for an unknown label.
 
-    Labels are names of classes, whatever their case, with "_" for a space; else all of them are indices; else, as many
-    folders as there are classes are taken in sorted order, which is what torchvision's ImageFolder numbers them by, and
-    as many columns in their own order.
-    Raises UsageError for a label that is no class.
+    Labels are names of classes, whatever their case, with "_" for a space; else all are indices; else there is a folder
+    or column for each class: folders in sorted order, as torchvision's ImageFolder numbers them, columns in their own.
     """
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):

@@ -100,16 +100,12 @@ def measure(
 ) -> CheckMeasurements:
     """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
 
-    Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
-    first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
-    to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
-    Signatures of the outputs are for a baseline.
+    The network runs over all inputs once with every module hooked, and again only as far as rules need it. It comes out
+    as it went in. Signatures of the outputs are for a baseline.
 
     Raises:
-        ImageError: If an input cannot be read.
-        InputError: If the settings name a survey that cannot be read.
-        UsageError: If the settings name an output, a loss or a target that does not exist, or a survey of another
-            network.
+        InputError: If an input, or the survey of the settings, cannot be read.
+        UsageError: If the settings name an output, a loss or a target that does not exist, or another survey.
     """
     measuring, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
@@ -171,10 +167,9 @@ def measure(
 
 
 def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence[str]) -> Activations:
-    """Run the inputs again, as far as the forward pass comes, and keep feature maps of the first: for evidence.
+    """Run the inputs again and keep feature maps of the first, of the layers with these labels: for evidence.
 
-    Hooked are the layers of the labels, as `LayerRow.label` has them, or names; all calls and outputs are kept. Raises
-    LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
+    Raises LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
     """
     modules = inspected_network(prepared.loaded).modules
     patterns = [_pattern_of(label, modules) for label in labels]
@@ -353,12 +348,6 @@ class _Measuring:
 
 
 def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
-    """Return the survey of a network.
-
-    Raises:
-        InputError: If it cannot be read.
-        UsageError: If it is of another network, or of other weights.
-    """
     survey = read_run(folder).result
     if not isinstance(survey, Survey):
         raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")

@@ -39,9 +39,8 @@ _NOISE_INPUTS = 2
 class Prepared:
     """A network on its device, and its inputs.
 
-    `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
-    those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
-    `data_batches` reads the labelled pictures of `data`, and `preprocessing` is how pictures become inputs.
+    `batches` reads the inputs anew at every call, those of settings before those of expectations, each path once;
+    `data_batches` the labelled pictures of `data`.
     """
 
     loaded: LoadedModel
@@ -64,10 +63,7 @@ def prepare(
     """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
 
     A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
-
-    Raises:
-        HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of
-            pictures is empty, or it is not known what input the network takes.
+    Raises HookscopeError if the network cannot be loaded, or its inputs are not found or not known.
     """
     began = time.perf_counter()
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)

@@ -1,8 +1,4 @@
-"""Tell outputs with equal statistics apart: exact quantiles, and values at fixed places.
-
-Moments of each channel show where they differ. Values and quantiles are taken of each input by itself, so that they do
-not depend on how inputs are batched.
-"""
+"""Tell outputs with equal statistics apart: quantiles of each input, values at fixed places, moments of channels."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -46,7 +42,6 @@ class OutputSignatures:
     Attributes:
         inputs: How many inputs are in the network.
         is_operation: Whether the call whose output comes next is of an operation, which no baseline keeps.
-        seen: By label, in execution order.
         given: The `kept_values` of each batch, of each tensor that the network is given.
     """
 
@@ -165,10 +160,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def weights_precision(network: nn.Module) -> str:
-    """Return the floating dtype that holds all parameters exactly, and is the narrowest to do so: "bfloat16".
-
-    A network of float32 whose weights were once stored in half precision has lost what half precision does not hold.
-    """
+    """Return the narrowest floating dtype that holds all parameters exactly: "bfloat16" for rounded weights."""
     parameters = [
         parameter.detach()
         for parameter in network.parameters()

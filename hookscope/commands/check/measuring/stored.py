@@ -55,15 +55,11 @@ class _Found:
 
 
 def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
-    """Measure every parameter and every buffer that belongs to the state dict, each tied one once, in its order.
+    """Measure every parameter and buffer of the state dict, each tied one once, in its order.
 
-    Buffers that are not saved are left out: they are computed when the network is built, and often hold -Inf on
-    purpose, as attention masks do. The weights that int8 modules keep packed are measured by the values they stand for.
-    Sparse tensors are measured by what they store, and the rest counts as zero. Output channels are counted along
-    axis 0 of weights of Conv*d, Linear, RNNs and MultiheadAttention, and along axis 1 and the groups of
-    ConvTranspose*d; of other modules, such as Embedding, whose rows are no filters, they are not counted.
-
-    Returned beside the measurements is a sentence for each tensor whose values cannot be read.
+    Beside them is a sentence for each tensor whose values cannot be read. Packed weights of int8 modules are measured
+    by the values they stand for. Output channels are counted along axis 0 of weights of Conv*d, Linear, RNNs and
+    MultiheadAttention, along axis 1 and the groups of ConvTranspose*d, and not for other modules, such as Embedding.
     """
     measured: list[StoredValues] = []
     remarks: list[str] = []
@@ -141,10 +137,7 @@ def _measure(entry: _Found) -> StoredValues:
 
 
 def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
-    """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
-
-    A mean whose square is below a hundredth of eps makes no difference to the output.
-    """
+    """Return the channels of a BatchNorm without variance whose squared mean is above a hundredth of eps."""
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()
     mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)

@@ -115,10 +115,7 @@ def moves_by(group: dict[Any, Any]) -> list[str]:
 
 
 def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
-    """Yield the parameters of a group of torch's Adam or AdamW, each with its beta2; nothing for other optimisers.
-
-    Others may define their moments differently. Adam and AdamW are recognised by `amsgrad`, which only they have.
-    """
+    """Yield the parameters of a group of torch's Adam or AdamW, known by `amsgrad`, each with its beta2."""
     betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
     if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
         return

@@ -80,8 +80,8 @@ def _magnitudes(piece: Tensor) -> Tensor:
 def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     """Return the filters, of (filters, inputs, places), that equal one before them; `rounded` to eight bits or fewer.
 
-    Filters of few values other than zero are left out, and those of a depthwise weight that repeats a single kernel,
-    which is done on purpose, for a blur say.
+    Left out are filters of few values other than zero, and a depthwise weight that repeats a single kernel, as a blur
+    does.
     """
     is_depthwise = filters.shape[1] == 1
     filters = filters.flatten(1)
@@ -119,11 +119,7 @@ def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def longest_run(weight: Tensor) -> ConstantRun | None:
-    """Return the longest run of one value in the memory of a weight; None below 32 values.
-
-    Dead channels and places, zero or nearly so, are removed first: training and structured pruning leave them. A run
-    may go on from one channel to the next. What is below float32's least normal number counts as zero.
-    """
+    """Return the longest run of one value in the memory of a weight without its dead channels; None below 32."""
     laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
     first = next((size for size in laid_out.shape if size > 1), 1)
     matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
@@ -232,10 +228,7 @@ _FLOAT8_SAMPLE = 256
 
 
 def float8_values(values: Tensor) -> Float8Values | None:
-    """Measure a weight stored in float8, or one whose every value float8 holds exactly; None for all others.
-
-    The second is float8 after loading into a float32 network.
-    """
+    """Measure a weight stored in float8, or one that float8 holds exactly, as after loading; None for all others."""
     if values.dtype in _DTYPES:
         return _counted(values.float(), values.dtype)
     if not values.is_floating_point() or values.itemsize < 2 or not values.numel():
