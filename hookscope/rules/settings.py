@@ -109,8 +109,8 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     Pictures take the place of those in the configuration and of noise; the shape of noise takes that of pictures.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, if what is given has no picture for an expected class, or
-            if an option needs a network where there is to be none.
+        UsageError: If pictures and a shape of noise are given, if an expected class lacks its picture, or if an option
+            needs a network where there is to be none.
     """
     _refuse_without_network(settings, option)
     names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}

@@ -56,13 +56,11 @@ class BatchNormInputs:
         norm = self.norms[layer]
         stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
         arrays = (plain_array(tensor.detach().cpu().double()) for tensor in stored)  # type: ignore[operator]
-        mean, variance, seen_mean, seen_variance = arrays
-        stats = (mean, variance, seen_mean, seen_variance, _start_share(norm))
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *stats)  # type: ignore[arg-type]
+        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""
-        few = f"{input_count} {_were(input_count)} given"
+        few = f"{input_count} {'was' if input_count == 1 else 'were'} given"
         reasons = {
             "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
@@ -116,7 +114,3 @@ def _merged(first: _Moments, second: _Moments) -> _Moments:
     mean = first.mean + delta * (second.value_count / count)
     squares = first.squares + second.squares + delta.square() * (first.value_count * second.value_count / count)
     return _Moments(count, mean, squares)
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"

@@ -120,7 +120,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         no_network=reason,
         optimisers=optimiser_values(read.training),
         scalers=scaler_values(read.training),
-        copies=copy_values(read.training),
+        copies=tuple(copy_values(read.training)),
         idle_adapters=() if alone is None else alone.idle,
         warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, adapters), *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},

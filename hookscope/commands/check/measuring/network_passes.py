@@ -115,7 +115,7 @@ def measure(
         stored = measuring.read_stored(subject)
         optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
         scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
-        copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
+        copies = tuple(copy_values(loaded.training)) if "averaged-weights" in wanted else ()
     smooth = _smooth_labels(subject) if "quiet-channels" in wanted else frozenset()
     peaks: dict[str, Tensor] = {}
     signatures = OutputSignatures() if with_signatures else None

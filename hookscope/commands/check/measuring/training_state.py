@@ -44,7 +44,8 @@ def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, 
     """Measure the states of the optimisers beside the weights."""
     if entries is None:
         return ()
-    rates = _rates(entries.schedules[0][1]) if len(entries.schedules) == len(entries.optimisers) == 1 else []
+    is_paired = len(entries.schedules) == len(entries.optimisers) == 1
+    rates = _plain(dict.get(entries.schedules[0][1], "_last_lr")) if is_paired else []
     return tuple(_optimiser(key, state, rates) for key, state in entries.optimisers)
 
 
@@ -67,8 +68,8 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         faults = len(broken) + len(negative)
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
-            if name == "step" and (step := _number(value)) is not None:
-                steps[step] += 1
+            if name == "step":
+                steps.update(_plain(value)[:1])
             if not isinstance(value, Tensor):
                 continue
             count += 1
@@ -153,10 +154,6 @@ def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
                 yield f"param_groups.{at}.{_shown(name)} is {figure(number, 6)}"
 
 
-def _rates(schedule: dict[Any, Any]) -> list[float]:
-    return _plain(dict.get(schedule, "_last_lr"))
-
-
 def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
     """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
     stored = [_plain(dict.get(group, "lr")) for group in groups]
@@ -174,23 +171,17 @@ def _plain(value: object) -> list[float]:
     for item in several:
         if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
             numbers.append(float(item.detach()))
-        elif (
-            isinstance(item, int | float)
-            and not isinstance(item, bool)
-            and (isinstance(item, float) or abs(item) < 2**64)
-        ):
+        elif isinstance(item, float) or (isinstance(item, int) and not isinstance(item, bool) and abs(item) < 2**64):
             numbers.append(float(item))
         else:
             return []
     return numbers
 
 
-def copy_values(entries: TrainingEntries | None) -> tuple[CopyValues, ...]:
+def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
     """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
-    return tuple(_copies(entries)) if entries else ()
-
-
-def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
+    if entries is None:
+        return
     loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
     for copy in entries.copies:
         paired = set(copy.names.values())
@@ -277,8 +268,8 @@ def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None
     """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
     if _leaf(name) != "num_batches_tracked":
         return None
-    counts = [_number(average), _number(weight)]
-    theirs, mine = (-1 if count is None or not math.isfinite(count) else int(count) for count in counts)
+    counts = [(*_plain(tensor), -1.0)[0] for tensor in (average, weight)]
+    theirs, mine = (int(count) if math.isfinite(count) else -1 for count in counts)
     return (theirs, mine) if theirs > mine >= 0 else None
 
 
@@ -307,16 +298,6 @@ def _bounds(tensor: Tensor) -> tuple[float, float] | None:
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return 0.0, 0.0
     return low, high
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, Tensor):
-        if value.is_meta or value.numel() != 1 or value.is_complex():
-            return None
-        return float(value.detach())
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53:
-        return float(value)
-    return None
 
 
 def _shown(key: object) -> str:
