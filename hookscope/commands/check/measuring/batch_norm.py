@@ -56,7 +56,7 @@ class BatchNormInputs:
         norm = self.norms[layer]
         stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
         arrays = (plain_array(tensor.detach().cpu().double()) for tensor in stored)  # type: ignore[operator]
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[arg-type]
+        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[call-arg, arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""
