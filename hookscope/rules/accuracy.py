@@ -79,9 +79,9 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     """Too few labelled pictures of one class are classified right.
 
     Two swapped classes, or a class that was lost in fine-tuning, hardly change the overall accuracy. Look at the
-    classes that the label is mistaken for. The rule judges every label like `accuracy`, but its intervals hold for all
-    classes together with 95% confidence (Bonferroni's correction: each leaves out 5% divided by the number of
-    labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to judge make one
+    classes that the label is mistaken for. The rule checks every label like `accuracy`, but its intervals are valid for
+    all classes together with 95% confidence (Bonferroni's correction: each leaves out 5% divided by the number of
+    labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to tell make one
     warning. Without a limit, the lowest accuracy is only reported.
 
     With `--multi-label` the share is the recall: the share of the pictures with the label to which the network gives

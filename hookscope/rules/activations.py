@@ -104,9 +104,9 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
-    Causes: too large a learning rate, too negative a bias. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    Causes: too large a learning rate, too negative a bias. The rule checks ReLU, ReLU6, Hardswish and Threshold, as
     modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
-    zero by chance. The convolution before a ReLU is not judged: it may be negative everywhere.
+    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere.
 
     In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
     88% instead of 80%. Give pictures.
@@ -129,7 +129,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
 
     A layer that is zero passes nothing on and learns nothing. Causes: shifted biases, a weight with the wrong sign or
     from a different layer, a diverged step. Load the weights again, or go back to an earlier checkpoint. Sound networks
-    have no dead layer, except a residual branch that was switched off on purpose. The rule judges ReLU, ReLU6,
+    have no dead layer, except a residual branch that was switched off on purpose. The rule checks ReLU, ReLU6,
     Hardswish and Threshold, as modules or as functions. While weights are random or BatchNorm is untrained, it is a
     warning.
     """
@@ -152,7 +152,7 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 
     No information about the input passes this layer. Causes: a ReLU behind a large negative bias, a factor of 0, a
     sigmoid at its bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A
-    ReLU is judged with at least 32 values, because fewer may all be zero by chance. Not judged: whole numbers, and
+    ReLU is checked with at least 32 values, because fewer may all be zero by chance. Not checked: whole numbers, and
     outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
     """
     forward = forward_of(measured)
@@ -198,7 +198,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
     magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
     quantisation and float16 lose the small values next to them: keep such a layer in a wider type. If they are new in a
-    small network, training diverges. The rule judges outputs (N, T, D) of 8 tokens or more; with a survey, every output
+    small network, training diverges. The rule checks outputs (N, T, D) of 8 tokens or more; with a survey, every output
     with channels, by its median over all inputs. Always a warning; off unless it is selected.
     """
     for row in forward_of(measured).rows:
@@ -259,8 +259,8 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     bias, too large a learning rate. GELU, SiLU and similar functions are never exactly zero, but they and their slopes
     are nearly zero for very negative inputs. A channel is quiet if it stays that near to zero at every position of
     every input, while other channels of the layer do not. If all outputs of a layer are small, it works in the linear
-    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Judged with at
-    least 32 values per channel, 64 on noise.
+    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Needs at least
+    32 values per channel, 64 on noise.
     """
     forward = forward_of(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
@@ -288,7 +288,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
     At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
     weights that are too large, inputs that are not normalised. Gates that are open or closed on purpose look the same.
-    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not judged: its
+    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not checked: its
     probabilities should be near 0 and 1.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
@@ -447,7 +447,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     """Values come near float16's largest, or become zero in it.
 
     Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    judged on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
+    checked on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
     layers in float32, or ignore this rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16", _FP16_MAX)
@@ -505,7 +505,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
     bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
     become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not
-    judged.
+    checked.
     """
     yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
 

@@ -160,12 +160,12 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     standard deviation, range. The first BatchNorm has a lower limit for a variance that is too large, because pictures
     may be much flatter than photographs, but hardly more varied.
 
-    Judged with at least four pictures, in layers with at least 100 values per channel; with fewer than 500, three times
-    the factor and the distance are allowed. Not judged on noise. Statistics that all have their initial values are only
-    judged if weight and bias of a BatchNorm are trained: they were then never updated. It is a warning if weights are
-    pruned, or if the network was trained on so few batches that much of the initial values remains: every batch
-    replaces a share of the running statistics, normally a tenth. A single channel whose variance is thousands of times
-    the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
+    Needs at least four pictures, and checks layers with at least 100 values per channel; with fewer than 500, three
+    times the factor and the distance are allowed. Skipped on noise. If all statistics have their initial values, they
+    are only checked if weight and bias of a BatchNorm are trained: they were then never updated. It is a warning if
+    weights are pruned, or if the network was trained on so few batches that much of the initial values remains: every
+    batch replaces a share of the running statistics, normally a tenth. A single channel whose variance is thousands of
+    times the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
 
     Drawings, scans and microscopy also differ from training photographs: give pictures like those of the training. The
     rule finds a square kernel before a BatchNorm whose input and output channels were exchanged (all 12 in 6 networks

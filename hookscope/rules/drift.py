@@ -81,7 +81,7 @@ _UNRELATED = 1.2
 @limit(
     "max_dead_difference",
     0.05,
-    "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
+    "how far a layer's share of dead channels may move, 0-1; not compared in half precision, where small values vanish",
     "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every pixel by up "
     "to 0.02, and one batch through BatchNorm by up to 0.5",
 )
@@ -269,7 +269,7 @@ def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
         return ""
     if measured.gradients is None:
         tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
-        return "" if tried else "it holds gradients, and this run takes none, because no rule about gradients is on"
+        return "" if tried else "it has gradients, and this run takes none, because no rule about gradients is on"
     now = gradients_of(measured.gradients)
     if now is None or now == baseline.gradients:
         return ""

@@ -65,7 +65,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     Inf on are counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or
     logarithm of a negative number, or a softmax over nothing but -Inf, which a fully masked row causes. -Inf in an
     attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
-    `hookscope activations`, `grads` and surveys name the first output that holds NaN or Inf, and skip no rule.
+    `hookscope activations`, `grads` and surveys name the first output with NaN or Inf, and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -96,7 +96,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
-            message += f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on"
+            message += f"; {counted(later, 'later output')} {'has' if later == 1 else 'have'} some too, passed on"
         if words := _guilty_inputs(origin):
             message += f"; {words}"
         yield RuleFinding(target, f"{message}.")
@@ -110,12 +110,12 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
     broken = [row for row in rows if row.label in surveyed and non_finite_count(surveyed[row.label].activation)]
     if broken:
         first, count = surveyed[broken[0].label].activation, len(broken) - 1
-        later = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
+        later = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
         inputs = counted(measured.survey.input_count, "input")
         message = (
             f"{named(broken[0])}: the first output with NaN or Inf over {inputs} of the survey: it has "
             f"{non_finite_words(first)} (limit 0); "
-            f"{later if count else 'no output after it holds any'}."
+            f"{later if count else 'no later output has any'}."
         )
         yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
 
@@ -145,12 +145,12 @@ def _first_in_forward_order(
         remark = f"every other output and {finite} are finite, as with a mask"
     else:
         count = len(broken) - 1
-        remark = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
-        remark = remark if count else "no output after it holds any"
+        remark = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
+        remark = remark if count else "no later output has any"
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
     message = (
         f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
-        f" that holds any: {non_finite_words(first.activation)} (limit 0); {remark}."
+        f" with any: {non_finite_words(first.activation)} (limit 0); {remark}."
     )
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 

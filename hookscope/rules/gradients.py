@@ -348,7 +348,7 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
     A weight that is used at every step gets the sum of the contributions of all steps. A contribution below 2^-24 of
     the greatest (2^-53 in float64) is rounded away, so the network learns nothing from that step. The rule reports a
-    recurrent layer or cell, or attention's keys and values, if this holds for most steps. If gradients shrink on the
+    recurrent layer or cell, or attention's keys and values, if this is so for most steps. If gradients shrink on the
     way back, the network learns from the last steps only; a greater bias of the forget gate, orthogonal recurrent
     weights, shorter sequences or a loss at every step let it look further back. If they grow, make the recurrent
     weights smaller and clip gradients. Saturated attention reads single positions: scale its scores.

@@ -125,7 +125,7 @@ def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
 def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
     """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
     if settings.data is None:
-        return f"the baseline holds labelled pictures, and none are given: {arg('data')} FOLDER"
+        return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
     return (
         "" if baseline and baseline.labelled else f"the baseline was written without labelled pictures ({arg('data')})"
     )
@@ -324,7 +324,7 @@ def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
     """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
-    message = f"This rule cannot be judged: {reason.rstrip('.')}."
+    message = f"This rule could not run: {reason.rstrip('.')}."
     said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
@@ -342,7 +342,7 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outc
             return _FOLLOWS_FROM_NON_FINITE
     if not cause or not outcomes[cause].findings:
         return ""
-    return f"the gradients violate {cause}, which causes the rest"
+    return f"the gradients fail {cause}, which causes the rest"
 
 
 def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
@@ -351,7 +351,7 @@ def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFindi
     if not cause:
         return objections.get(rule.identifier, ())
     first = objections[cause][0]
-    message = f"It cannot be judged, because the gradients violate {cause}: {first.message}"
+    message = f"It could not run, because the gradients fail {cause}: {first.message}"
     return [replace(first, message=message)]
 
 

@@ -86,7 +86,7 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     gradients = taken_gradients(measured)
     rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
     idle = _batch_norm_is_idle(gradients)
-    remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
+    remark = " BatchNorm is untrained and does not normalise yet; use train mode." if idle else ""
     trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
     for objection in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
         yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")

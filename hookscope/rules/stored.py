@@ -36,27 +36,27 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleF
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The names and shapes in the file do not match the network.
 
-    The file must hold every name and shape of the network, and nothing else. Causes: half a checkpoint, a different
-    version of the code, the weights of a different network. Only the stored values can then be judged, and the check
+    The file must have every name and shape of the network, and no others. Causes: half a checkpoint, a different
+    version of the code, the weights of a different network. Only the stored values can then be checked, and the check
     fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
-    --arch none judges the file without a network.
+    --arch none checks the file without a network.
     """
     return iter(())  # likewise
 
 
 @rule("non-finite-parameter", "fail", "stored", followers="tensor")
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A parameter or buffer holds NaN or Inf.
+    """A parameter or buffer has NaN or Inf.
 
     One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
-    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. A minimum or maximum
-    (by its name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
+    precision, a damaged file. A buffer of only zeros and infinities is a mask, and passes. A minimum or maximum (by its
+    name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
     checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
             counts = f"{values.nan_count:,} NaN and {values.inf_count:,} Inf"
-            yield about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
+            yield about(values, f" has {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
 @rule("zero-parameter", "warn", "stored")
@@ -65,9 +65,9 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
 
     A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
     design: untrained heads and last layers of residual branches do. Load it, or ignore the rule where zero is meant.
-    Judged are weights with at least two axes longer than 1; not biases, including attention's tables of biases, and
-    scales. Tables of positions ("pos" in the name) are not judged while weights are random or BatchNorm is untrained,
-    because some start at zero.
+    Only weights with at least two axes longer than 1 are checked; not biases, including attention's tables of biases,
+    and scales. Tables of positions ("pos" in the name) are not checked while weights are random or BatchNorm is
+    untrained, because some start at zero.
 
     A file of low-rank adapters (LoRA) fails if each of them has a half or a scale that is zero everywhere, as every
     lora_B is before training: the adapters then change nothing in their network.
@@ -90,8 +90,8 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """A weight matrix or kernel has one value everywhere, other than zero.
 
     A weight with a single value makes all its outputs the same. It was allocated, but never initialised or loaded: load
-    it. Judged are weights with at least two axes longer than 1; not biases and scales. Tables of scales, which may
-    start with one value, are not judged either: they are neither the weight of a known layer nor named "weight".
+    it. Only weights with at least two axes longer than 1 are checked; not biases and scales. Tables of scales, which
+    may start with one value, are not checked either: they are neither the weight of a known layer nor named "weight".
     """
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
@@ -102,7 +102,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 
 @rule("duplicate-parameter", "warn", "stored", followers="weight")
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Two weights that are not tied hold the same values.
+    """Two weights that are not tied have the same values.
 
     Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
     and never trained apart. Compare their names with those in the original checkpoint. Tied weights and constant
@@ -180,12 +180,12 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            claim = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
+            claim = f"{channels} are all 0, {share:.1%} (limit {limit:.0%})"
             yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
-            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
+            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} are all 0"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
             yield about(values, f": {claim}, which {rare}")
 
@@ -232,7 +232,7 @@ def is_untrained(measured: CheckMeasurements) -> bool:
 def untrained_remark(measured: CheckMeasurements) -> str:
     """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
     if batch_norm_is_untrained(measured):
-        return " BatchNorm does not normalise yet, being untrained."
+        return " BatchNorm is untrained and does not normalise yet."
     return " Its weights are random." if weights_are_random(measured) else ""
 
 

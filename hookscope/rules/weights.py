@@ -57,7 +57,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
     (a flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself
     is a clipped overflow. Such a value hides all other values of its layer, so the rule fails. Values hundreds of times
-    the others also occur in sound networks, so the rule warns. The rule judges parameters and BatchNorm's statistics;
+    the others also occur in sound networks, so the rule warns. The rule checks parameters and BatchNorm's statistics;
     with fewer than 2,000 values, the greatest is compared with the next. Go back to an earlier checkpoint, or download
     again.
     """
@@ -98,7 +98,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
 @limit(
     "min_length",
     64,
-    "number of equal values in a row from which a run is judged",
+    "number of equal values in a row from which a run is checked",
     "none of 21 trained networks and 35 rounded or structurally pruned copies has a run of 32",
 )
 @limit(
@@ -131,13 +131,13 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     "min_magnitude",
     4.0,
     "greatest magnitude from which a weight of whole numbers is reported",
-    "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
+    "binary and ternary networks reach 1, int4 reaches 7 or 8, int8 127",
 )
 def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
+    """All values of a floating-point weight are whole numbers: integers that lack their scale.
 
     A quantised weight is an integer times a scale. Without the scale, the integers make every output of a
-    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule judges kernels
+    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule checks kernels
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
@@ -163,7 +163,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
     conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
     one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
-    positive on purpose, such as those that mix energies of frequencies. The rule judges kernels and matrices with at
+    positive on purpose, such as those that mix energies of frequencies. The rule checks kernels and matrices with at
     least 2,048 non-zero values, unless they are constant or break integer-weight.
     """
     weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
@@ -200,7 +200,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
     and kernel positions differ from one another far more than chance does. A weight without such structure among
     trained weights was never loaded, was initialised again, or is not used. Compare its name with those in the file.
-    The rule judges kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
+    The rule checks kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
     head on a trained body is on purpose. A network with fewer trained weights than the limit passes too.
 
     A transposed square weight is not found: it looks as trained as before. In some layers the norms of its columns
@@ -235,17 +235,16 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     everything else warns. The rule also warns if no statistics have moved although the weights are trained, and about
     any layer whose statistics have not moved although its own weight and bias are trained: they were never updated (an
     average of parameters without buffers, training in eval mode), never loaded, or folded into weight and bias;
-    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the file
-    was then saved before training. Layers after the last trained one pass, because a new head on a trained body is on
-    purpose.
+    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the
+    network is untrained. Layers after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     looks_random = weights_look_random(measured.stored)
     never_updated = {at for at, norm in norms if _is_never_updated(norm, looks_random=looks_random)}
     is_new = batch_norm_is_untrained(measured) and looks_random and not never_updated
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
-        statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
-        message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
+        statistics = "BatchNorm statistics are at their initial values (mean 0, variance 1)"
+        message = f"Looks untrained: {statistics}, and the weights look randomly drawn."
         yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
@@ -425,7 +424,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     of the values are that number, the scale was applied twice, or belongs to a different weight. A weight without a
     scale that is about as small as the steps of float8 (2**-9 in float8_e4m3fn) has lost most of its precision.
 
-    The rule judges weights in float8, and wider ones whose values are all float8 numbers, as after loading a float8
+    The rule checks weights in float8, and wider ones whose values are all float8 numbers, as after loading a float8
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
     from the file with the full weights.
     """
@@ -469,7 +468,7 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     float8_e4m3fn has no numbers beyond 448: greater values are cut off, or become NaN. Values of at most 2**-10 become
     zero. The rule names the worst weight of either kind, with its share. Such a weight needs a scale (for a tensor, a
     row or a block), or a different type: float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant
-    for gradients. The rule judges weights with at least two axes longer than 1 as they are, without a scale. Off until
+    for gradients. The rule checks weights with at least two axes longer than 1 as they are, without a scale. Off until
     --select or the configuration turns it on, because few networks are meant for float8.
     """
     weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]

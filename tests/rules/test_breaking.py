@@ -180,7 +180,7 @@ def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_
     assert objections(report) == [("non-finite-activation", "fail", "conv")]
     assert report.findings[0].message == (
         "'conv' (Conv2d) is the first to make NaN or Inf out of finite inputs: 3 NaN and 1 Inf in 128 values (limit 0);"
-        " its 'conv.weight' is not finite; 3 later outputs hold some too, passed on."
+        " its 'conv.weight' is not finite; 3 later outputs have some too, passed on."
     )
 
 

@@ -82,7 +82,7 @@ def check_checkpoint(
     prepared, measured = None, None
     try:
         if isinstance(model, Mapping):
-            reason = "there is no network: a state dict is judged without one"
+            reason = "there is no network: a state dict is checked without one"
             report = judge(name, measure_state(model, settings, reason), settings, wanted)
         elif settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _JUDGED_ALONE = (
-    "A state dict is judged without a network, so options that load or run one do not apply. Load it into the network "
+    "A state dict is checked without a network, so options that load or run one do not apply. Load it into the network "
     "and give that, or save it and give the file."
 )
 

@@ -15,7 +15,7 @@ _BEFORE_RULES = """\
 
 [model]
 # The network, if it cannot be inferred from names and shapes in the checkpoint: a name, FILE.py:NAME or
-# package.module:NAME; "none" judges the file alone, by what it stores.
+# package.module:NAME; "none" checks what the file stores, without a network.
 #arch = "resnet18"
 # Arguments of the function that builds it.
 #arguments = { num_classes = 10 }
@@ -37,7 +37,7 @@ _BEFORE_RULES = """\
 # JSON. With multi-label, below, a picture may have several labels.
 # Labels are names or indices of classes, or as many folders in sorted order as there are classes.
 #data = "val/"
-# Run directory of `hookscope survey` of this network: rules about activations judge all of its inputs.
+# Run directory of `hookscope survey` of this network: rules about activations look at all of its inputs.
 #survey = "survey-model/"
 # Shape of the noise, batch first, if it cannot be inferred. Only without images. A text has dtype and bound too; for
 # several arguments it is a list of shapes, or a table by name: shape = { tokens = "2,20:int64<1000", meta = [2, 5] }.
@@ -63,7 +63,7 @@ seed = 0
 # What the network must return: "N" is the number of inputs, "*" any size.
 #shape = ["N", 1000]
 #dtype = "float32"
-# Which of several outputs holds the class scores.
+# Which of several outputs has the class scores.
 #key = "logits"
 # Each class is a label by itself: scores are read as sigmoids, not as a softmax.
 #multi-label = true

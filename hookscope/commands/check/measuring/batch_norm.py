@@ -65,7 +65,7 @@ class BatchNormInputs:
             "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
             f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
-            "All statistics of BatchNorm are as they start: mean 0, variance 1.": is_new
+            "BatchNorm statistics are at their initial values: mean 0, variance 1.": is_new
             and all(map(_as_they_start, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
             f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(

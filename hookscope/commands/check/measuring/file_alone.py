@@ -148,7 +148,7 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
     values = values if differ else "their values are equal"
     is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
     choice = f": {arg('key')} {second.rstrip('.')} chooses the second" if is_prefix else ""
-    yield f"{name} holds {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
+    yield f"{name} has {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:
@@ -170,9 +170,9 @@ def _lack_of_values(stored: Sequence[StoredValues]) -> str:
     lacking = [values for values in empty if values.shape == (0,) and values.name.rpartition(".")[2] == "weight"]
     if lacking or sum(not parameter.element_count for parameter in parameters) > len(parameters) / 2:
         first = printable((lacking or empty)[0].name, 80)
-        return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"
+        return f"{len(empty):,} of {counted(len(stored), 'tensor')} have no values, such as '{first}'"
     if len(parameters) >= _FEWEST_STUBS and all(parameter.element_count == 1 for parameter in parameters):
-        return f"each of its {len(parameters):,} parameters holds a single value"
+        return f"each of its {len(parameters):,} parameters has a single value"
     return ""
 
 

@@ -57,10 +57,10 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
         for batch in prepared.data_batches():
             scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
             if isinstance(scores, str):
-                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be judged. {scores}")
+                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be used. {scores}")
             if scores.shape[1] < 2 and not data.multi_label:
                 raise UsageError(
-                    f"{arg('data')} {printable(data.source)} cannot be judged: the network has one score per "
+                    f"{arg('data')} {printable(data.source)} cannot be used: the network has one score per "
                     f"input ({arg('multi_label')} for a label that is there or not)."
                 )
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()

@@ -302,7 +302,7 @@ class _Measuring:
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
             if broken:
-                sentence = f"Input {broken} holds NaN or Inf itself"
+                sentence = f"Input {broken} has NaN or Inf itself"
                 sentence += ", so no module is to blame." if self.origin is None else "."
                 self.warnings.append(sentence)
                 if self.origin is None:
@@ -369,8 +369,8 @@ def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str
     """Return how many rows rules judge by the survey, in a sentence."""
     surveyed = survey.by_label()
     covered = sum(row.label in surveyed for row in rows)
-    others = "" if covered == len(rows) else ", the others by the inputs given"
+    others = "" if covered == len(rows) else ", and at the others over the inputs given"
     return (
-        f"Rules about activations judge {covered:,} of {counted(len(rows), 'output')} by the survey "
+        f"Rules about activations look at {covered:,} of {counted(len(rows), 'output')} in the survey "
         f"'{safe_text(str(folder))}' of {counted(survey.input_count, 'input')}{others}."
     )

@@ -203,7 +203,7 @@ def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> N
     found = stored_outcome(network, tmp_path / "w.pt")
     assert found.status == "warn"
     assert [each.where for each in found.findings] == [""]
-    assert "looks as saved before training" in found.findings[0].message
+    assert "Looks untrained" in found.findings[0].message
     norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
     for norm in norms:  # as after one batch of anything
         norm.running_mean += 0.01  # type: ignore[operator]
@@ -335,7 +335,7 @@ def test_scales_and_biases_that_repvgg_draws_at_random_are_not_said_to_be_traine
         nn.init.normal_(norm.weight, 0.1, 0.1)  # type: ignore[arg-type]
         nn.init.normal_(norm.bias, 0.0, 0.1)  # type: ignore[arg-type]
     (finding,) = stored_outcome(net, tmp_path / "w.pt").findings
-    assert finding.message.startswith("The file looks as saved before training")
+    assert finding.message.startswith("Looks untrained: BatchNorm")
     for norm in net[1::2]:  # near where torch starts them: trained for seconds
         nn.init.normal_(norm.weight, 1.0, 0.02)  # type: ignore[arg-type]
     (finding,) = stored_outcome(net, tmp_path / "w.pt").findings

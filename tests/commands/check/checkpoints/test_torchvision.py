@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[4] / "configs"
 CAT = Path(__file__).parents[4] / "sample_images" / "cat.jpg"
 
 # BatchNorm in eval mode passes on what it is given until it is trained, and networks rely on it for their scale.
-FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
+FADES = {("constant-output", "BatchNorm is untrained and does not normalise yet.")}
 # Quantised before anything was trained: the scales are those of no data, and the steps too coarse for what remains.
 NEVER_TRAINED = ("untrained-norm", "mean 0 and variance 1, and the weights as drawn at random.")
 FADES_INTO_STEPS = {("constant-output", "Its weights are random.")}
@@ -165,7 +165,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
     parameter, activation = failures
     assert parameter.where == weight
     assert f"'{weight}'" in parameter.message
-    assert " holds 1 NaN and 0 Inf in " in parameter.message
+    assert " has 1 NaN and 0 Inf in " in parameter.message
     assert activation.where.partition("#")[0] == layer  # a module that is called twice has a label for each call
     assert f"; its '{weight}' is not finite" in activation.message
     assert report.exit_code == 1
