@@ -327,6 +327,7 @@ class CheckReport(RenderedResult):
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of failures; "" if there is none.
         accuracy: Accuracy on labelled pictures; None without such pictures, or if no rule needed it.
+        looks_untrained: Whether the weights look random, or BatchNorm is as it starts and no weight looks trained.
         overview_parts: Data of the run for the overview picture; None if the checkpoint could not be measured.
     """
 
@@ -340,6 +341,7 @@ class CheckReport(RenderedResult):
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     accuracy: Accuracy | None = None
+    looks_untrained: bool = field(default=False, metadata=UNSTORED)
     overview_parts: OverviewParts | None = field(default=None, compare=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:

@@ -90,9 +90,6 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         later = sum(bool(non_finite_count(row.activation)) for row in after)
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
         message = f"{_origin_words(origin)} (limit 0)"
-        if origin.operation:
-            source = f" ({origin.source})" if origin.source else ""
-            message += f"; the first operation to do so is '{origin.operation}'{source}"
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
@@ -113,8 +110,8 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
         later = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
         inputs = counted(measured.survey.input_count, "input")
         message = (
-            f"{named(broken[0])}: the first output with NaN or Inf over {inputs} of the survey: it has "
-            f"{non_finite_words(first)} (limit 0); "
+            f"{'NaN' if first.nan_count else 'Inf'} starts at {named(broken[0])}, the first output with any over "
+            f"{inputs} of the survey: {non_finite_words(first)} (limit 0); "
             f"{later if count else 'no later output has any'}."
         )
         yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
@@ -181,10 +178,15 @@ def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]
 
 
 def _origin_words(origin: NonFiniteOrigin) -> str:
-    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf in {counted(origin.element_count, 'value')}"
-    if origin.between:
-        return f"The code of '{origin.layer}' ({origin.kind}) between its modules makes NaN or Inf first: {counts}"
-    return f"'{origin.layer}' ({origin.kind}) is the first to make NaN or Inf out of finite inputs: {counts}"
+    starts = f"{'NaN' if origin.nan_count else 'Inf'} starts"
+    values = counted(origin.element_count, "value")
+    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf in {values}, out of finite inputs"
+    module = f"'{origin.layer}' ({origin.kind})"
+    code = f"the code of {module} between its modules" if origin.between else module
+    if origin.operation:
+        source = f" ({origin.source})" if origin.source else ""
+        return f"{starts} at '{origin.operation}'{source}: {code} makes {counts}"
+    return f"{starts} {'in' if origin.between else 'at'} {code}: {counts}"
 
 
 def _guilty_inputs(origin: NonFiniteOrigin) -> str:

@@ -28,6 +28,7 @@ from hookscope.rules.baseline import Baseline
 from hookscope.rules.forward import raised
 from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on_for_some, level_for_all, terms_of
 from hookscope.rules.settings import CheckSettings, RuleSettings
+from hookscope.rules.weights import looks_untrained
 from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
@@ -109,6 +110,7 @@ def judge(
         measured.warnings,
         measured.seconds,
         accuracy=measured.labelled.accuracy if measured.labelled is not None else None,
+        looks_untrained=looks_untrained(measured),
     )
 
 

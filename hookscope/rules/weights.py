@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
-from hookscope.rules.stored import about, batch_norm_is_untrained, is_weight, weights_look_random, worst_weight
+from hookscope.rules.stored import (
+    about,
+    batch_norm_is_untrained,
+    is_weight,
+    weights_are_random,
+    weights_look_random,
+    worst_weight,
+)
 from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -313,6 +320,13 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
         for name, held in layers.items()
         if all(len(tensor.shape) < 2 for tensor in held.values())
     ]
+
+
+def looks_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether weights look random, or BatchNorm is as it starts and no weight looks trained."""
+    is_new = batch_norm_is_untrained(measured) and statistics_are_new(measured.stored)
+    spreads = (values.spread_beyond_chance or 0.0 for values in measured.stored)
+    return weights_are_random(measured) or (is_new and max(spreads, default=0.0) < _TRAINED_SPREAD)
 
 
 def statistics_are_new(stored: Sequence[StoredValues]) -> bool:

@@ -181,9 +181,7 @@ def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged(
     wanted = frozenset({"vanishing-gradient"})
     report = judged(with_gradients(BROKEN["zero-gradient"]), wanted=wanted)
     assert objections(report) == [("vanishing-gradient", "fail", "")]
-    assert report.findings[0].message.startswith(
-        "It could not run, because the gradients fail zero-gradient: Every"
-    )
+    assert report.findings[0].message.startswith("It could not run, because the gradients fail zero-gradient: Every")
 
 
 def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason() -> None:

@@ -1,5 +1,6 @@
 """A check as a document: the verdict on each checkpoint, findings, labelled pictures, evidence, and every rule."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,15 +159,26 @@ def _seen(name: str) -> str:
 
 def _headline(report: CheckReport, name: str) -> str:
     passed = counted(sum(outcome.status == "pass" for outcome in report.outcomes), "rule")
+    is_random = report.model is not None and report.model.random
+    untrained = ", untrained" if is_random else ", looks untrained" if report.looks_untrained else ""
+    accuracy = report.accuracy if any(finding.rule == "accuracy" for finding in report.findings) else None
     parts = (
-        f"{name}: {verdict(report)}",
+        f"{name}: {verdict(report)}{untrained if report.passed else ''}",
+        *(_cause(finding.message) for finding in report.findings if finding.rule == "non-finite-activation"),
+        "" if accuracy is None else f"{accuracy.right:,} of {counted(accuracy.count, 'picture')} right",
         level_counts(report.findings) or (passed if report.passed else ""),
         _network(report),
-        "RANDOM WEIGHTS" if report.model and report.model.random else "",
+        "RANDOM WEIGHTS" if is_random else "",
         _inputs(report),
         f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
+
+
+def _cause(message: str) -> str:
+    """Return where NaN or Inf starts: "NaN starts at '(model):log' (net.py:17)"."""
+    start = re.match(r"(NaN|Inf) starts .*?(['\)]|modules)(?=[:,] )", message)
+    return start[0] if start else ""
 
 
 def _network(report: CheckReport) -> str:

@@ -194,18 +194,14 @@ def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> N
 def test_a_part_that_is_there_compiled_and_not_is_told(tmp_path: Path) -> None:
     state = behind("head.", two_layers()) | {"stem.weight": torch.ones(2, 2)}
     (said,) = remarks(tmp_path / "x.pt", state | behind("head._orig_mod.", two_layers()))
-    assert said.startswith(
-        "x.pt has 3 names twice, without and with '_orig_mod.' ('head.0.weight' and 'head._orig_mod"
-    )
+    assert said.startswith("x.pt has 3 names twice, without and with '_orig_mod.' ('head.0.weight' and 'head._orig_mod")
     assert said.endswith("A network takes one set.")
 
 
 def test_two_copies_in_wrappers_are_told(tmp_path: Path) -> None:
     state = behind("student.", two_layers()) | behind("teacher.", two_layers())
     (said,) = remarks(tmp_path / "x.pt", state)
-    assert said.startswith(
-        "x.pt has 3 names twice, under 'student.' and 'teacher.' ('student.0.bias' and 'teacher.0.b"
-    )
+    assert said.startswith("x.pt has 3 names twice, under 'student.' and 'teacher.' ('student.0.bias' and 'teacher.0.b")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_nan_over_the_data_set_is_named(tmp_path: Path) -> None:
         network, images=torch.zeros(FEW), survey=made.save(tmp_path / "run"), select="non-finite-activation"
     )
     [message] = found(report, "non-finite-activation")
-    assert "'0' (Conv2d): the first output with NaN or Inf over 40 inputs of the survey" in message
+    assert "Inf starts at '0' (Conv2d), the first output with any over 40 inputs of the survey" in message
     assert not report.passed
 
 
