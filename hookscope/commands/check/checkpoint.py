@@ -187,7 +187,7 @@ def _with_evidence(
         with new_run(folder, arg("evidence")) as run:
             seen = None
             if rows and prepared is not None and forward is not None:
-                seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
+                seen = measure_layers(prepared, settings, rows[:_MOST_DRAWN])
             if prepared is not None and updated.accuracy is not None:
                 parts = replace(parts, pictures=_wrong_pictures(prepared, updated.accuracy))
             maps = () if seen is None else seen.map_summaries

@@ -3,7 +3,7 @@
 import glob
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ from hookscope.results.network import row_label
 from hookscope.results.runs.reading import read_run, refusal
 from hookscope.results.survey import Survey
 from hookscope.rules import RULES
-from hookscope.rules.rule import Needs, of_modules
+from hookscope.rules.rule import Needs, module_of, of_modules
 from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
 from hookscope.text import counted, safe_text
@@ -166,15 +166,13 @@ def measure(
     )
 
 
-def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence[str]) -> Activations:
-    """Run the inputs again and keep feature maps of the first, of the layers with these labels: for evidence.
+def measure_layers(prepared: Prepared, settings: CheckSettings, rows: Sequence[LayerRow]) -> Activations:
+    """Run the inputs again and keep feature maps of the first, of what these rows are of: for evidence.
 
-    Raises LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
+    Raises ImageError if an input cannot be read.
     """
-    modules = inspected_network(prepared.loaded).modules
-    patterns = [_pattern_of(label, modules) for label in labels]
+    options = ForwardOptions(layers=[*map(_pattern_of, rows)], **_options(settings), grids_for=1, summaries=True)
     try:
-        options = ForwardOptions(layers=patterns, **_options(settings), grids_for=1, summaries=True)
         return inspect(prepared.loaded, prepared.batches(), options)
     except ForwardError as error:
         return error.inspection
@@ -184,22 +182,11 @@ def _options(settings: CheckSettings) -> dict[str, Any]:
     return {"seed": settings.seed, "output_key": settings.output_key}
 
 
-def _pattern_of(label: str, layers: Mapping[str, object]) -> str:
-    """Return the pattern of the operation that a label is about, or of the layer."""
-    place = label.partition("#")[0]
-    owner, colon, operation = place.rpartition(":")
-    is_called = colon and operation.isidentifier() and place not in layers and glob.escape(owner) == owner
-    if is_called and (owner == "(model)" or owner in layers):
-        return label
-    return rf"name:/\A{re.escape(_layer_of(label, layers))}\Z/"
-
-
-def _layer_of(label: str, layers: Iterable[str]) -> str:
-    """Return the name of the layer that a label is about: the longest that it begins with."""
-    if label.startswith("(model)"):
-        return ""
-    fitting = [name for name in layers if name and re.match(rf"{re.escape(name)}(\Z|[#.\[])", label)]
-    return max(fitting, key=len, default=label)
+def _pattern_of(row: LayerRow) -> str:
+    """Return the pattern of an operation, or of the module that computed a row."""
+    if row.owner is not None and row.kind.isidentifier() and glob.escape(row.owner) == row.owner:
+        return f"{row.owner or '(model)'}:{row.kind}"
+    return rf"name:/\A{re.escape(module_of(row))}\Z/"
 
 
 @dataclass(slots=True)
