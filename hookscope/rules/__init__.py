@@ -97,7 +97,6 @@ def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
 
 
 def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
-    """Yield each limit as a text for messages, its name, and its value."""
     if isinstance(overrides, Mapping):
         yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
     else:

@@ -159,8 +159,6 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 
 class _Pairs(NamedTuple):
-    """Pictures in baseline and data: how many, right before, lost by label, gained, and what is not compared."""
-
     compared: int
     before: int
     lost: Counter[str]
@@ -204,7 +202,6 @@ def _needed(count: int | None, suffix: str = "") -> str:
 
 
 def _exact(share: float) -> str:
-    """Return a share in per cent with all its digits: "99.95%"."""
     return f"{share * 100:.6g}%"
 
 

@@ -315,7 +315,6 @@ def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
 
 
 def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
-    """Tell whether two tensors hold the same values, of whatever shape, by their statistics."""
     return (
         (stats.element_count, stats.min, stats.max) == (other.element_count, other.min, other.max)
         and None not in (stats.mean, other.mean, stats.std, other.std)
@@ -353,7 +352,6 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
 
 
 def _has_enough_values(statistics: TensorStatistics) -> bool:
-    """Tell whether there are channels, each of so many values that zero is not chance."""
     return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
@@ -413,7 +411,6 @@ def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:
 
 
 def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | None:
-    """Return the greatest magnitude of each channel of a smooth activation, None of other outputs."""
     peaks, surveyed = measured.channel_peaks.get(row.label), _surveyed(measured, row)
     if peaks is None or surveyed is None or surveyed.channels.arrays is None:
         return peaks

@@ -235,7 +235,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts "layer2" before "layer10"."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", label))
 
 

@@ -223,7 +223,6 @@ def _is_off(judged: _Judged, terms: RuleTerms) -> bool:
 
 
 def _limits(judged: _Judged, terms: RuleTerms) -> tuple[float, float]:
-    """Return the limits of a layer on the factor of its variances and on the distance of its means."""
     allowance = 1 if judged.layer.value_count >= _FEW_VALUES else _ALLOWANCE_OF_FEW
     limits = (terms.limit(name, judged.target) for name in ("max_variance_factor", "max_mean_distance"))
     factor, apart = (allowance * limit for limit in limits)

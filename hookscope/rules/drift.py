@@ -168,8 +168,6 @@ class _Movement(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A layer's output in the baseline and now, and the dtype they were rounded to."""
-
     before: BaselineRow
     now: BaselineRow
     precision: str
@@ -183,7 +181,6 @@ def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
 
 
 def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
-    """Tell whether this network computes in another floating dtype than that of the baseline."""
     now = measured.forward.dtype if measured.forward else baseline.dtype
     return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
 
@@ -299,7 +296,6 @@ def _gone(row: BaselineRow) -> FindingTarget:
 
 
 def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
-    """Return changes of facts, and of the share of dead channels, in words; "" for none."""
     before, now = pair.before, pair.now
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
     for fact, was, current in (
@@ -369,7 +365,6 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
 
 
 def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
-    """Return the root mean square of the differences of values, as far as it is known; None if nothing is."""
     from hookscope.rules.baseline_values import channels_apart, values_apart
 
     distances = []

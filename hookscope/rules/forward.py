@@ -190,7 +190,6 @@ def _origin_words(origin: NonFiniteOrigin) -> str:
 
 
 def _guilty_inputs(origin: NonFiniteOrigin) -> str:
-    """Return which inputs lead to an origin, and where in its output; "" if it is not known."""
     if not origin.inputs:
         return ""
     named = [input_text(index, name) for index, name in origin.inputs]

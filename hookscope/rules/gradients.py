@@ -247,7 +247,6 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
 
 
 def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
-    """Return the places where gradients become zero, in forward order of what is before them."""
     places: dict[Key, Key] = {}
     stops: dict[Key, _Stop] = {}
     for row in reversed(outputs):
@@ -266,7 +265,6 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
 
 
 def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
-    """Return the visible cause at the place where a gradient stops; "" for none."""
     for row in stop.takers.values():
         activation = activations.get(key(row))
         if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
@@ -455,7 +453,6 @@ def _patterns(row: GradientRow) -> list[tuple[str, str]]:
 
 
 def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
-    """Return all outputs that can be reached from one, itself among them."""
     reached, waiting = {start}, [start]
     while waiting:
         new = set(ways.get(waiting.pop(), ())) - reached

@@ -35,7 +35,6 @@ _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
 
 
 def _idle_without(rule: str) -> str:
-    """Return what a rule needs to be given."""
     labelled = f"labelled pictures ({arg('data')} FOLDER)"
     return {
         "drift": f"a baseline ({arg('baseline')} FILE)",

@@ -277,7 +277,6 @@ def _common_module(names: Sequence[str]) -> str:
 
 
 def _weights(gradients: Gradients) -> list[ParameterRow]:
-    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
     return [
         row
         for row in in_forward_order(gradients)

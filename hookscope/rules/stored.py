@@ -251,7 +251,6 @@ def weights_look_random(stored: Sequence[StoredValues]) -> bool:
 
 
 def _is_mask(values: StoredValues) -> bool:
-    """Tell whether a buffer holds nothing but zeros and infinities."""
     finite = values.element_count - values.inf_count
     return values.role == "buffer" and not values.nan_count and finite == values.zero_count > 0
 

@@ -350,7 +350,6 @@ def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -
 
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:
-    """Return how many batches a layer has counted; 0 where it counts none."""
     return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
 
 
@@ -397,8 +396,6 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
 
 
 class _Format(NamedTuple):
-    """The greatest number of a dtype, and the step between those next to zero."""
-
     greatest: float
     step: float
 

@@ -210,7 +210,6 @@ def _findings(report: CheckReport) -> list[Part]:
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
-    """Yield the labels, the lowest first, and the wrong pictures."""
     multi_label = accuracy.multi_label
     columns = [
         Column("label", "label", rank=0, words=True),
@@ -301,7 +300,6 @@ def _facts(report: CheckReport) -> Facts:
 
 
 def _making(report: CheckReport) -> list[tuple[str, str]]:
-    """Return what was read, how it was prepared, and how long it took."""
     made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
     for record in report.inputs[:_MOST_INPUTS]:
         size = f"{record.size[0]} × {record.size[1]} pixels" if record.size else ""

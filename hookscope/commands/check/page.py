@@ -72,7 +72,6 @@ def _check_picture(png: bytes) -> None:
 
 
 def _contents(folder: Path) -> RunRecord:
-    """Return the contents of `run.json`; an InputError if it is missing, or not as hookscope writes it."""
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")

@@ -68,13 +68,11 @@ def _from_folder(text: str, info: ValidationInfo) -> Path:
 
 
 def _dotted(text: str, info: ValidationInfo) -> str:
-    """Return a name, or FILE.py:NAME with the file relative to the configuration."""
     source, colon, name = text.rpartition(":")
     return f"{_from_folder(source, info)}:{name}" if colon and source.endswith(".py") else text
 
 
 def _target(value: str | int, info: ValidationInfo) -> str:
-    """Return what `--target` takes; a file of targets is relative to the configuration."""
     is_file = isinstance(value, str) and value.lower().endswith(_TENSOR_SUFFIXES)
     return str(_from_folder(str(value), info) if is_file else value)
 
@@ -238,8 +236,6 @@ class _Rule(_Table):
 
 
 class _Layers(_Table):
-    """Fields for rules are added."""
-
     pattern: Annotated[Text, AfterValidator(_pattern)] | None = None
 
     @model_validator(mode="after")
@@ -377,7 +373,6 @@ def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str
 
 
 def _hint(key: str, names: Sequence[str]) -> str:
-    """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
     keys = {name: table.keys() for name, table in SECTIONS.items()}
     tables: Mapping[str, Iterable[str]] = {**keys, "rules": RULES, "[expect]": _Expect.keys()}
     homes = [f"[{table}]" for table, keys in tables.items() if key in keys]

@@ -158,7 +158,6 @@ class FirstPass:
             self._compare_parts(index, by_input(returned, alone)[0])
 
     def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
-        """Run the first input together with a mirrored negative of it, for the rules given."""
         pair = with_a_mirrored_copy(batch)
         reason = "There is only one input, and no second one can be derived from it: give more pictures."
         returned = self._pass(pair) if pair is not None else ""
@@ -175,7 +174,6 @@ class FirstPass:
                 self.spread[path] = difference(parts[0][path], parts[1][path])
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
-        """Compare the results for one input of the first batch with those of another pass."""
         part = self.parts[index]
         item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
         chosen_otherwise = bool(item) and any(
@@ -247,7 +245,6 @@ def _differs_in_kind(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _common_scores(tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the highest scores of both, as many as both have; None for other tensors."""
     if tensor.dim() != 1 or other.dim() != 1 or not tensor.is_floating_point():
         return None
     count = min(len(tensor), len(other))

@@ -152,7 +152,6 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors have the same type and bits."""
     try:
         bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second)]
         return first.dtype == second.dtype and torch.equal(*bits)

@@ -75,7 +75,6 @@ _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
 
 
 def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
-    """Return the labels of the smooth activations of a network, and the names of smooth functions."""
     modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
     return frozenset(modules) | _SMOOTH_FUNCTIONS
 
@@ -183,7 +182,6 @@ def _options(settings: CheckSettings) -> dict[str, Any]:
 
 
 def _pattern_of(row: LayerRow) -> str:
-    """Return the pattern of an operation, or of the module that computed a row."""
     if row.owner is not None and row.kind.isidentifier() and glob.escape(row.owner) == row.owner:
         return f"{row.owner or '(model)'}:{row.kind}"
     return rf"name:/\A{re.escape(module_of(row))}\Z/"
@@ -353,7 +351,6 @@ def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
 
 
 def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
-    """Return how many rows rules judge by the survey, in a sentence."""
     surveyed = survey.by_label()
     covered = sum(row.label in surveyed for row in rows)
     others = "" if covered == len(rows) else ", and at the others over the inputs given"

@@ -53,7 +53,6 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
 
 def _with_inputs(origin: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
-    """Add which inputs of a batch lead to an origin."""
     count, guilty, layer = len(batch.indices), [], _layer_of(origin)
     around = {name: part for name, part in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
     for alone in in_batches(batch, 1) if count > 1 else [batch]:
@@ -122,7 +121,6 @@ class _Counts:
         return bool(self.nan or self.above)
 
     def __add__(self, other: "_Counts") -> "_Counts":
-        """Return the counts of two tensors together."""
         return _Counts(
             self.nan + other.nan, self.above + other.above, self.below + other.below, self.elements + other.elements
         )
@@ -223,7 +221,6 @@ class _Search:
         return counts
 
     def _given_to(self, layer: str) -> _Counts:
-        """Return what a module that is running was given that is not finite."""
         return next((counts for name, counts in reversed(self._stack) if name == layer), _FINITE)
 
     def _end(self, layer: str) -> _Counts:
@@ -293,7 +290,6 @@ class _Search:
         return False
 
     def _broken_parameters(self, origin: NonFiniteOrigin) -> tuple[str, ...]:
-        """Return the parameters and buffers that a module uses itself and that are not finite."""
         layer = _layer_of(origin)
         called = self.captured.called if self.captured is not None else set()
         broken = []

@@ -121,7 +121,6 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
 
 
 def _doubled_by_name(alone: Batch, name: str, *, mirrors: bool) -> Any:
-    """Return an input by name with itself, or with its mirrored negative, in a batch of two."""
     value = alone.kwargs[name]
     if name in alone.listed:
         return _with_its_mirror(value) if mirrors else [*value, *value]

@@ -118,7 +118,6 @@ class OutputSignatures:
 
 
 def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
-    """Return values and quantiles of one tensor, and the sums of its channels."""
     slices = inputs if tensor.dim() and inputs == tensor.shape[0] else 1
     values = plain_array(as_real_floats(tensor.reshape(-1).resolve_neg()).cpu()).reshape(slices, -1)
     total, count = np.zeros(len(QUANTILE_LEVELS)), 0
@@ -147,7 +146,6 @@ def _added(sums: _Sums, other: _Sums) -> _Sums:
 
 
 def _moments(sums: _Sums) -> NDArray[np.float64] | None:
-    """Return mean and standard deviation of each channel, (2, C)."""
     if sums.channels is None:
         return None
     with np.errstate(all="ignore"):

@@ -45,8 +45,6 @@ Role = Literal["parameter", "buffer"]
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One tensor of a network, its owner, and its other names."""
-
     name: str
     module: nn.Module
     role: Role
@@ -204,7 +202,6 @@ class _Totals:
 
 
 def _bounds(piece: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value; NaN if there is one."""
     low, high = torch.aminmax(piece)
     return float(low), float(high)
 
@@ -231,7 +228,6 @@ def _groups(module: nn.Module) -> int:
 
 
 def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
-    """Return a weight as (output channels, input channels of each, places of the kernel)."""
     places = math.prod(shape[2:])
     if _is_transposed(entry.module):  # (groups * inputs, outputs, ...)
         values = values.reshape(_groups(entry.module), -1, shape[1], places).transpose(1, 2)
@@ -245,7 +241,6 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 
 
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
-    """Add which of a weight's filters and values stand out."""
     rounded = tensor.is_quantized or filters.itemsize < 2
     plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
     return replace(

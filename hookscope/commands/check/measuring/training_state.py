@@ -219,7 +219,6 @@ def _cosine(average: Tensor, weight: Tensor) -> float | None:
 
 
 def _is_stale(average: Tensor, weight: Tensor) -> bool:
-    """Tell whether an average looks as initialised, though the weights look trained."""
     if not (_is_matrix(average) and _is_matrix(weight)):
         return False
     random = _spread(average)
@@ -265,7 +264,6 @@ def _varies(tensor: Tensor) -> bool:
 
 
 def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
-    """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
     if _leaf(name) != "num_batches_tracked":
         return None
     counts = [(*_plain(tensor), -1.0)[0] for tensor in (average, weight)]
