@@ -165,7 +165,7 @@ def _meant(broken: Sequence[LayerRow]) -> set[str]:
 
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
-    """Object to NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
+    """Report NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
     )
@@ -268,8 +268,8 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         return
     excuse = _excuse(measured)
     share = f"{_difference(difference)} its greatest magnitude (limit: at least {figure(limit)})"
-    objection = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
-    yield replace(objection, at_most="warn") if excuse else objection
+    finding = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
+    yield replace(finding, at_most="warn") if excuse else finding
 
 
 @rule("repeatability", "fail", "outputs", ("non-finite-activation",), followers="output")

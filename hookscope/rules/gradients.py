@@ -207,7 +207,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     hidden state is zero. In a bidirectional layer, the first step of the backward direction is the last position,
     `output[:, -1]`.
     """
-    # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
+    # Layers whose gradient stops at one place are one finding. A zero weight that gets a gradient is about to open:
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
     # loss does not depend on those, unless a fault of their own is known.
     gradients = taken_gradients(measured)
@@ -233,9 +233,9 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
         cause = _known_cause(stop, activations)
         excused = shared if cause else idle
         if not near and not all(key(row) in excused for row in (stop.rows if stop.takers else stop.last)):
-            objection = _objection(stop, cause, gradients.mode == "train")
-            dead |= objection.at_most == "fail"
-            yield objection
+            finding = _finding_at(stop, cause, gradients.mode == "train")
+            dead |= finding.at_most == "fail"
+            yield finding
     if closed:
         message = (
             f"{listed([*closed])} {are(len(closed))} all zero and block{'s' if len(closed) == 1 else ''} the gradient"
@@ -274,7 +274,7 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
     return ""
 
 
-def _objection(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
+def _finding_at(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
     last, takers = stop.rows[-1], [*stop.takers.values()]
     level: Literal["fail", "warn"] = "fail"
     others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""

@@ -74,10 +74,10 @@ def judge(
     if not terms:
         unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
-    # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
+    # All of these are evaluated, for one that is not wanted may be the cause of what another one finds.
     of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
     gradients = measured.gradients
-    objections = _evaluated(
+    by_rule = _evaluated(
         measured if gradients is None else replace(measured, gradients=_judged(gradients)),
         [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients],
     )
@@ -87,16 +87,14 @@ def judge(
             outcomes[name] = RuleOutcome(name, "off")
             continue
         about_gradients = rule.needs == "gradients"
-        missing = (_unpaired(settings, baseline) if name == "accuracy-drop" else "") or _missing(rule, measured)
-        cause = _silencing(rule, objections, outcomes)
+        missing = _unpaired(terms[name]) or _missing(rule, measured)
+        cause = _silencing(rule, by_rule, outcomes)
         if cause and not (missing and about_gradients):
             outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
         elif missing:
             outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
         else:
-            problems = (
-                _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
-            )
+            problems = _findings_or_cause(rule, by_rule) if about_gradients else rule.evaluate(measured, terms[name])
             outcomes[name] = _outcome(name, terms[name].findings(problems))
     error = _error(measured)
     return CheckReport(
@@ -123,15 +121,6 @@ def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
     return idle
 
 
-def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
-    """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
-    if settings.data is None:
-        return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
-    return (
-        "" if baseline and baseline.labelled else f"the baseline was written without labelled pictures ({arg('data')})"
-    )
-
-
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
@@ -148,8 +137,8 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     folded = _judged(gradients)
     forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows, repeated=folded.repeated)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
-    objections = _evaluated(measured, terms.values())
-    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
+    by_rule = _evaluated(measured, terms.values())
+    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(by_rule.get(name, ()))]
     return _failures_first(findings)
 
 
@@ -158,12 +147,12 @@ def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     judged = _judged(activations)
     measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
     terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
-    objections = _evaluated(measured, terms)
+    by_rule = _evaluated(measured, terms)
     places: set[str] = set()
     findings: list[Finding] = []
     for term in terms:
-        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in places]
-        places.update(every.target.where for every in new)
+        new = [finding for finding in by_rule.get(term.rule.identifier, ()) if finding.target.where not in places]
+        places.update(finding.target.where for finding in new)
         findings += term.findings(new)
     return _failures_first(findings)
 
@@ -266,13 +255,13 @@ def _refuse_unknown(settings: CheckSettings) -> None:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
-    """Return what rules object to, by identifier; a rule is left out if a cause before it objects.
+    """Return the findings of rules, by identifier; a rule is left out after a cause of its findings.
 
     Of gradients `measured` has what rules look at, see `_judged`.
     """
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
-    objections: dict[str, list[RuleFinding]] = {}
+    by_rule: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
         # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
@@ -280,9 +269,9 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         possible = (
             complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
         )
-        if possible and not any(objections.get(cause) for cause in causes):
-            objections[rule.identifier] = [*rule.evaluate(measured, term)]
-    return objections
+        if possible and not any(by_rule.get(cause) for cause in causes):
+            by_rule[rule.identifier] = [*rule.evaluate(measured, term)]
+    return by_rule
 
 
 def _judged(run: Run) -> Run:
@@ -303,8 +292,16 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
+def _unpaired(terms: RuleTerms) -> str:
+    if terms.rule.identifier != "accuracy-drop" or (terms.settings.data and terms.baseline and terms.baseline.labelled):
+        return ""
+    if terms.settings.data is None:
+        return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
+    return f"the baseline was written without labelled pictures ({arg('data')})"
+
+
 def _missing(rule: Rule, measured: CheckMeasurements) -> str:
-    """Return which missing measurements keep a rule from being judged, in a sentence; "" if none do."""
+    """Return what a rule lacks to run, in a sentence; "" if nothing."""
     name, needs = rule.identifier, rule.needs
     if measured.no_network and needs not in NEED_NO_NETWORK:
         return measured.no_network
@@ -332,9 +329,9 @@ def _unjudged(
     return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
 
-def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
+def _silencing(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
     """Return which finding silences a rule, in a sentence; "" if none does."""
-    cause = _cause(rule, objections)
+    cause = _cause(rule, by_rule)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
         origin = outcomes["non-finite-activation"]
         # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
@@ -346,18 +343,18 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outc
     return f"the gradients fail {cause}, which causes the rest"
 
 
-def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
-    """Return what a rule about gradients objects to; where a cause that is not reported silences it, the cause."""
-    cause = _cause(rule, objections)
+def _findings_or_cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
+    """Return what a rule about gradients finds; where a cause that is not reported silences it, the cause."""
+    cause = _cause(rule, by_rule)
     if not cause:
-        return objections.get(rule.identifier, ())
-    first = objections[cause][0]
+        return by_rule.get(rule.identifier, ())
+    first = by_rule[cause][0]
     message = f"It could not run, because the gradients fail {cause}: {first.message}"
     return [replace(first, message=message)]
 
 
-def _cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> str:
-    return next((cause for cause in rule.silenced_by if objections.get(cause)), "")
+def _cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> str:
+    return next((cause for cause in rule.silenced_by if by_rule.get(cause)), "")
 
 
 def _error(measured: CheckMeasurements) -> str:

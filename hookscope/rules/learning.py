@@ -88,8 +88,8 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     idle = _batch_norm_is_idle(gradients)
     remark = " BatchNorm is untrained and does not normalise yet; use train mode." if idle else ""
     trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
-    for objection in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
-        yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")
+    for finding in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield RuleFinding(finding.target, finding.message + remark, "warn" if idle else "fail")
 
 
 @rule("unused-parameter", "off", "gradients")
@@ -212,13 +212,13 @@ class _Trend:
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
 ) -> Iterable[RuleFinding]:
-    """Object to trends with such ratios, once where they begin at the same place."""
-    objections: dict[str, RuleFinding] = {}
+    """Report trends with such ratios, once where they begin at the same place."""
+    by_place: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
             first = trend.targets[0]
-            objections.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
-    return objections.values()
+            by_place.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
+    return by_place.values()
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:

@@ -102,7 +102,7 @@ class Rule:
 
     @property
     def meaning(self) -> str:
-        """What it objects to, in one sentence."""
+        """What it looks for, in one sentence."""
         return self._paragraphs[0]
 
     @property
@@ -164,25 +164,25 @@ class RuleTerms:
             value = settings.limits.get(name, value)
         return value
 
-    def findings(self, objections: Iterable[RuleFinding]) -> list[Finding]:
+    def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
         """Return findings at their levels, without those where the rule is off; those of one cause become one."""
-        verdicts = [finding for objection in objections if (finding := self._finding(objection)) is not None]
+        reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
         if not self.rule.followers:
-            return verdicts
+            return reported
         by_level: dict[Level, list[Finding]] = {}
-        for verdict in verdicts:
-            by_level.setdefault(verdict.level, []).append(verdict)
+        for finding in reported:
+            by_level.setdefault(finding.level, []).append(finding)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, objection: RuleFinding) -> Finding | None:
-        level = self.level_of(objection.target)
+    def _finding(self, problem: RuleFinding) -> Finding | None:
+        level = self.level_of(problem.target)
         if level == "off":
             return None
-        message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
-        if objection.at_least == "fail" and not self._is_level_set(objection.target):
+        message = safe_text(problem.message)  # names come from the file, and a finding goes into logs
+        if problem.at_least == "fail" and not self._is_level_set(problem.target):
             level = "fail"
-        level = "warn" if "warn" in (level, objection.at_most) else "fail"
-        return Finding(self.rule.identifier, level, objection.target.where, message)
+        level = "warn" if "warn" in (level, problem.at_most) else "fail"
+        return Finding(self.rule.identifier, level, problem.target.where, message)
 
     def _is_level_set(self, target: FindingTarget) -> bool:
         changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
