@@ -1,7 +1,8 @@
 """Statistics of the inputs of BatchNorm over the pictures, beside those the layers stored in training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,12 @@ from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.storage import plain_array
 
 
-@dataclass(frozen=True, slots=True)
-class _Moments:
-    """Count of the values seen so far in each channel, their means and sums of squared deviations, (C,)."""
+class _Moments(NamedTuple):
+    """Count of the values in each channel of one input, their means and variances, (C,)."""
 
     value_count: int
     mean: Tensor
-    squares: Tensor
+    variance: Tensor
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class BatchNormInputs:
     """Accumulates mean and variance of the input of each of `norms`, by name in the order in which they first ran."""
 
     norms: Mapping[str, nn.Module]
-    seen: dict[str, _Moments] = field(default_factory=dict)
+    seen: dict[str, list[_Moments]] = field(default_factory=dict)
 
     def add(self, call: ModuleCall) -> None:
         """Add the input of a BatchNorm's call; ignore other calls, and inputs that are not (N, C, …)."""
@@ -42,21 +42,23 @@ class BatchNormInputs:
             return
         if values.dim() < 2 or values.shape[1] != channels or missing_memory(values):
             return
-        count = values.numel() // channels
-        mean, variance = channel_moments(values, 1)
-        moments = _Moments(count, mean, variance * count)
-        earlier = self.seen.get(call.layer)
-        self.seen[call.layer] = moments if earlier is None else _merged(earlier, moments)
+        moments = _Moments(values.numel() // channels, *channel_moments(values, 1))
+        self.seen.setdefault(call.layer, []).append(moments)
 
     def results(self) -> tuple[BatchNormInput, ...]:
         """Return what was seen of each layer that ran, in execution order."""
         return tuple(self._result(layer, moments) for layer, moments in self.seen.items())
 
-    def _result(self, layer: str, moments: _Moments) -> BatchNormInput:
-        norm = self.norms[layer]
-        stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
+    def _result(self, layer: str, moments: Sequence[_Moments]) -> BatchNormInput:
+        norm, total = self.norms[layer], _count(moments)
+        shares = torch.tensor([[part.value_count / total] for part in moments], dtype=torch.float64)
+        means = torch.stack([part.mean for part in moments]).cpu().double()
+        variances = torch.stack([part.variance for part in moments]).cpu().double()
+        mean = (shares * means).sum(0)
+        variance = (shares * (variances + (means - mean).square())).sum(0)
+        stored = (norm.running_mean, norm.running_var, mean, variance)
         arrays = (plain_array(tensor.detach().cpu().double()) for tensor in stored)  # type: ignore[operator]
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[call-arg, arg-type]
+        return BatchNormInput(layer, total, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[call-arg, arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""
@@ -69,7 +71,7 @@ class BatchNormInputs:
             and all(map(_as_they_start, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
             f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(
-                moments.value_count < FEWEST_VALUES for moments in self.seen.values()
+                _count(moments) < FEWEST_VALUES for moments in self.seen.values()
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -107,10 +109,5 @@ def _as_they_start(norm: nn.Module) -> bool:
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())  # type: ignore[union-attr]
 
 
-def _merged(first: _Moments, second: _Moments) -> _Moments:
-    """Return the moments of both together: Chan, Golub and LeVeque 1983."""
-    count = first.value_count + second.value_count
-    delta = second.mean - first.mean
-    mean = first.mean + delta * (second.value_count / count)
-    squares = first.squares + second.squares + delta.square() * (first.value_count * second.value_count / count)
-    return _Moments(count, mean, squares)
+def _count(moments: Iterable[_Moments]) -> int:
+    return sum(part.value_count for part in moments)

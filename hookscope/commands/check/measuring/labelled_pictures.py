@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappush, heappushpop
+from heapq import nlargest
 from typing import NamedTuple
 
 import torch
@@ -207,11 +207,7 @@ class _Counting:
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 
     def _keep(self, surety: float, picture: WrongPicture) -> None:
-        wrong = _Wrong(surety, -self.count, picture)
-        if len(self.worst) < _WORST:
-            heappush(self.worst, wrong)
-        else:
-            heappushpop(self.worst, wrong)
+        self.worst = nlargest(_WORST, [*self.worst, _Wrong(surety, -self.count, picture)])
 
     def _name(self, index: int) -> str:
         if self.categories:
@@ -220,7 +216,7 @@ class _Counting:
 
     def result(self) -> LabelledResult:
         classes = tuple(self._class(label) for label in self.seen)
-        worst = tuple(wrong.picture for wrong in sorted(self.worst, reverse=True))
+        worst = tuple(wrong.picture for wrong in self.worst)
         mapping = self.mapping
         if self.data.multi_label:
             mapping += (
