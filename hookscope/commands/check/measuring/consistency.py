@@ -31,11 +31,8 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
 from hookscope.text import exception_line
 
-# Inputs of the first batch that are run alone. One might be the one that a fault leaves alone.
-_ALONE = 2
-
-# If two equal passes differ by this share of the difference between batch and alone, that explains it.
-_EXPLAINED = 0.1
+_ALONE = 2  # inputs of the first batch that are run alone: a fault might leave one of them alone
+_EXPLAINED = 0.1  # if two equal passes differ by this share of the difference between batch and alone, that explains it
 
 Differences = dict[str, float | None]
 """By path, as `difference` returns them."""

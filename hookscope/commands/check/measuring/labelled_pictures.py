@@ -25,14 +25,9 @@ from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import printable
 
-# Wrong pictures that are kept with their details. As many as a reader looks through.
-_WORST = 8
-
-# The part of a SHA-256 that is kept: enough that among a million pictures two are alike once in ten million times.
-_DIGEST_DIGITS = 16
-
-# What a probability must exceed for its label to be given: torchmetrics' default.
-_THRESHOLD = 0.5
+_WORST = 8  # wrong pictures that are kept with their details, as many as a reader looks through
+_DIGEST_DIGITS = 16  # of a SHA-256: among a million pictures two are alike once in ten million times
+_THRESHOLD = 0.5  # what a probability must exceed for its label to be given: torchmetrics' default
 
 Classes = Mapping[str, tuple[int, ...]]
 """The indices of the network's classes that each label stands for."""

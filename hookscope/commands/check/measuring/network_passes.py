@@ -53,11 +53,8 @@ from hookscope.text import counted, safe_text
 
 # What needs a forward pass; gradients have one in `inspect_gradients`.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
-
 _FEWEST_CLASSES = 5
-
-# Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
-_FIT_ALL = ("projection", "sum")
+_FIT_ALL = ("projection", "sum")  # losses that fit every output, unless there is nothing to differentiate
 
 # What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
 # log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
@@ -69,8 +66,6 @@ SMOOTH = frozenset(
         *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
     }
 )
-
-# The same as functions.
 _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
 
 

@@ -26,13 +26,8 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.results.noise_shapes import parse_noise_shapes
 from hookscope.rules.settings import CheckSettings
 
-# How many of the labelled pictures every layer is measured with where no others are given. A few batches,
-# enough for the rules about BatchNorm and dead channels.
-_MOST_OF_DATA = 32
-
-# Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
-# cannot be seen with one.
-_NOISE_INPUTS = 2
+_MOST_OF_DATA = 32  # labelled pictures that stand in for other inputs, enough for BatchNorm and dead channels
+_NOISE_INPUTS = 2  # with one, nobody sees whether an output depends on its input, or on the rest of its batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,22 +23,15 @@ from hookscope.results.check import StoredValues
 from hookscope.rules.stored import is_weight
 from hookscope.statistics.storage import stored_values
 
-# Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
+# Half of the smallest magnitude, which rounds to zero; and halfway from float8_e4m3fn's greatest, 448, to what would be
+# next, which rounds to 448 (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
 _FP16_VANISHES = 2.0**-25
-
-# Half of float8_e4m3fn's smallest magnitude; and halfway from its greatest, 448, to what would be next, which is
-# rounded to 448, being even (OCP 8-bit Floating Point Specification, 2023).
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
-# What stays in a processor's own cache while it is read several times.
-_PIECE_ELEMENTS = 2**16
-
-# Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
-_GREATEST_INTEGER = 2**15
-
-# The eps of torch's BatchNorm unless another is given: programs and state dicts do not hold it beside the statistics.
-_EPS = 1e-5
+_PIECE_ELEMENTS = 2**16  # what stays in a processor's own cache while it is read several times
+_GREATEST_INTEGER = 2**15  # weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole
+_EPS = 1e-5  # of torch's BatchNorm by default: programs and state dicts have none beside the statistics
 
 Role = Literal["parameter", "buffer"]
 

@@ -14,12 +14,9 @@ from hookscope.results.training_state import CopyValues, OptimiserValues, Scaler
 from hookscope.statistics.storage import stored_values, without_float8
 from hookscope.text import figure, printable
 
-# Means of squares, under the names that torch's optimisers and others give them.
+# Means of squares in torch's optimisers and others; counters, which are not averaged.
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
-
-# The counter of the averaging itself, and BatchNorm's, which is not averaged.
 _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initted", "step")
-
 _RUNNING = ("running_mean", "running_var")
 
 # torch's optimisers refuse infinite values of the first settings, and negative ones of the second. Some settings of
@@ -27,16 +24,9 @@ _RUNNING = ("running_mean", "running_var")
 _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
-# Relative difference up to which two learning rates count as the same: a schedule may round differently.
-_RATE_TOLERANCE = 1e-6
-
-# Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.
-_FEWEST_FOR_COSINE = 2048
-
-# Below the first spread a tensor looks random, from the second on trained; the same numbers as for untrained-weight.
-_RANDOM_SPREAD = 3.0
-_TRAINED_SPREAD = 10.0
-
+_RATE_TOLERANCE = 1e-6  # relative difference of equal learning rates: a schedule may round differently
+_FEWEST_FOR_COSINE = 2048  # as for `spread_beyond_chance`
+_RANDOM_SPREAD, _TRAINED_SPREAD = 3.0, 10.0  # a tensor looks random below, trained from there on: see untrained-weight
 _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 

@@ -11,41 +11,31 @@ from hookscope.statistics.storage import plain_array
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-# As in `stored`: what stays in a processor's cache.
-_PIECE_ELEMENTS = 2**16
-
-# This many values, evenly spaced, show about where the greatest thousandth begins.
-_SAMPLE_ELEMENTS = 4096
-
-# With fewer values, the second greatest is no measure of the usual size.
-_FEWEST_FOR_OUTLIERS = 16
+_PIECE_ELEMENTS = 2**16  # as in `stored`: what stays in a processor's cache
+_SAMPLE_ELEMENTS = 4096  # these many values, evenly spaced, show about where the greatest thousandth begins
+_FEWEST_FOR_OUTLIERS = 16  # of fewer values, the second greatest is no measure of the usual size
 
 # Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
+_ROUNDED_VALUES = range(4, 257)  # counts of different values in a weight of four times as many: up to eight bits
+_PROBED_COLUMNS = 8  # filters that are not equal nearly always differ in one of them
 
-# Different values that up to eight bits hold, whatever the type, in a weight of four times as many.
-_ROUNDED_VALUES = range(4, 257)
+_SHORTEST_RUN = 32
+_DEAD_BELOW = 0.01  # share of the greatest magnitude that a dead filter stays below; one quantum of int8 does
+SUBNORMAL_BELOW = 2.0**-126  # the least normal number of float32 (IEEE 754); smaller values count as zero in a run
 
-# Columns of which one at least differs, in nearly all filters that are not equal.
-_PROBED_COLUMNS = 8
-
-_SHORTEST_RUN = 32  # shorter ones are not looked for
-
-# Smaller magnitudes count as zero in a run: float32 holds them with fewer digits (IEEE 754), integers that were read as
-# float32 are so small, and no training makes many beside each other.
-SUBNORMAL_BELOW = 2.0**-126
-
-# A filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
-_DEAD_BELOW = 0.01
-
-# With fewer values, or groups of fewer, spreads say little.
+# With fewer values, or groups of fewer, spreads say little; with a greater kurtosis than this a few values have all the
+# energy. That of the normal distribution is 3.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
-
-# With a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
-# distribution is 3.
 _HEAVIEST_TAILS = 100.0
+
+# Dtypes of weights; the values of a wider weight are compared with the first two. float8_e8m0fnu is for scales.
+_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_LOOKED_UP = _DTYPES[:2]
+_FEWEST_MAGNITUDES = 6  # binary and ternary weights and blurs have fewer, which float8 has by accident
+_FLOAT8_SAMPLE = 256  # these many values, evenly spaced, nearly always show that a weight was not rounded
 
 
 def outlier_ratio(values: Tensor) -> float | None:
@@ -212,19 +202,6 @@ def spread_beyond_chance(values: Tensor) -> float | None:
         spread_of_energies = float((squares / size).var()) / (fourth / size)
         excesses += [(spread - 1) * math.sqrt(groups / 2) for spread in (spread_of_means, spread_of_energies)]
     return max(excesses, default=None)
-
-
-# What weights are stored in, the usual one first. float8_e8m0fnu holds powers of two: it is for scales.
-_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-# Those that the values of a wider weight are compared with: the other two are used by single accelerators.
-_LOOKED_UP = _DTYPES[:2]
-
-# Weights of fewer magnitudes are binary, ternary or blurs, whose values float8 also holds by accident.
-_FEWEST_MAGNITUDES = 6
-
-# This many values, evenly spaced, nearly always show that a weight was not rounded.
-_FLOAT8_SAMPLE = 256
 
 
 def float8_values(values: Tensor) -> Float8Values | None:
