@@ -23,7 +23,7 @@ from hookscope.rules import (
     training_state,
     weights,
 )
-from hookscope.rules.rule import Limit, Rule
+from hookscope.rules.rule import Rule
 from hookscope.rules.settings import CheckSettings, RuleSettings
 
 _FILES = (
@@ -129,16 +129,3 @@ def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = F
     if not 0 <= number < float("inf"):
         raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
     return number
-
-
-__all__ = [
-    "ACTIVATIONS_RULES",
-    "GRADS_RULES",
-    "RULES",
-    "Limit",
-    "Rule",
-    "check_limits",
-    "grads_limits",
-    "limits_of_grads",
-    "with_limits",
-]

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from hookscope.rules.baseline import BaselineClass
 
 _NONE = "yours to set: how often a network may be wrong depends on what it is for; 0 sets no limit"
-
-# Classes that a finding names.
-_NAMED = 3
+_NAMED = 3  # classes that a finding names
 
 
 @rule("accuracy", "fail", "labels", ("non-finite-activation",))

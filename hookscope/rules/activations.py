@@ -42,7 +42,6 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
-# What may be probabilities.
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
 # Operations that choose among values, or put them on another grid: a mask stays a mask.
@@ -71,8 +70,6 @@ _MODULE_OF = {
     "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
-
-# Those of them that are sure to cut off at zero.
 _RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
 
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.

@@ -35,9 +35,7 @@ _ALLOWANCE_OF_FEW = 3
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
-# With a greater share of the initial values in its statistics, a layer does not yet describe its input: with torch's
-# momentum of 0.1 that is so up to 21 batches.
-_MOST_OF_START = 0.1
+_MOST_OF_START = 0.1  # share of the initial values in statistics: more up to 21 batches with torch's momentum of 0.1
 
 # Before a layer that is off, one with a channel that varies so many times as much as stored is where it begins: the
 # largest of healthy networks is 82, and 450 where pictures are prepared otherwise.

@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.rules.baseline import Baseline, BaselineInput, BaselineRow
 
-# Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
-# share 0.5 of theirs), above it a few layers were changed, which are findings.
+# Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
+# share 0.5 of theirs).
 _LEAST_ALIKE = 0.75
 
-# A layer's spread is its std, but at least this share of its root mean square, so that the rounding of a layer whose
-# values hardly vary (a sigmoid at 0.5) is no drift. What was measured is with the limits below.
+# A layer's spread is its std, but at least this share of its root mean square: the rounding of a layer whose values
+# hardly vary (a sigmoid at 0.5) is no drift.
 _LEAST_SPREAD = 0.1
 
-# The floating dtypes of networks from the finest to the coarsest, by significant bits: 53, 24, 11, 8 (IEEE 754, and the
-# first half of its binary32); and the limit for what was rounded to each.
+# The limit for what was rounded to each floating dtype, from the finest to the coarsest.
 _LIMITS = {
     "float64": "max_difference",
     "float32": "max_difference",
@@ -33,8 +32,7 @@ _LIMITS = {
 }
 _HALF = frozenset({"float16", "bfloat16"})
 
-# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it. Layers whose
-# values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
+# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it.
 _STEP_OF_FLOAT16 = 2.0**-24
 
 # How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
@@ -42,7 +40,6 @@ _STEP_OF_FLOAT16 = 2.0**-24
 # again because the root mean square is that of 256 values per input: on 44 networks 4.7 times were rounding.
 _TAIL = 6.0
 
-# Channels that a finding names.
 _NAMED_CHANNELS = 3
 
 # Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of

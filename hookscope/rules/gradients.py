@@ -69,9 +69,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     gradient. The layer that makes it is named; layers that pass it on are not. Add a small number under the root or to
     the norm. Needs a finite loss.
     """
-    # The gradient of an output is made by what takes that output. So the layer named is the next one in forward order,
-    # if its own gradient was the last to arrive finite; where gradients of inputs were measured, it is certain.
-    # Otherwise the layer named is the one whose output's gradient broke first.
+    # What takes an output makes its gradient: the next layer in forward order, if its own gradient was the last to
+    # arrive finite. Else the layer named is the one whose output's gradient broke first.
     gradients = taken_gradients(measured)
     arrived = [row for row in gradients.gradients if row.backward_index is not None]
     rows = sorted(arrived, key=lambda row: (row.backward_index, row.index))
@@ -120,8 +119,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
     # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
-    # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what
-    # arrives is rounding error, or exactly zero: the loss is at a minimum, or constant by construction.
+    # only rounding, the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
     parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
@@ -173,12 +171,8 @@ Takers = Mapping[Key, "Sequence[GradientRow | None]"]
 
 # Their hidden state before the first step is zero.
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
-
-# They leave out residual branches by chance: torchvision's, timm's.
-_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
-
-# Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
-_NEAR_UNDERFLOW = 1e-35
+_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})  # leave out residual branches by chance
+_NEAR_UNDERFLOW = 1e-35  # beside such an L2 the next factor may fall out of float32, whose smallest value is 1e-45
 
 
 @dataclass(slots=True)

@@ -28,21 +28,15 @@ _GREATEST: Mapping[str, float] = {
     "float64": (2 - 2**-52) * 2.0**1023,
 }
 
-# A running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
-# and a single weight below this does not dominate a layer.
+# A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
-# From this many standard errors on, a weight counts as trained. Among the weights of EfficientNet-Lite0 to 2
-# with 2,048 values and more, nine in ten are beyond, by up to 10^3.
+# Standard errors from which a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2 with 2,048 values and
+# more, nine in ten are beyond, by up to 10^3.
 _TRAINED_SPREAD = 10.0
-
 _FEWEST_TRAINED = 3  # among fewer nothing stands out
-
-# A fixed kernel, as one that finds edges, may well hold fewer whole numbers.
-_FEWEST_INTEGERS = 1024
-
-# That so many signs are equal by chance is impossible; a bank of fixed filters is mostly zeros.
-_FEWEST_SIGNS = 2048
+_FEWEST_INTEGERS = 1024  # a fixed kernel, as one that finds edges, may have fewer
+_FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
 
 
 @rule("outlier-weight", "fail", "stored")
@@ -408,8 +402,7 @@ _FORMATS: Mapping[str, _Format] = {
     "float8_e5m2fnuz": _Format(57344.0, 2.0**-17),
 }
 
-# Scaled by rows, one value of each row is the greatest of float8: of shorter rows they are many.
-_SHORTEST_ROW = 8
+_SHORTEST_ROW = 8  # scaled by rows, one value of each is the greatest of float8, a large share of shorter rows
 
 
 @rule("float8-weight", "warn", "stored", followers="weight")

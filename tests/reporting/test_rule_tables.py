@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from hookscope.cli.rule_tables import rule_explanation, rules_table
-from hookscope.rules import RULES, Rule
+from hookscope.rules import RULES
 from hookscope.rules import rule as rules
-from hookscope.rules.rule import RuleFinding
+from hookscope.rules.rule import Rule, RuleFinding
 
 
 @rules.rule("dead-things", "warn", "forward")

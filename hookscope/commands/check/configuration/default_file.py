@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from hookscope.commands.check.configuration.document import key_of
-from hookscope.rules import RULES, Rule
+from hookscope.rules import RULES
+from hookscope.rules.rule import Rule
 
 _WIDTH = 120
 

@@ -25,7 +25,8 @@ from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.parameters import arg
 from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
-from hookscope.rules import RULES, Rule
+from hookscope.rules import RULES
+from hookscope.rules.rule import Rule
 from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.text import printable
 

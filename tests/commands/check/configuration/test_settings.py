@@ -12,7 +12,8 @@ from hookscope.commands.check.configuration import default_text, read_settings
 from hookscope.commands.check.configuration.schema import SECTIONS
 from hookscope.options import Check
 from hookscope.results.noise_shapes import NoiseShape
-from hookscope.rules import RULES, Limit
+from hookscope.rules import RULES
+from hookscope.rules.rule import Limit
 from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings, with_options
 from tests.commands.check.configuration.conftest import Read
 
