@@ -6,6 +6,7 @@ only.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from sys import float_info
 
 from hookscope.errors import UsageError, nearest
 from hookscope.options import Limits
@@ -61,11 +62,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
             raise UsageError(
                 f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
             )
-        limits[name] = _limit_value(text, name, value)
-        if not limits[name]:
-            raise UsageError(
-                f"{arg('limit')} {text!r} is not a positive number. Give, for example, {arg('limit')} {name}=0.5."
-            )
+        limits[name] = _limit_value(text, name, value, least=float_info.min)
     return limits
 
 
@@ -118,7 +115,7 @@ def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 
-def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:
+def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False, least: float = 0) -> float:
     example = f"Give, for example, {arg('limit')} {name}=0.5."
     try:
         number = float(value)
@@ -126,6 +123,6 @@ def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = F
         raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
     if is_share and not 0 <= number <= 1:
         raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
-    if not 0 <= number < float("inf"):
+    if not least <= number < float("inf"):
         raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
     return number

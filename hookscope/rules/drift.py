@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.errors import UsageError
@@ -373,14 +373,11 @@ def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
 
 
 def _values(row: BaselineRow) -> dict[str, float]:
-    named = {"mean": row.mean, "std": row.std, **_by_quantile(row.quantiles or ())}
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _by_quantile(values: Iterable[float]) -> dict[str, float]:
     from hookscope.results.statistics import QUANTILE_LEVELS
 
-    return dict(zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), values, strict=False))
+    quantiles = zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), row.quantiles or (), strict=False)
+    named = {"mean": row.mean, "std": row.std, **dict(quantiles)}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _changed_share(was: float | None, now: float | None, limit: float) -> str:
