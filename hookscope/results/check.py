@@ -1,7 +1,4 @@
-"""The measurements and verdicts of `hookscope check`, as frozen dataclasses; no torch.
-
-`checks.measuring` fills in `CheckMeasurements`, `checks.judging` makes a `CheckReport` of them, renderers read that.
-"""
+"""The measurements and verdicts of `hookscope check`, as frozen dataclasses; no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ from hookscope.results.training_state import CopyValues, OptimiserValues, Scaler
 from hookscope.text import safe_text, strict_json
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
-"""The result of a rule. "skipped": it was wanted but could not be judged, for the `reason` given."""
+"""The result of a rule. "skipped": it was wanted but could not run, for the `reason` given."""
 
 
 @dataclass(frozen=True, slots=True)
