@@ -49,7 +49,8 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     for path in dict.fromkeys((*(grid.path for grid in record.grids), *wrong)):
         try:
             png = read_inside(folder, path, room)
-            _check_picture(png)
+            with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
+                file.verify()
         except (InputError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             unreadable += 1
             continue
@@ -64,11 +65,6 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     )
     grids = [grid for grid in record.grids if grid.path in pictures]
     return Evidence(grids, pictures, taken, [*filter(None, remarks)])
-
-
-def _check_picture(png: bytes) -> None:
-    with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
-        file.verify()
 
 
 def _contents(folder: Path) -> RunRecord:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +122,7 @@ class _Counts:
         return bool(self.nan or self.above)
 
     def __add__(self, other: "_Counts") -> "_Counts":
-        return _Counts(
-            self.nan + other.nan, self.above + other.above, self.below + other.below, self.elements + other.elements
-        )
+        return _Counts(*map(add, astuple(self), astuple(other)))
 
 
 _FINITE = _Counts()
