@@ -35,9 +35,7 @@ _SIGNIFICANT_DIGITS = 6
 
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
-
-# Ten thousand rows, at about six thousand bytes each.
-_MOST_BYTES = 64 * 2**20
+_MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
 
 # Further digits say nothing, and a digest may have "[2]" behind it for one of several inputs in a file.
 _LONGEST_DIGEST = 100

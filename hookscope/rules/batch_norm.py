@@ -25,13 +25,12 @@ FEWEST_VALUES = 100
 """In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
 
 # A layer with fewer values in each channel, as the last ones have for a few pictures, is allowed three times the factor
-# and the distance: what one picture holds counts for more there. That is enough for networks whose statistics come from
-# other pictures: of 12 small ones with random weights, three reach 11.9 and 1.1 there.
+# and the distance: of 12 small networks with random weights and statistics of other pictures, three reach 11.9 and 1.1.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
-# Means are only correlated where there are at least this many, half of which differ from their median by at least this
-# many stored standard deviations. Between fewer or more alike ones, chance decides.
+# Means are correlated where there are this many, half of which differ from their median by this many stored standard
+# deviations: else chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
@@ -41,8 +40,7 @@ _MOST_OF_START = 0.1  # share of the initial values in statistics: more up to 21
 # largest of healthy networks is 82, and 450 where pictures are prepared otherwise.
 _STRAY_BEFORE = 1000.0
 
-# A network with this share of zeros in its weights was pruned, and its statistics may be older than that; so was one
-# half of whose weights have this share of filters of zeros. A fault hits few of them.
+# A network with this share of zeros in its weights, or of zero filters in half of them, was pruned.
 _PRUNED_FRACTION = 0.2
 _PRUNED_FILTERS_FRACTION = 0.05
 

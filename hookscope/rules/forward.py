@@ -205,9 +205,7 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
 
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-# Rounding of the output's dtype that differences may always have.
-_ROUNDINGS = 16
+_ROUNDINGS = 16  # roundings of the output's dtype that differences may always have
 
 # A few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the wider dtypes
 # processors may take what is smaller for zero (IEEE 754).

@@ -57,10 +57,9 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     first layers hardly learn. Causes: saturated activations, missing normalisation or skip connections, too small an
     initialisation.
     """
-    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
-    # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
-    # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
-    # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
+    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not.
+    # The median over a tenth spans skip connections and branches that start small. A layer that is called again and
+    # again has one gradient for all its calls; those of its outputs are compared instead.
     gradients = taken_gradients(measured)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])

@@ -82,16 +82,15 @@ class CheckSettings(InputOptions, ScoreOptions, PickleOptions):
     source: str = "defaults"
 
 
-def runs_as_told(option: Check) -> bool:
-    """Tell whether any of the options needs a network to run."""
-    return any(is_given(option, name) for name in _RUN_OPTIONS)
+def needing_a_run(option: Check) -> list[str]:
+    """Return the options that need a network to run, as people write them."""
+    return [arg(name) for name in _RUN_SETTINGS if name != "expectations" and is_given(option, name)]
 
 
 NO_NETWORK = "none"
-"""The value of `--arch` with which a weights file is judged by itself."""
+"""The value of `--arch` with which a weights file is checked without a network."""
 
-# What asks for rules that need a network to run: options, and settings with what the configuration calls them.
-_RUN_OPTIONS = ("images", "data", "survey", "input_shape", "input", "baseline")
+# Settings that need a network to run, all but the last of them options too, and what the configuration calls them.
 _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
@@ -142,7 +141,7 @@ def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
     """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
     if (option.arch or settings.arch) != NO_NETWORK:
         return
-    asked = [arg(name) for name in _RUN_OPTIONS if is_given(option, name)]
+    asked = needing_a_run(option)
     if not asked and not option.arch:
         asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
     if asked:

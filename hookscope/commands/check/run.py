@@ -52,14 +52,14 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
     from hookscope.rules.baseline import read_baseline
     from hookscope.rules.judging import judged_by
-    from hookscope.rules.settings import NO_NETWORK, runs_as_told, with_options
+    from hookscope.rules.settings import NO_NETWORK, needing_a_run, with_options
 
     images, named = by_position_and_name(option.images, option.input)
     inputs = as_sources(images)
     option = replace(option, images=inputs, input=named)
     if isinstance(checkpoint, Mapping):
         loading = replace(option, key=None, arch=None if option.arch == NO_NETWORK else option.arch)
-        if any_given(loading, options.PickleOptions) or runs_as_told(option):
+        if any_given(loading, options.PickleOptions) or needing_a_run(option):
             raise UsageError(_JUDGED_ALONE)
         option = replace(option, arch=NO_NETWORK)
     elif not isinstance(checkpoint, str | Path):
