@@ -208,8 +208,8 @@ def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: f
         from hookscope.results.runs.reports import write_report
         from hookscope.rules import RULES
 
-        rules = {name: (rule.holds, rule.meaning) for name, rule in RULES.items()}
-        yield partial(write_report, page, checks_html(reports, rules, seconds=seconds))
+        meanings = {name: rule.meaning for name, rule in RULES.items()}
+        yield partial(write_report, page, checks_html(reports, meanings, seconds=seconds))
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:

@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.rules import RULES, Rule
-from hookscope.rules.rule import Needs
+from hookscope.rules import RULES
+from hookscope.rules.rule import Needs, Rule
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
 

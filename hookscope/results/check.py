@@ -1,7 +1,4 @@
-"""The measurements and verdicts of `hookscope check`, as frozen dataclasses; no torch.
-
-`checks.measuring` fills in `CheckMeasurements`, `checks.judging` makes a `CheckReport` of them, renderers read that.
-"""
+"""The measurements and verdicts of `hookscope check`, as frozen dataclasses; no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ from hookscope.results.training_state import CopyValues, OptimiserValues, Scaler
 from hookscope.text import safe_text, strict_json
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
-"""The result of a rule. "skipped": it was wanted but could not be judged, for the `reason` given."""
+"""The result of a rule. "skipped": it was wanted but could not run, for the `reason` given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +324,7 @@ class CheckReport(RenderedResult):
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of failures; "" if there is none.
         accuracy: Accuracy on labelled pictures; None without such pictures, or if no rule needed it.
+        looks_untrained: Whether the weights look random, or BatchNorm is as it starts and no weight looks trained.
         overview_parts: Data of the run for the overview picture; None if the checkpoint could not be measured.
     """
 
@@ -340,6 +338,7 @@ class CheckReport(RenderedResult):
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     accuracy: Accuracy | None = None
+    looks_untrained: bool = field(default=False, metadata=UNSTORED)
     overview_parts: OverviewParts | None = field(default=None, compare=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:

@@ -8,14 +8,14 @@ Level = Literal["fail", "warn", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a rule objects to.
+    """A problem that a rule found.
 
     Attributes:
         level: "fail" for what breaks training or results, "warn" for what deserves a look.
         where: Label of a layer's output, or name of a parameter or an input; "" for the whole network.
-        message: One sentence that holds the measured value and the limit, and stands without `where`; another one
-            counts what follows.
-        followed_by: What else the rule objects to for the same cause, as `where` would name it, in the same order.
+        message: One sentence with the measured value and the limit that stands without `where`; another one counts
+            what follows.
+        followed_by: Further places with the same problem and cause, as `where` names them, in order.
     """
 
     rule: str

@@ -6,6 +6,7 @@ only.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from sys import float_info
 
 from hookscope.errors import UsageError, nearest
 from hookscope.options import Limits
@@ -16,21 +17,19 @@ from hookscope.rules import (
     batch_norm,
     drift,
     expectations,
-    float8,
     forward,
     gradients,
-    headroom,
     learning,
     stored,
     training_state,
     weights,
 )
-from hookscope.rules.rule import Limit, Rule
+from hookscope.rules.rule import Rule
 from hookscope.rules.settings import CheckSettings, RuleSettings
 
 _FILES = (
-    *(stored, weights, float8, training_state),
-    *(forward, batch_norm, activations, headroom, expectations, drift, accuracy, gradients, learning),
+    *(stored, weights, training_state),
+    *(forward, batch_norm, activations, expectations, drift, accuracy, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {
@@ -63,21 +62,14 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
             raise UsageError(
                 f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
             )
-        limits[name] = _limit_value(text, name, value)
-        if not limits[name]:
-            raise UsageError(
-                f"{arg('limit')} {text!r} is not a positive number. Give, for example, {arg('limit')} {name}=0.5."
-            )
+        limits[name] = _limit_value(text, name, value, least=float_info.min)
     return limits
 
 
 def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
     """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
 
-    Those that the settings have for some layers stay.
-
-    Raises:
-        UsageError: If a rule or limit does not exist, or a value cannot be right.
+    Raises UsageError if a rule or limit does not exist, or a value cannot be right.
     """
     rules = dict(settings.rules)
     for identifier, limits in check_limits(overrides).items():
@@ -102,7 +94,6 @@ def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
 
 
 def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
-    """Yield each limit as a text for messages, its name, and its value."""
     if isinstance(overrides, Mapping):
         yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
     else:
@@ -124,7 +115,7 @@ def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 
-def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:
+def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False, least: float = 0) -> float:
     example = f"Give, for example, {arg('limit')} {name}=0.5."
     try:
         number = float(value)
@@ -132,19 +123,6 @@ def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = F
         raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
     if is_share and not 0 <= number <= 1:
         raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
-    if not 0 <= number < float("inf"):
+    if not least <= number < float("inf"):
         raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
     return number
-
-
-__all__ = [
-    "ACTIVATIONS_RULES",
-    "GRADS_RULES",
-    "RULES",
-    "Limit",
-    "Rule",
-    "check_limits",
-    "grads_limits",
-    "limits_of_grads",
-    "with_limits",
-]

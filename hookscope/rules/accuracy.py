@@ -16,21 +16,13 @@ from hookscope.text import are, counted, figure, printable, some_of
 if TYPE_CHECKING:
     from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
-    from hookscope.rules.baseline_labels import BaselineClass
+    from hookscope.rules.baseline import BaselineClass
 
 _NONE = "yours to set: how often a network may be wrong depends on what it is for; 0 sets no limit"
-
-# Classes that a finding names.
-_NAMED = 3
+_NAMED = 3  # classes that a finding names
 
 
-@rule(
-    "accuracy",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="The accuracy on the labelled pictures is not below the limit.",
-)
+@rule("accuracy", "fail", "labels", ("non-finite-activation",))
 @limit("min_fraction", 0.0, "share of the labelled pictures that must be classified right, 0-1", _NONE)
 def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures are classified right.
@@ -79,21 +71,15 @@ def _odds(bounds: Interval, guessing: float, how: str) -> str:
     return f"indistinguishable from {how}, {guessing:.1%}."
 
 
-@rule(
-    "class-accuracy",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="No class of labelled pictures has an accuracy below the limit.",
-)
+@rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
 @limit("min_fraction", 0.0, "share of the pictures of each label that must be classified right, 0-1", _NONE)
 def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Too few labelled pictures of one class are classified right.
 
     Two swapped classes, or a class that was lost in fine-tuning, hardly change the overall accuracy. Look at the
-    classes that the label is mistaken for. The rule judges every label like `accuracy`, but its intervals hold for all
-    classes together with 95% confidence (Bonferroni's correction: each leaves out 5% divided by the number of
-    labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to judge make one
+    classes that the label is mistaken for. The rule checks every label like `accuracy`, but its intervals are valid for
+    all classes together with 95% confidence (Bonferroni's correction: each leaves out 5% divided by the number of
+    labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to tell make one
     warning. Without a limit, the lowest accuracy is only reported.
 
     With `--multi-label` the share is the recall: the share of the pictures with the label to which the network gives
@@ -120,21 +106,15 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         yield RuleFinding(WHOLE_NETWORK, f"{words}: {_listed(thin, overall)}.{needed}", "warn")
 
 
-@rule(
-    "accuracy-drop",
-    "fail",
-    "labels",
-    ("non-finite-activation",),
-    holds="Compared with the baseline, the accuracy on the labelled pictures has dropped by no more than the limit.",
-)
+@rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
 @limit(
     "max_fraction",
     0.01,
     "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
-    "rounding its weights changes the class that the demo network gives, right or wrong, for 1 of 400 "
-    "crops of photographs in float16, 9 in bfloat16 and 28 in int8; 12 networks trained for seconds lose "
-    "up to 0.005 of 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and "
-    "none with another thread count, memory format or kernel",
+    "rounding its weights changes the class that the demo network gives, right or wrong, for 1 of 400 crops of "
+    "photographs in float16, 9 in bfloat16 and 28 in int8; 12 networks trained for seconds lose up to 0.005 of 1,000 "
+    "new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count, "
+    "memory format or kernel",
 )
 def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """More labelled pictures are classified wrong than in the baseline.
@@ -177,8 +157,6 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 
 class _Pairs(NamedTuple):
-    """Pictures in baseline and data: how many, right before, lost by label, gained, and what is not compared."""
-
     compared: int
     before: int
     lost: Counter[str]
@@ -222,7 +200,6 @@ def _needed(count: int | None, suffix: str = "") -> str:
 
 
 def _exact(share: float) -> str:
-    """Return a share in per cent with all its digits: "99.95%"."""
     return f"{share * 100:.6g}%"
 
 

@@ -1,4 +1,4 @@
-"""Rules about activations: channels that are dead or quiet, outputs that are constant, or at their bounds."""
+"""Rules about activations: dead or quiet channels, constant or saturated outputs, values too large for a format."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hookscope.rules.rule import RuleFinding, RuleTerms, is_within, limit, named, non_finite_count, output_of, rule
-from hookscope.rules.stored import is_untrained
-from hookscope.text import counted, figure, some_of
+from hookscope.rules.rule import (
+    RuleFinding,
+    RuleTerms,
+    is_within,
+    limit,
+    named,
+    non_finite_count,
+    of_modules,
+    output_of,
+    rule,
+    stored_in,
+)
+from hookscope.rules.stored import is_untrained, is_weight, untrained_remark, worst_weight
+from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +42,6 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
-# What may be probabilities.
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
 # Operations that choose among values, or put them on another grid: a mask stays a mask.
@@ -60,8 +70,6 @@ _MODULE_OF = {
     "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
-
-# Those of them that are sure to cut off at zero.
 _RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
 
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
@@ -80,29 +88,22 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule(
-    "dead-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="Behind ReLUs, no layer has more channels that are zero over all inputs than the limit allows.",
-)
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,
     "share of a layer's channels that may be zero over all inputs, 0-1",
-    "seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to"
-    " 224 pixels at or below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
+    "seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to 224 pixels at or "
+    "below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
     "dead_channel_fraction",
 )
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
-    Causes: too large a learning rate, too negative a bias. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    Causes: too large a learning rate, too negative a bias. The rule checks ReLU, ReLU6, Hardswish and Threshold, as
     modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
-    zero by chance. The convolution before a ReLU is not judged: it may be negative everywhere.
+    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere.
 
     In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
     88% instead of 80%. Give pictures.
@@ -118,21 +119,14 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             yield from _above(most, share, row, f"of its {row.activation.channel_count} {symptom}")
 
 
-@rule(
-    "dead-layer",
-    "fail",
-    "forward",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="No layer behind a ReLU is zero everywhere, over all inputs.",
-)
+@rule("dead-layer", "fail", "forward", ("non-finite-activation",), followers="layer")
 @limit("min_values", 1024, "outputs of a layer over all inputs; fewer may all be zero by chance", "")
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
 
     A layer that is zero passes nothing on and learns nothing. Causes: shifted biases, a weight with the wrong sign or
     from a different layer, a diverged step. Load the weights again, or go back to an earlier checkpoint. Sound networks
-    have no dead layer, except a residual branch that was switched off on purpose. The rule judges ReLU, ReLU6,
+    have no dead layer, except a residual branch that was switched off on purpose. The rule checks ReLU, ReLU6,
     Hardswish and Threshold, as modules or as functions. While weights are random or BatchNorm is untrained, it is a
     warning.
     """
@@ -149,20 +143,13 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
             yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
-@rule(
-    "constant-activation",
-    "off",
-    "forward",
-    ("non-finite-activation",),
-    followers="output",
-    holds="No layer or operation returns the same number everywhere, over all inputs.",
-)
+@rule("constant-activation", "off", "forward", ("non-finite-activation",), followers="output")
 def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer or an operation returns the same number everywhere, over all inputs.
 
     No information about the input passes this layer. Causes: a ReLU behind a large negative bias, a factor of 0, a
     sigmoid at its bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A
-    ReLU is judged with at least 32 values, because fewer may all be zero by chance. Not judged: whole numbers, and
+    ReLU is checked with at least 32 values, because fewer may all be zero by chance. Not checked: whole numbers, and
     outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
     """
     forward = forward_of(measured)
@@ -200,14 +187,7 @@ def _constant_of(row: LayerRow) -> float | None:
     return values.min if values.element_count >= fewest else None
 
 
-@rule(
-    "massive-activation",
-    "off",
-    "forward",
-    ("non-finite-activation",),
-    followers="output",
-    holds="No token has a value above 100 in magnitude that is 1,000 times the median magnitude of its input.",
-)
+@rule("massive-activation", "off", "forward", ("non-finite-activation",), followers="output")
 def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A few values of a transformer are far larger than all others: massive activations.
 
@@ -215,7 +195,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
     magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
     quantisation and float16 lose the small values next to them: keep such a layer in a wider type. If they are new in a
-    small network, training diverges. The rule judges outputs (N, T, D) of 8 tokens or more; with a survey, every output
+    small network, training diverges. The rule checks outputs (N, T, D) of 8 tokens or more; with a survey, every output
     with channels, by its median over all inputs. Always a warning; off unless it is selected.
     """
     for row in forward_of(measured).rows:
@@ -240,9 +220,9 @@ def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: Sur
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
-    """Return the labels of the operations that take nothing of the network's input, as far as that is known.
+    """Return the labels of the operations that are known to take nothing of the network's input.
 
-    The origin of a view is not known: what takes only such is left out here if it is an activation function.
+    The origin of a view is not known: an activation function of one is kept.
     """
     labels = {row.label for row in rows}
     fixed: set[str] = set()
@@ -256,14 +236,7 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     return fixed
 
 
-@rule(
-    "quiet-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="Behind GELU, SiLU and the like, no layer has more channels near zero than the limit allows.",
-)
+@rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "below",
     3e-3,
@@ -283,8 +256,8 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     bias, too large a learning rate. GELU, SiLU and similar functions are never exactly zero, but they and their slopes
     are nearly zero for very negative inputs. A channel is quiet if it stays that near to zero at every position of
     every input, while other channels of the layer do not. If all outputs of a layer are small, it works in the linear
-    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Judged with at
-    least 32 values per channel, 64 on noise.
+    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Needs at least
+    32 values per channel, 64 on noise.
     """
     forward = forward_of(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
@@ -299,14 +272,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {symptom}")
 
 
-@rule(
-    "saturated-activation",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="No bounded activation has more outputs where its slope is nearly zero than the limit allows.",
-)
+@rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
 @limit(
     "max_fraction",
     0.8,
@@ -319,7 +285,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
     At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
     weights that are too large, inputs that are not normalised. Gates that are open or closed on purpose look the same.
-    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not judged: its
+    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not checked: its
     probabilities should be near 0 and 1.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
@@ -338,10 +304,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
 
 def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
-    """Tell whether nothing is computed after a row but other places or a choice of its values.
-
-    That is known where operations are observed.
-    """
+    """Tell whether only other places or a choice of a row's values follow it, as far as operations are observed."""
     return any(row.owner is not None for row in rows) and all(
         row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
         for row in rows[at + 1 :]
@@ -349,7 +312,6 @@ def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
 
 
 def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
-    """Tell whether two tensors hold the same values, of whatever shape, by their statistics."""
     return (
         (stats.element_count, stats.min, stats.max) == (other.element_count, other.min, other.max)
         and None not in (stats.mean, other.mean, stats.std, other.std)
@@ -365,9 +327,8 @@ _CLOSED_BELOW = -1.0
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: float | None) -> float:
     """Return the share of channels that are closed; `fed` is the greatest of what feeds the layer, None if not known.
 
-    In a layer that is small as a whole, the function is linear, and half of its outputs are positive: so `below` is a
-    share of its peak, but for layers without positive outputs, as closed ones are. A layer that is given zeros, as a
-    residual branch that starts switched off is, has none either.
+    A layer that is small as a whole works where the function is linear, so `below` is then a share of its peak; only
+    closed layers are small without any positive output.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (fed is None or fed < _CLOSED_BELOW)
@@ -388,7 +349,6 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
 
 
 def _has_enough_values(statistics: TensorStatistics) -> bool:
-    """Tell whether there are channels, each of so many values that zero is not chance."""
     return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
@@ -407,7 +367,7 @@ def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
 
 
 def forward_of(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics.
+    """Return the forward pass, with statistics of a survey over a data set where there are some.
 
     An output that is computed from a row that all inputs share has the number of values that one input gives.
     """
@@ -430,10 +390,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
 
 
 def one_row_outputs(forward: Activations) -> frozenset[str]:
-    """Return the labels of outputs that are the same for every input: computed from repeated rows alone.
-
-    That is known where operations are observed.
-    """
+    """Return the labels of outputs that are the same for every input, as far as operations are observed."""
     repeated = {f"input{path}" for path in forward.repeated}
     if not repeated:
         return frozenset()
@@ -451,7 +408,6 @@ def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:
 
 
 def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | None:
-    """Return the greatest magnitude of each channel of a smooth activation, None of other outputs."""
     peaks, surveyed = measured.channel_peaks.get(row.label), _surveyed(measured, row)
     if peaks is None or surveyed is None or surveyed.channels.arrays is None:
         return peaks
@@ -459,3 +415,120 @@ def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | 
 
     greatest: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
     return greatest
+
+
+_FP16_MAX = 65504.0
+_BF16_MAX = (2 - 2**-7) * 2.0**127
+
+# Dtypes with float32's range of exponents, and their greatest numbers, which mask attention.
+_MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
+
+
+@rule("fp16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
+    "IEEE 754 binary16; half of it, because another picture may double a value",
+)
+@limit(
+    "max_vanishing_fraction",
+    0.1,
+    "share of a weight's non-zero values that may become zero in float16 (those of at most 2**-25), 0-1",
+    "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, the largest of 60 of timm is 0.025",
+)
+def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Values come near float16's largest, or become zero in it.
+
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
+    checked on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
+    layers in float32, or ignore this rule if float16 is never used.
+    """
+    yield from _headroom(measured, terms, "float16", _FP16_MAX)
+    vanishing = [
+        (values.fp16_zero_count / non_zero, values)
+        for values in measured.stored
+        if is_weight(values) and (non_zero := values.element_count - values.zero_count)
+    ]
+    flaw = "its values other than 0 become 0 in float16"
+    yield from worst_weight(terms, "max_vanishing_fraction", vanishing, flaw)
+
+
+@rule("overflowing-activation", "fail", "forward")
+@limit(
+    "max_magnitude",
+    1.8e19,
+    "greatest magnitude of activations of float32 and bfloat16",
+    "the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
+)
+def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """The square of an activation overflows float32.
+
+    The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
+    Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
+    missing normalisation. The first such layer is named: look at its weights and at its input. It is a warning while
+    weights are random or BatchNorm is untrained.
+    """
+    rows = of_modules(forward_of(measured).rows)
+    magnitudes = [(row.activation.max_abs or 0.0, row) for row in rows if row.activation.dtype in _MASKED]
+    beyond = [
+        (magnitude, row)
+        for magnitude, row in magnitudes
+        if terms.is_on(output_of(row))
+        and terms.limit("max_magnitude", output_of(row)) < magnitude < _MASKED[row.activation.dtype]
+    ]
+    if beyond:
+        magnitude, first = beyond[0]
+        message = (
+            f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
+            f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
+            f" {len(beyond)} of {counted(len(magnitudes), 'output')} {are(len(beyond))} above it."
+        )
+        yield RuleFinding(output_of(first), message, "warn" if is_untrained(measured) else "fail")
+
+
+@rule("bf16-headroom", "warn", "forward")
+@limit(
+    "max_fraction_of_range",
+    0.5,
+    "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
+    "(2 - 2**-7) * 2**127; half of it, as for fp16-headroom",
+)
+def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """Values come near bfloat16's largest.
+
+    bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
+    become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not
+    checked.
+    """
+    yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
+
+
+def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[RuleFinding]:
+    rows = of_modules(forward_of(measured).rows) if measured.forward else []
+    magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    magnitudes += [
+        (values.max_abs or 0.0, stored_in(values))
+        for values in measured.stored
+        if "float" in values.dtype and not values.kind.endswith("Observer")  # which count values, for quantisation
+    ]
+    on = [(magnitude, target) for magnitude, target in magnitudes if terms.is_on(target)]
+    broken = [pair for pair in on if pair[0] > terms.limit("max_fraction_of_range", pair[1]) * top]
+    if broken:
+        magnitude, worst = max(broken, key=lambda pair: pair[0])
+        limit = terms.limit("max_fraction_of_range", worst)
+        beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
+        message = (
+            f"'{worst.where}' ({worst.kind}) reaches {figure(magnitude, 3)},"
+            f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
+            f"{untrained_remark(measured)}"
+        )
+        yield RuleFinding(worst, message)
+
+
+def _magnitude(row: LayerRow, dtype: str) -> float:
+    """Return the greatest magnitude of an output; Inf where its dtype itself has overflowed."""
+    statistics = row.activation
+    if statistics.dtype == dtype and statistics.inf_count:
+        return float("inf")
+    return statistics.max_abs or 0.0

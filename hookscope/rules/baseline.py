@@ -1,31 +1,27 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. At its end stand values at fixed places of each input, which are compared one by one, and numbers that show in
-which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
-network returns, layers without others inside them that run, and those with parameters of their own; all other
-containers would repeat them.
+much. Containers without parameters are left out; labelled pictures follow, a line per class.
 """
 
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.regular_files import read_bounded
+from hookscope.results.accuracy import LabelledResult
 from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements, OutputSignature
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
+from hookscope.results.runs.store import checked
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.rules.baseline_labels import BaselineClass, labelled_document, labelled_from, labelled_of
 from hookscope.rules.baseline_values import channels_text, check_channels, check_values, values_text
 from hookscope.text import one_line, printable, safe_text, strict_json
 
@@ -39,19 +35,17 @@ _SIGNIFICANT_DIGITS = 6
 
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
+_MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
 
-# Ten thousand rows, at about six thousand bytes each.
-_MOST_BYTES = 64 * 2**20
-
-_T = TypeVar("_T")
+# Further digits say nothing, and a digest may have "[2]" behind it for one of several inputs in a file.
+_LONGEST_DIGEST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineInput:
     """Equal inputs that followed each other, and what was done to them.
 
-    `name` is that of the file without its folder, or "noise", for people: a renamed file is the same input. `sha256` is
-    None when there is no file, `shape` is without the batch axis, and the seed of noise is among the `steps`.
+    `name` is for people, without its folder, `sha256` None without a file, `shape` without the batch axis.
     """
 
     name: str
@@ -74,11 +68,9 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    Counts of NaN and Inf are None where they could not be counted, statistics,
-    over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
-    inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
-    `QUANTILE_LEVELS`, `values` and `channels` are as in `OutputSignature`, the last two as `values_text` and
-    `channels_text` write them.
+    Counts of NaN and Inf are None where they could not be counted. `dead_fraction` is the share of channels that are
+    zero over all inputs, `gradient_l2` the L2 norm of the gradient of the loss. `quantiles`, `values` and `channels`
+    are those of `OutputSignature`, the last two as `values_text` and `channels_text` write them.
     """
 
     label: str
@@ -92,18 +84,26 @@ class BaselineRow:
     dead_fraction: float | None
     gradient_l2: float | None
     quantiles: tuple[float, ...] | None
-    values: str | None = None
-    channels: str | None = None
+    values: str | None
+    channels: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineClass:
+    """The pictures with the same labels, or classes: digests of their content, in order; `label` is for people."""
+
+    label: str
+    classes: tuple[int, ...]
+    right: tuple[str, ...]
+    wrong: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a network's layers gave for known inputs.
+    """What a network's layers gave for known inputs; names as in `ModelInfo`.
 
-    `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
-    holds them exactly, `gradients` is None if none were taken. `given` are values of all input tensors.
-    `multi_label` tells whether labelled pictures may have several labels. There is a row per layer, call and slot,
-    sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
+    `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds the parameters
+    exactly, `given` values of all input tensors. There is a row per layer, call and slot.
     """
 
     model: str
@@ -141,7 +141,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         given=given_of(measured),
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
-        labelled=labelled_of(measured.labelled),
+        labelled=_labelled_of(measured.labelled),
         multi_label=measured.labelled is not None and measured.labelled.accuracy.multi_label,
     )
 
@@ -159,6 +159,24 @@ def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, Baseline
         for row in rows
         if row.parameter_count or row.layer not in containers
     )
+
+
+def _labelled_of(result: LabelledResult | None) -> tuple[BaselineClass, ...]:
+    if result is None:
+        return ()
+    by_index = {index: safe_text(label.label) for label in result.accuracy.classes for index in label.indices}
+    return tuple(
+        BaselineClass(_label_of(by_index, indices), indices, _digests(pictures, True), _digests(pictures, False))
+        for indices, pictures in sorted(result.pictures.items())
+    )
+
+
+def _label_of(by_index: Mapping[int, str], indices: Sequence[int]) -> str:
+    return ", ".join(dict.fromkeys(by_index[index] for index in indices)) or "no label"
+
+
+def _digests(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
+    return tuple(sorted(digest for digest, is_right in pictures.items() if is_right is right))
 
 
 def given_of(measured: CheckMeasurements) -> str | None:
@@ -215,7 +233,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts "layer2" before "layer10"."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", label))
 
 
@@ -231,12 +248,13 @@ def baseline_text(baseline: Baseline) -> str:
             "given": baseline.given,
             "inputs": [asdict(recorded) for recorded in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
-            **labelled_document(baseline.labelled, multi_label=baseline.multi_label),
+            **({"multi_label": True} if baseline.labelled and baseline.multi_label else {}),
+            **({"labelled": [*map(asdict, baseline.labelled)]} if baseline.labelled else {}),
         }
     )
 
 
-def _document(row: BaselineRow) -> Mapping[str, Any]:
+def _document(row: BaselineRow) -> dict[str, Any]:
     counted = row.nan_count is not None and row.inf_count is not None
     finite = not (row.nan_count or row.inf_count) if counted else None
     document: dict[str, Any] = {}
@@ -248,12 +266,21 @@ def _document(row: BaselineRow) -> Mapping[str, Any]:
     return document
 
 
+# The file's names of a row's fields, where they differ.
+_ROW_KEYS = {
+    "label": "layer",
+    "kind": "type",
+    "dead_fraction": "dead",
+    "gradient_l2": "gradient",
+    "nan_count": "nan",
+    "inf_count": "inf",
+}
+
+
 def read_baseline(path: Path) -> Baseline:
     """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
 
-    Raises:
-        UsageError: If the file cannot be read, is too large, not strict JSON in UTF-8, of another schema version, or if
-            a field is missing or has another type.
+    Raises UsageError if the file cannot be read, is too large, or is no baseline of this version.
     """
     name = printable(str(path))
     try:
@@ -278,98 +305,45 @@ def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(fits, value))
-
-
-# What a field of each type may hold, as errors say it; "or null" comes on top.
-_KINDS: Mapping[object, tuple[str, Callable[[Any], bool]]] = {
-    str: ("text", lambda value: isinstance(value, str)),
-    int: ("a whole number", _is_count),
-    float: ("a number", _is_number),
-    bool: ("true, false", lambda value: isinstance(value, bool)),
-    dict: ("an object", lambda value: isinstance(value, dict)),
-    list: ("a list", lambda value: isinstance(value, list)),
-    tuple[int, ...]: ("a list of sizes", lambda value: _is_list(value, _is_count)),
-    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, lambda item: isinstance(item, str))),
-    tuple[float, ...]: (
-        "seven numbers",
-        lambda value: _is_list(value, _is_number) and len(value) == len(QUANTILE_LEVELS),
-    ),
-}
-
-# What the file calls the fields of a row.
-_ROW_KEYS = {"label": "layer", "kind": "type", "dead_fraction": "dead", "gradient_l2": "gradient"} | {
-    "nan_count": "nan",
-    "inf_count": "inf",
-}
-
-_types_of: Callable[[type], Mapping[str, object]] = cache(get_type_hints)
-
-
-def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
-    if not isinstance(record, dict):
-        raise ValueError(f"{place} is not an object")  # noqa: TRY004 (a fault of the file, as all the others)
-    if key not in record:
-        raise ValueError(f"{place} has no {key!r}")
-    value, optional = record[key], type(None) in get_args(kind)
-    words, fits = _KINDS[get_args(kind)[0] if optional else kind]
-    if not (fits(value) or (optional and value is None)):
-        words += " or null" if optional else ""
-        raise ValueError(f"{key!r} of {place} is {printable(json.dumps(value), 40)}, not {words}")
-    return value
-
-
-def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **kwargs: Any) -> _T:
-    """Return a dataclass whose fields are read from a JSON object, apart from those given."""
-    for name, kind in _types_of(cls).items():
-        if name not in kwargs:
-            value = _field(record, keys.get(name, name), kind, place)
-            kwargs[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**kwargs)
-
-
 def _parsed(document: Any) -> Baseline:
-    version = _field(document, "schema_version", int)
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version is None or isinstance(version, bool) or not isinstance(version, int):
+        raise ValueError("it has no schema version")
     if version != SCHEMA_VERSION:
         older = "an earlier" if version < SCHEMA_VERSION else "a later"
         raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
-    if tuple(_field(document, "quantile_levels", list)) != QUANTILE_LEVELS:
+    if document.get("quantile_levels") != [*QUANTILE_LEVELS]:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
-    gradients = _field(document, "gradients", dict | None)
-    rows = tuple(_row(layer, f"layer {index}") for index, layer in enumerate(_field(document, "layers", list), 1))
-    seen = Counter(row.label for row in rows)
-    if twice := [label for label, count in seen.items() if count > 1]:
-        raise ValueError(f"layer {twice[0]!r} is there twice")
-    check_values(_field(document, "given", str | None), "'given'")
-    inputs = enumerate(_field(document, "inputs", list), 1)
-    return _fields(
-        Baseline,
-        document,
-        "it",
-        {"kind": "class"},
-        gradients=None if gradients is None else _fields(BaselineGradients, gradients, "'gradients'", {}),
-        inputs=tuple(_fields(BaselineInput, record, f"input {index}", {}) for index, record in inputs),
-        rows=rows,
-        labelled=labelled_from(document),
-        multi_label=document.get("multi_label") is True,
-    )
+    layers = document.get("layers")
+    rows = [*map(_row, layers)] if isinstance(layers, list) else layers
+    try:
+        baseline: Baseline = checked(Baseline, {**document, "kind": document.get("class"), "rows": rows})
+    except ValueError as error:
+        place, problem = error.args
+        names = {"rows": "layers", **_ROW_KEYS} if "." in place else {"rows": "layers", "kind": "class"}
+        raise ValueError(f"{'.'.join(names.get(step, step) for step in place.split('.'))}: {problem}") from error
+    check_values(baseline.given, "'given'")
+    for row in baseline.rows:
+        check_values(row.values, f"'values' of layer {row.label!r}")
+        check_channels(row.channels, f"'channels' of layer {row.label!r}")
+        numbers = (row.mean, row.std, row.dead_fraction, row.gradient_l2, *(row.quantiles or QUANTILE_LEVELS))
+        if len(numbers) != 4 + len(QUANTILE_LEVELS) or not all(map(math.isfinite, filter(None, numbers))):
+            raise ValueError(f"layer {row.label!r} has infinite numbers, or not {len(QUANTILE_LEVELS)} quantiles")
+    labels = [row.label for row in baseline.rows]
+    if len({*labels}) < len(labels):
+        raise ValueError(f"layer {max(labels, key=labels.count)!r} is there twice")
+    if any(len(digest) >= _LONGEST_DIGEST for entry in baseline.labelled for digest in entry.right + entry.wrong):
+        raise ValueError("'labelled' holds something other than digests")
+    return baseline
 
 
-def _row(record: Any, place: str) -> BaselineRow:
-    place = f"layer {_field(record, 'layer', str, place)!r}"
-    finite = _field(record, "finite", bool | None, place)
-    nan_count, inf_count = (None, None) if finite is None else (0, 0)
-    if finite is False:
-        nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
-    check_values(_field(record, "values", str | None, place), f"'values' of {place}")
-    check_channels(_field(record, "channels", str | None, place), f"'channels' of {place}")
-    return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)
+def _row(record: Any) -> Any:
+    """Return a layer as the fields of a `BaselineRow`, as far as it has them."""
+    if not isinstance(record, dict):
+        return record
+    counts = {} if record.get("finite", "") not in (True, None) else dict.fromkeys(_COUNTS, record["finite"] and 0)
+    return {name: record[key] for name in _FIELDS if (key := _ROW_KEYS.get(name, name)) in record} | counts
+
+
+_COUNTS = ("nan_count", "inf_count")
+_FIELDS = [field.name for field in fields(BaselineRow)]

@@ -9,18 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_VALUES = 1024
-"""Values of an output that are kept: all that `hookscope.statistics.kept_values` keeps of four inputs. Of more inputs
-it is every second, third or later one of each, from another place on in each."""
+"""Values of an output that are kept: all `kept_values` of four inputs; of more every second or later one of each."""
 
 CHANNEL_SUMS = 64
-"""Numbers that are kept of a layer's channels, of more of them: of 2,048 channels four that moved are
-found in 99 of 100 cases."""
+"""Numbers that are kept of more channels: of 2,048 channels four that moved are found in 99 of 100 cases."""
 
-# With more, sums of so many channels are too few to tell.
-_MOST_FOUND = 4
-
-# Share of what differs, in its norm, that the few channels may leave unexplained.
-_UNEXPLAINED = 0.1
+_MOST_FOUND = 4  # with more, so few sums do not tell
+_UNEXPLAINED = 0.1  # share of what differs, in its norm, that the few channels may leave unexplained
 _ROUNDING = 1e-4  # what is left is that of float32
 
 

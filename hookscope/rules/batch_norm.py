@@ -25,26 +25,22 @@ FEWEST_VALUES = 100
 """In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
 
 # A layer with fewer values in each channel, as the last ones have for a few pictures, is allowed three times the factor
-# and the distance: what one picture holds counts for more there. That is enough for networks whose statistics come from
-# other pictures: of 12 small ones with random weights, three reach 11.9 and 1.1 there.
+# and the distance: of 12 small networks with random weights and statistics of other pictures, three reach 11.9 and 1.1.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
-# Means are only correlated where there are at least this many, half of which differ from their median by at least this
-# many stored standard deviations. Between fewer or more alike ones, chance decides.
+# Means are correlated where there are this many, half of which differ from their median by this many stored standard
+# deviations: else chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
-# With a greater share of the initial values in its statistics, a layer does not yet describe its input: with torch's
-# momentum of 0.1 that is so up to 21 batches.
-_MOST_OF_START = 0.1
+_MOST_OF_START = 0.1  # share of the initial values in statistics: more up to 21 batches with torch's momentum of 0.1
 
 # Before a layer that is off, one with a channel that varies so many times as much as stored is where it begins: the
 # largest of healthy networks is 82, and 450 where pictures are prepared otherwise.
 _STRAY_BEFORE = 1000.0
 
-# A network with this share of zeros in its weights was pruned, and its statistics may be older than that; so was one
-# half of whose weights have this share of filters of zeros. A fault hits few of them.
+# A network with this share of zeros in its weights, or of zero filters in half of them, was pruned.
 _PRUNED_FRACTION = 0.2
 _PRUNED_FILTERS_FRACTION = 0.05
 
@@ -115,26 +111,20 @@ def distance(layer: BatchNormInput) -> _Distance | None:
 _MEASURED = "of 98 healthy networks (11 trained) over the sample images the nearest has"
 
 
-@rule(
-    "batchnorm-statistics",
-    "fail",
-    "forward",
-    ("non-finite-activation",),
-    holds="The statistics stored in BatchNorm agree with its input, within the limits.",
-)
+@rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
 @limit(
     "max_variance_factor",
     5.0,
     "factor by which variances of a layer's input may differ from those stored, median over channels",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 2.5, and 9.1 in layers "
-    "with few values (limit 15)",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 2.5, and 9.1 in layers with few values "
+    "(limit 15)",
 )
 @limit(
     "max_mean_distance",
     1.0,
     "distance of means from those stored, in stored standard deviations, median over channels",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 0.85, and 0.83 in layers "
-    "with few values (limit 3)",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 0.85, and 0.83 in layers with few "
+    "values (limit 3)",
 )
 @limit(
     "min_mean_correlation",
@@ -146,15 +136,15 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
     "max_first_ratio",
     2.5,
     "ratio of variances before the first BatchNorm to those stored, median over channels; above it the rule warns",
-    "the largest of 98 healthy networks (11 trained) over the sample images is 1.2; EfficientNet-Lite "
-    "normalised by ImageNet's mean and std has 3.4",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 1.2; EfficientNet-Lite normalised by "
+    "ImageNet's mean and std has 3.4",
 )
 @limit(
     "max_channel_ratio",
     1e4,
     "ratio of the variance of a single channel to that stored; above it the rule warns",
-    "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 "
-    "normalised by ImageNet's mean and std has 450",
+    "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 normalised by "
+    "ImageNet's mean and std has 450",
 )
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The statistics stored in BatchNorm do not match its input.
@@ -166,12 +156,12 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     standard deviation, range. The first BatchNorm has a lower limit for a variance that is too large, because pictures
     may be much flatter than photographs, but hardly more varied.
 
-    Judged with at least four pictures, in layers with at least 100 values per channel; with fewer than 500, three times
-    the factor and the distance are allowed. Not judged on noise. Statistics that all have their initial values are only
-    judged if weight and bias of a BatchNorm are trained: they were then never updated. It is a warning if weights are
-    pruned, or if the network was trained on so few batches that much of the initial values remains: every batch
-    replaces a share of the running statistics, normally a tenth. A single channel whose variance is thousands of times
-    the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
+    Needs at least four pictures, and checks layers with at least 100 values per channel; with fewer than 500, three
+    times the factor and the distance are allowed. Skipped on noise. If all statistics have their initial values, they
+    are only checked if weight and bias of a BatchNorm are trained: they were then never updated. It is a warning if
+    weights are pruned, or if the network was trained on so few batches that much of the initial values remains: every
+    batch replaces a share of the running statistics, normally a tenth. A single channel whose variance is thousands of
+    times the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
 
     Drawings, scans and microscopy also differ from training photographs: give pictures like those of the training. The
     rule finds a square kernel before a BatchNorm whose input and output channels were exchanged (all 12 in 6 networks
@@ -229,7 +219,6 @@ def _is_off(judged: _Judged, terms: RuleTerms) -> bool:
 
 
 def _limits(judged: _Judged, terms: RuleTerms) -> tuple[float, float]:
-    """Return the limits of a layer on the factor of its variances and on the distance of its means."""
     allowance = 1 if judged.layer.value_count >= _FEW_VALUES else _ALLOWANCE_OF_FEW
     limits = (terms.limit(name, judged.target) for name in ("max_variance_factor", "max_mean_distance"))
     factor, apart = (allowance * limit for limit in limits)
@@ -284,10 +273,7 @@ def _named(judged: _Judged) -> str:
 
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Return what the first BatchNorm implies about the preprocessing in training, and the preprocessing here.
-
-    Of a layer with initial statistics, return that: they imply nothing.
-    """
+    """Return what the first BatchNorm implies about the preprocessing in training; a new layer implies nothing."""
     if _is_as_new(judged.layer):
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:

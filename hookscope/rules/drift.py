@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.errors import UsageError
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.rules.baseline import Baseline, BaselineInput, BaselineRow
 
-# Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
-# share 0.5 of theirs), above it a few layers were changed, which are findings.
+# Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
+# share 0.5 of theirs).
 _LEAST_ALIKE = 0.75
 
-# A layer's spread is its std, but at least this share of its root mean square, so that the rounding of a layer whose
-# values hardly vary (a sigmoid at 0.5) is no drift. What was measured is with the limits below.
+# A layer's spread is its std, but at least this share of its root mean square: the rounding of a layer whose values
+# hardly vary (a sigmoid at 0.5) is no drift.
 _LEAST_SPREAD = 0.1
 
-# The floating dtypes of networks from the finest to the coarsest, by significant bits: 53, 24, 11, 8 (IEEE 754, and the
-# first half of its binary32); and the limit for what was rounded to each.
+# The limit for what was rounded to each floating dtype, from the finest to the coarsest.
 _LIMITS = {
     "float64": "max_difference",
     "float32": "max_difference",
@@ -33,8 +32,7 @@ _LIMITS = {
 }
 _HALF = frozenset({"float16", "bfloat16"})
 
-# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it. Layers whose
-# values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
+# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it.
 _STEP_OF_FLOAT16 = 2.0**-24
 
 # How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
@@ -42,7 +40,6 @@ _STEP_OF_FLOAT16 = 2.0**-24
 # again because the root mean square is that of 256 values per input: on 44 networks 4.7 times were rounding.
 _TAIL = 6.0
 
-# Channels that a finding names.
 _NAMED_CHANNELS = 3
 
 # Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
@@ -51,21 +48,14 @@ _NAMED_CHANNELS = 3
 _UNRELATED = 1.2
 
 
-@rule(
-    "drift",
-    "fail",
-    "baseline",
-    ("non-finite-activation",),
-    followers="layer",
-    holds="Every layer returns what it did when the baseline was written, within the limits.",
-)
+@rule("drift", "fail", "baseline", ("non-finite-activation",), followers="layer")
 @limit(
     "max_difference",
     0.01,
-    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
-    " its std, but at least 0.1 of its root mean square",
-    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most by"
-    " up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in seven cases of eight",
+    "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread: "
+    "its std, but at least 0.1 of its root mean square",
+    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most "
+    "by up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in seven cases of eight",
 )
 @limit(
     "max_difference_float16",
@@ -88,16 +78,16 @@ _UNRELATED = 1.2
 @limit(
     "max_dead_difference",
     0.05,
-    "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
-    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
-    " pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
+    "how far a layer's share of dead channels may move, 0-1; not compared in half precision, where small values vanish",
+    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every pixel by up "
+    "to 0.02, and one batch through BatchNorm by up to 0.5",
 )
 @limit(
     "max_gradient_ratio",
     1.1,
     "factor by which the L2 norm of a layer's gradient may be larger or smaller",
-    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
-    " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
+    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level more or less "
+    "in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A layer returns different values than when the baseline was written.
@@ -155,8 +145,7 @@ class _Movement(NamedTuple):
     """How far a layer moved, in units of its spread.
 
     Attributes:
-        values: Root mean square of the differences of the values that are kept, or of the channels if that is more;
-            None where none are kept.
+        values: Root mean square of the differences of the values that are kept, or of the channels if that is more.
         statistics: The same of its mean, std or a quantile, whichever moved furthest.
         words: Both, where one of them is too far; else "".
     """
@@ -176,8 +165,6 @@ class _Movement(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A layer's output in the baseline and now, and the dtype they were rounded to."""
-
     before: BaselineRow
     now: BaselineRow
     precision: str
@@ -191,7 +178,6 @@ def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
 
 
 def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
-    """Tell whether this network computes in another floating dtype than that of the baseline."""
     now = measured.forward.dtype if measured.forward else baseline.dtype
     return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
 
@@ -217,9 +203,7 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
     """Raise UsageError for a baseline that cannot be compared with this run.
 
-    That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
-    if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
-    none.
+    That is: another class of network, fewer than three quarters of the rows alike, other inputs, or other gradients.
     """
     difference = (
         _other_class(baseline, measured)
@@ -279,7 +263,7 @@ def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
         return ""
     if measured.gradients is None:
         tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
-        return "" if tried else "it holds gradients, and this run takes none, because no rule about gradients is on"
+        return "" if tried else "it has gradients, and this run takes none, because no rule about gradients is on"
     now = gradients_of(measured.gradients)
     if now is None or now == baseline.gradients:
         return ""
@@ -309,7 +293,6 @@ def _gone(row: BaselineRow) -> FindingTarget:
 
 
 def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
-    """Return changes of facts, and of the share of dead channels, in words; "" for none."""
     before, now = pair.before, pair.now
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
     for fact, was, current in (
@@ -379,7 +362,6 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
 
 
 def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
-    """Return the root mean square of the differences of values, as far as it is known; None if nothing is."""
     from hookscope.rules.baseline_values import channels_apart, values_apart
 
     distances = []
@@ -391,14 +373,11 @@ def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
 
 
 def _values(row: BaselineRow) -> dict[str, float]:
-    named = {"mean": row.mean, "std": row.std, **_by_quantile(row.quantiles or ())}
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _by_quantile(values: Iterable[float]) -> dict[str, float]:
     from hookscope.results.statistics import QUANTILE_LEVELS
 
-    return dict(zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), values, strict=False))
+    quantiles = zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), row.quantiles or (), strict=False)
+    named = {"mean": row.mean, "std": row.std, **dict(quantiles)}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _changed_share(was: float | None, now: float | None, limit: float) -> str:

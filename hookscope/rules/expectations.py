@@ -15,13 +15,7 @@ if TYPE_CHECKING:
     from hookscope.results.comparison import Prediction
 
 
-@rule(
-    "expectation",
-    "fail",
-    "expectations",
-    ("non-finite-activation",),
-    holds="Every named picture is classified as expected.",
-)
+@rule("expectation", "fail", "expectations", ("non-finite-activation",))
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """A named picture is not classified as expected.
 
@@ -42,7 +36,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
             messages = _broken(expected, wanted, prediction, measured.model.categories)
         elif name in inputs:
             reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
-            messages = iter([f"cannot be judged: {reason.rstrip('.')}."])
+            messages = iter([f"could not be checked: {reason.rstrip('.')}."])
         else:
             messages = iter(["is not among the inputs, so nothing is known about it."])
         for message in messages:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hookscope.results.network import Failure
 
 
-@rule("forward", "fail", "forward", holds="The forward pass ends without an error.")
+@rule("forward", "fail", "forward")
 def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The forward pass raises.
 
@@ -56,9 +56,7 @@ def raised(phase: str, failure: Failure) -> str:
     return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy}")
 
 
-@rule(
-    "non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, except masks."
-)
+@rule("non-finite-activation", "fail", "forward")
 def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A module makes NaN or Inf out of finite inputs.
 
@@ -67,7 +65,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     Inf on are counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or
     logarithm of a negative number, or a softmax over nothing but -Inf, which a fully masked row causes. -Inf in an
     attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
-    `hookscope activations`, `grads` and surveys name the first output that holds NaN or Inf, and skip no rule.
+    `hookscope activations`, `grads` and surveys name the first output with NaN or Inf, and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -92,13 +90,10 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         later = sum(bool(non_finite_count(row.activation)) for row in after)
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
         message = f"{_origin_words(origin)} (limit 0)"
-        if origin.operation:
-            source = f" ({origin.source})" if origin.source else ""
-            message += f"; the first operation to do so is '{origin.operation}'{source}"
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
-            message += f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on"
+            message += f"; {counted(later, 'later output')} {'has' if later == 1 else 'have'} some too, passed on"
         if words := _guilty_inputs(origin):
             message += f"; {words}"
         yield RuleFinding(target, f"{message}.")
@@ -112,12 +107,12 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
     broken = [row for row in rows if row.label in surveyed and non_finite_count(surveyed[row.label].activation)]
     if broken:
         first, count = surveyed[broken[0].label].activation, len(broken) - 1
-        later = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
+        later = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
         inputs = counted(measured.survey.input_count, "input")
         message = (
-            f"{named(broken[0])}: the first output with NaN or Inf over {inputs} of the survey: it has "
-            f"{non_finite_words(first)} (limit 0); "
-            f"{later if count else 'no output after it holds any'}."
+            f"{'NaN' if first.nan_count else 'Inf'} starts at {named(broken[0])}, the first output with any over "
+            f"{inputs} of the survey: {non_finite_words(first)} (limit 0); "
+            f"{later if count else 'no later output has any'}."
         )
         yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
 
@@ -125,10 +120,7 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
 ) -> Iterator[RuleFinding]:
-    """Name the first output that holds NaN or Inf; rows come in the order in which modules finish.
-
-    `finite` names the result of the pass if that is finite: "the loss"; "" if it is not.
-    """
+    """Name the first output that holds NaN or Inf; `finite` names the result of the pass if that is finite."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}
@@ -150,12 +142,12 @@ def _first_in_forward_order(
         remark = f"every other output and {finite} are finite, as with a mask"
     else:
         count = len(broken) - 1
-        remark = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
-        remark = remark if count else "no output after it holds any"
+        remark = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
+        remark = remark if count else "no later output has any"
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
     message = (
         f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
-        f" that holds any: {non_finite_words(first.activation)} (limit 0); {remark}."
+        f" with any: {non_finite_words(first.activation)} (limit 0); {remark}."
     )
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
@@ -173,7 +165,7 @@ def _meant(broken: Sequence[LayerRow]) -> set[str]:
 
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
-    """Object to NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
+    """Report NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
     )
@@ -186,14 +178,18 @@ def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]
 
 
 def _origin_words(origin: NonFiniteOrigin) -> str:
-    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf in {counted(origin.element_count, 'value')}"
-    if origin.between:
-        return f"The code of '{origin.layer}' ({origin.kind}) between its modules makes NaN or Inf first: {counts}"
-    return f"'{origin.layer}' ({origin.kind}) is the first to make NaN or Inf out of finite inputs: {counts}"
+    starts = f"{'NaN' if origin.nan_count else 'Inf'} starts"
+    values = counted(origin.element_count, "value")
+    counts = f"{origin.nan_count:,} NaN and {origin.inf_count:,} Inf in {values}, out of finite inputs"
+    module = f"'{origin.layer}' ({origin.kind})"
+    code = f"the code of {module} between its modules" if origin.between else module
+    if origin.operation:
+        source = f" ({origin.source})" if origin.source else ""
+        return f"{starts} at '{origin.operation}'{source}: {code} makes {counts}"
+    return f"{starts} {'in' if origin.between else 'at'} {code}: {counts}"
 
 
 def _guilty_inputs(origin: NonFiniteOrigin) -> str:
-    """Return which inputs lead to an origin, and where in its output; "" if it is not known."""
     if not origin.inputs:
         return ""
     named = [input_text(index, name) for index, name in origin.inputs]
@@ -209,9 +205,7 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
 
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-# Rounding of the output's dtype that differences may always have.
-_ROUNDINGS = 16
+_ROUNDINGS = 16  # roundings of the output's dtype that differences may always have
 
 # A few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the wider dtypes
 # processors may take what is smaller for zero (IEEE 754).
@@ -223,12 +217,7 @@ _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "
 _MOST_HEADS = 2
 
 
-@rule(
-    "output-shape",
-    "fail",
-    "outputs",
-    holds="The output has the shape and dtype that were asked for, if any, and a value for each known class name.",
-)
+@rule("output-shape", "fail", "outputs")
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output does not have the expected shape or dtype.
 
@@ -248,20 +237,13 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
         yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
-@rule(
-    "constant-output",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    holds="The output is not the same for every input.",
-)
+@rule("constant-output", "fail", "outputs", ("non-finite-activation",))
 @limit(
     "min_difference",
     1e-6,
     "greatest difference between the outputs for different inputs, in units of the greatest output",
-    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while "
-    "its BatchNorm is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 "
-    "apart",
+    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while its BatchNorm "
+    "is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 apart",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The output is the same for every input.
@@ -284,24 +266,17 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         return
     excuse = _excuse(measured)
     share = f"{_difference(difference)} its greatest magnitude (limit: at least {figure(limit)})"
-    objection = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
-    yield replace(objection, at_most="warn") if excuse else objection
+    finding = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
+    yield replace(finding, at_most="warn") if excuse else finding
 
 
-@rule(
-    "repeatability",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    followers="output",
-    holds="The same input gives the same output the second time, within the limit.",
-)
+@rule("repeatability", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-5,
     "greatest difference between two passes over the same batch, in units of the greatest output",
-    "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 "
-    "roundings for float16 and bfloat16",
+    "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 roundings "
+    "for float16 and bfloat16",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """The same input gives a different output the second time.
@@ -314,20 +289,13 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
-@rule(
-    "batch-consistency",
-    "fail",
-    "outputs",
-    ("non-finite-activation",),
-    followers="output",
-    holds="An input gives the same output in a batch as alone, within the limit.",
-)
+@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",), followers="output")
 @limit(
     "max_difference",
     1e-4,
     "greatest difference between an input in a batch and alone, in units of the greatest output",
-    "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision "
-    "and timm whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
+    "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision and timm "
+    "whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An input gives a different output in a batch than alone.

@@ -1,4 +1,4 @@
-"""Rules about the values of loss and gradients: that they are finite, and not zero, everywhere or in a layer.
+"""Rules about the values of loss and gradients: not finite, or zero everywhere or in a layer.
 
 No rule about gradients depends on the scale of the loss: ratios inside one run are compared with limits.
 """
@@ -49,7 +49,7 @@ _NORMALISERS = frozenset(
 )
 
 
-@rule("non-finite-loss", "off", "gradients", holds="The loss is finite.")
+@rule("non-finite-loss", "off", "gradients")
 def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The loss is NaN or Inf.
 
@@ -61,13 +61,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
         yield RuleFinding(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
 
 
-@rule(
-    "non-finite-gradient",
-    "off",
-    "gradients",
-    ("non-finite-activation",),
-    holds="No layer's backward makes NaN or Inf out of a finite gradient.",
-)
+@rule("non-finite-gradient", "off", "gradients", ("non-finite-activation",))
 def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
@@ -75,9 +69,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     gradient. The layer that makes it is named; layers that pass it on are not. Add a small number under the root or to
     the norm. Needs a finite loss.
     """
-    # The gradient of an output is made by what takes that output. So the layer named is the next one in forward order,
-    # if its own gradient was the last to arrive finite; where gradients of inputs were measured, it is certain.
-    # Otherwise the layer named is the one whose output's gradient broke first.
+    # What takes an output makes its gradient: the next layer in forward order, if its own gradient was the last to
+    # arrive finite. Else the layer named is the one whose output's gradient broke first.
     gradients = taken_gradients(measured)
     arrived = [row for row in gradients.gradients if row.backward_index is not None]
     rows = sorted(arrived, key=lambda row: (row.backward_index, row.index))
@@ -111,7 +104,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     yield RuleFinding(target, f"{message}.")
 
 
-@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",), holds="Not every gradient is zero.")
+@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",))
 @limit(
     "rounding",
     1e-6,
@@ -126,8 +119,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
     # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
-    # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what
-    # arrives is rounding error, or exactly zero: the loss is at a minimum, or constant by construction.
+    # only rounding, the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
     parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
@@ -179,12 +171,8 @@ Takers = Mapping[Key, "Sequence[GradientRow | None]"]
 
 # Their hidden state before the first step is zero.
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
-
-# They leave out residual branches by chance: torchvision's, timm's.
-_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
-
-# Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
-_NEAR_UNDERFLOW = 1e-35
+_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})  # leave out residual branches by chance
+_NEAR_UNDERFLOW = 1e-35  # beside such an L2 the next factor may fall out of float32, whose smallest value is 1e-45
 
 
 @dataclass(slots=True)
@@ -199,13 +187,7 @@ class _Stop:
     takers: dict[Key, GradientRow] = field(default_factory=dict)
 
 
-@rule(
-    "dead-gradient",
-    "off",
-    "gradients",
-    ("non-finite-gradient", "zero-gradient"),
-    holds="No layer on the path gets a gradient of exactly zero, except for known reasons.",
-)
+@rule("dead-gradient", "off", "gradients", ("non-finite-gradient", "zero-gradient"))
 def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Layers on the path get a gradient of exactly zero.
 
@@ -219,7 +201,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     hidden state is zero. In a bidirectional layer, the first step of the backward direction is the last position,
     `output[:, -1]`.
     """
-    # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
+    # Layers whose gradient stops at one place are one finding. A zero weight that gets a gradient is about to open:
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
     # loss does not depend on those, unless a fault of their own is known.
     gradients = taken_gradients(measured)
@@ -245,9 +227,9 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
         cause = _known_cause(stop, activations)
         excused = shared if cause else idle
         if not near and not all(key(row) in excused for row in (stop.rows if stop.takers else stop.last)):
-            objection = _objection(stop, cause, gradients.mode == "train")
-            dead |= objection.at_most == "fail"
-            yield objection
+            finding = _finding_at(stop, cause, gradients.mode == "train")
+            dead |= finding.at_most == "fail"
+            yield finding
     if closed:
         message = (
             f"{listed([*closed])} {are(len(closed))} all zero and block{'s' if len(closed) == 1 else ''} the gradient"
@@ -259,7 +241,6 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
 
 
 def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
-    """Return the places where gradients become zero, in forward order of what is before them."""
     places: dict[Key, Key] = {}
     stops: dict[Key, _Stop] = {}
     for row in reversed(outputs):
@@ -278,7 +259,6 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
 
 
 def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
-    """Return the visible cause at the place where a gradient stops; "" for none."""
     for row in stop.takers.values():
         activation = activations.get(key(row))
         if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
@@ -288,7 +268,7 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
     return ""
 
 
-def _objection(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
+def _finding_at(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
     last, takers = stop.rows[-1], [*stop.takers.values()]
     level: Literal["fail", "warn"] = "fail"
     others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""
@@ -345,22 +325,14 @@ _ROUNDED_AWAY_FLOAT32 = 2.0**-24
 _FEWEST_STEPS = 8
 
 
-@rule(
-    "gradient-over-time",
-    "off",
-    "gradients",
-    ("non-finite-gradient", "zero-gradient"),
-    holds="Most input steps of recurrent layers and attention get a gradient that counts.",
-    followers="layer",
-)
+@rule("gradient-over-time", "off", "gradients", ("non-finite-gradient", "zero-gradient"), followers="layer")
 @limit(
     "max_fraction",
     0.5,
     "share of the steps whose gradient is rounded away next to the greatest of all steps, 0-1",
-    "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need "
-    "all of 28 to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to "
-    "61%; untrained LSTM, GRU and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% "
-    "of 120",
+    "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need all of 28 "
+    "to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to 61%; untrained LSTM, GRU "
+    "and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% of 120",
     "over-time",
 )
 def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
@@ -368,7 +340,7 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
     A weight that is used at every step gets the sum of the contributions of all steps. A contribution below 2^-24 of
     the greatest (2^-53 in float64) is rounded away, so the network learns nothing from that step. The rule reports a
-    recurrent layer or cell, or attention's keys and values, if this holds for most steps. If gradients shrink on the
+    recurrent layer or cell, or attention's keys and values, if this is so for most steps. If gradients shrink on the
     way back, the network learns from the last steps only; a greater bias of the forget gate, orthogonal recurrent
     weights, shorter sequences or a loss at every step let it look further back. If they grow, make the recurrent
     weights smaller and clip gradients. Saturated attention reads single positions: scale its scores.
@@ -441,7 +413,7 @@ def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
 
 
 def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
-    """Return the outputs whose gradient is zero while that of a parallel module is not: heads, experts.
+    """Return the outputs with a zero gradient that have a parallel module with one: heads, experts.
 
     Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
     """
@@ -475,7 +447,6 @@ def _patterns(row: GradientRow) -> list[tuple[str, str]]:
 
 
 def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
-    """Return all outputs that can be reached from one, itself among them."""
     reached, waiting = {start}, [start]
     while waiting:
         new = set(ways.get(waiting.pop(), ())) - reached

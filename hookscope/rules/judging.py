@@ -28,13 +28,13 @@ from hookscope.rules.baseline import Baseline
 from hookscope.rules.forward import raised
 from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on_for_some, level_for_all, terms_of
 from hookscope.rules.settings import CheckSettings, RuleSettings
+from hookscope.rules.weights import looks_untrained
 from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
 
 
 def _idle_without(rule: str) -> str:
-    """Return what a rule needs to be given."""
     labelled = f"labelled pictures ({arg('data')} FOLDER)"
     return {
         "drift": f"a baseline ({arg('baseline')} FILE)",
@@ -59,9 +59,7 @@ def judge(
 ) -> CheckReport:
     """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
 
-    A cause silences its consequences: where a module makes NaN or Inf, or a pass raises, the rules that it would break
-    are skipped, with that reason. `expectation`, `drift` and rules about labelled pictures are off where there is
-    nothing to compare with.
+    A cause silences its consequences: they are skipped, with that reason. Rules with nothing to compare with are off.
 
     Raises:
         UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
@@ -76,10 +74,10 @@ def judge(
     if not terms:
         unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
-    # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
+    # All of these are evaluated, for one that is not wanted may be the cause of what another one finds.
     of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
     gradients = measured.gradients
-    objections = _evaluated(
+    by_rule = _evaluated(
         measured if gradients is None else replace(measured, gradients=_judged(gradients)),
         [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients],
     )
@@ -89,16 +87,14 @@ def judge(
             outcomes[name] = RuleOutcome(name, "off")
             continue
         about_gradients = rule.needs == "gradients"
-        missing = (_unpaired(settings, baseline) if name == "accuracy-drop" else "") or _missing(rule, measured)
-        cause = _silencing(rule, objections, outcomes)
+        missing = _unpaired(terms[name]) or _missing(rule, measured)
+        cause = _silencing(rule, by_rule, outcomes)
         if cause and not (missing and about_gradients):
             outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
         elif missing:
             outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
         else:
-            problems = (
-                _objections_or_cause(rule, objections) if about_gradients else rule.evaluate(measured, terms[name])
-            )
+            problems = _findings_or_cause(rule, by_rule) if about_gradients else rule.evaluate(measured, terms[name])
             outcomes[name] = _outcome(name, terms[name].findings(problems))
     error = _error(measured)
     return CheckReport(
@@ -111,6 +107,7 @@ def judge(
         measured.warnings,
         measured.seconds,
         accuracy=measured.labelled.accuracy if measured.labelled is not None else None,
+        looks_untrained=looks_untrained(measured),
     )
 
 
@@ -124,21 +121,11 @@ def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
     return idle
 
 
-def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
-    """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
-    if settings.data is None:
-        return f"the baseline holds labelled pictures, and none are given: {arg('data')} FOLDER"
-    return (
-        "" if baseline and baseline.labelled else f"the baseline was written without labelled pictures ({arg('data')})"
-    )
-
-
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
-    Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
-    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
-    them; those left out keep their defaults.
+    Of a pass that raised, only the loss and the activations are judged. Limits are by name, as `limits_of_grads` has
+    them.
     """
     all_limits = grads_limits()
     changed: dict[str, dict[str, float]] = {}
@@ -150,25 +137,22 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     folded = _judged(gradients)
     forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows, repeated=folded.repeated)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
-    objections = _evaluated(measured, terms.values())
-    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]
+    by_rule = _evaluated(measured, terms.values())
+    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(by_rule.get(name, ()))]
     return _failures_first(findings)
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
-    """Judge one forward pass by the rules of `hookscope activations`: failures first, then as in `ACTIVATIONS_RULES`.
-
-    An output is objected to once. Rows that repeat another are not judged a second time.
-    """
+    """Judge one forward pass by the rules of `hookscope activations`: failures first; each output has one finding."""
     judged = _judged(activations)
     measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
     terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
-    objections = _evaluated(measured, terms)
+    by_rule = _evaluated(measured, terms)
     places: set[str] = set()
     findings: list[Finding] = []
     for term in terms:
-        new = [every for every in objections.get(term.rule.identifier, ()) if every.target.where not in places]
-        places.update(every.target.where for every in new)
+        new = [finding for finding in by_rule.get(term.rule.identifier, ()) if finding.target.where not in places]
+        places.update(finding.target.where for finding in new)
         findings += term.findings(new)
     return _failures_first(findings)
 
@@ -178,10 +162,9 @@ def refused(
 ) -> CheckReport:
     """Report a checkpoint that could not be loaded, or not be checked to the end.
 
-    Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be read fails
-    `integrity`, both at any level. All other rules are skipped, except those that `alone`, the verdict on the file
-    without its network, has judged. Where that rule is not wanted, or the error is of another kind, the error's exit
-    code stands, so that a checkpoint that could not be checked never passes.
+    Weights that do not fit the network fail `architecture`, any other unreadable file fails `integrity`, at any level.
+    Other rules are skipped, except those that `alone`, the verdict on the file without its network, has judged. Where
+    the failing rule is not wanted, or the error is of another kind, the error's exit code stands.
     """
     broken, reason = "", "the checkpoint could not be checked"
     if isinstance(error, MisfitError):
@@ -205,13 +188,11 @@ def refused(
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
     """Return the identifiers of the rules to judge by.
 
-    Without `select` those are all that are not off, or that some layers' settings turn on. With it they are the ones
-    that these names and globs select; one that is off everywhere is then judged at level "fail". `ignore` takes rules
-    away.
+    Without `select` they are all that are not off, or on for some layers. A selected rule that is off everywhere is
+    judged at level "fail".
 
     Raises:
-        UsageError: If one of `select` or `ignore` matches no rule, no rule is left, or the settings name a rule or a
-            limit that there is not.
+        UsageError: If `select`, `ignore` or the settings name a rule or limit that there is not, or no rule is left.
     """
     _refuse_unknown(settings)
     on = {
@@ -230,8 +211,7 @@ def judged_by(
     """Return the settings with the limits that the options give, and the rules to judge by.
 
     Raises:
-        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would go unnoticed because its rule
-            is not judged, unless the baseline is written anew.
+        UsageError: If a rule or a limit does not exist, no rule is left, or a limit would have no effect.
     """
     settings = with_limits(settings, option.limit)
     wanted = wanted_rules(settings, option.select, option.ignore)
@@ -275,13 +255,13 @@ def _refuse_unknown(settings: CheckSettings) -> None:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
-    """Return what rules object to, by identifier; a rule is left out if a cause before it objects.
+    """Return the findings of rules, by identifier; a rule is left out after a cause of its findings.
 
     Of gradients `measured` has what rules look at, see `_judged`.
     """
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
-    objections: dict[str, list[RuleFinding]] = {}
+    by_rule: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
         # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
@@ -289,9 +269,9 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         possible = (
             complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
         )
-        if possible and not any(objections.get(cause) for cause in causes):
-            objections[rule.identifier] = [*rule.evaluate(measured, term)]
-    return objections
+        if possible and not any(by_rule.get(cause) for cause in causes):
+            by_rule[rule.identifier] = [*rule.evaluate(measured, term)]
+    return by_rule
 
 
 def _judged(run: Run) -> Run:
@@ -312,8 +292,16 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
+def _unpaired(terms: RuleTerms) -> str:
+    if terms.rule.identifier != "accuracy-drop" or (terms.settings.data and terms.baseline and terms.baseline.labelled):
+        return ""
+    if terms.settings.data is None:
+        return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
+    return f"the baseline was written without labelled pictures ({arg('data')})"
+
+
 def _missing(rule: Rule, measured: CheckMeasurements) -> str:
-    """Return which missing measurements keep a rule from being judged, in a sentence; "" if none do."""
+    """Return what a rule lacks to run, in a sentence; "" if nothing."""
     name, needs = rule.identifier, rule.needs
     if measured.no_network and needs not in NEED_NO_NETWORK:
         return measured.no_network
@@ -333,21 +321,17 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
 def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
-    """Return the result of a rule that cannot be judged: it is skipped.
-
-    One that is off by default, and so was asked for, objects instead, unless a pass that raised explains it or there is
-    no network.
-    """
-    message = f"This rule cannot be judged: {reason.rstrip('.')}."
+    """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
+    message = f"This rule could not run: {reason.rstrip('.')}."
     said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
     return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
 
-def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
+def _silencing(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
     """Return which finding silences a rule, in a sentence; "" if none does."""
-    cause = _cause(rule, objections)
+    cause = _cause(rule, by_rule)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
         origin = outcomes["non-finite-activation"]
         # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
@@ -356,21 +340,21 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]], outc
             return _FOLLOWS_FROM_NON_FINITE
     if not cause or not outcomes[cause].findings:
         return ""
-    return f"the gradients violate {cause}, which causes the rest"
+    return f"the gradients fail {cause}, which causes the rest"
 
 
-def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
-    """Return what a rule about gradients objects to; where a cause that is not reported silences it, the cause."""
-    cause = _cause(rule, objections)
+def _findings_or_cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
+    """Return what a rule about gradients finds; where a cause that is not reported silences it, the cause."""
+    cause = _cause(rule, by_rule)
     if not cause:
-        return objections.get(rule.identifier, ())
-    first = objections[cause][0]
-    message = f"It cannot be judged, because the gradients violate {cause}: {first.message}"
+        return by_rule.get(rule.identifier, ())
+    first = by_rule[cause][0]
+    message = f"It could not run, because the gradients fail {cause}: {first.message}"
     return [replace(first, message=message)]
 
 
-def _cause(rule: Rule, objections: Mapping[str, Sequence[RuleFinding]]) -> str:
-    return next((cause for cause in rule.silenced_by if objections.get(cause)), "")
+def _cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> str:
+    return next((cause for cause in rule.silenced_by if by_rule.get(cause)), "")
 
 
 def _error(measured: CheckMeasurements) -> str:

@@ -42,13 +42,7 @@ _SHORTEST_RECURRENCE = 8
 _CAUSES = ("non-finite-gradient", "zero-gradient")
 
 
-@rule(
-    "vanishing-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    holds="The first weights do not learn slower than the limit allows, compared with the last.",
-)
+@rule("vanishing-gradient", "off", "gradients", _CAUSES)
 @limit(
     "min_ratio",
     1e-4,
@@ -63,22 +57,15 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     first layers hardly learn. Causes: saturated activations, missing normalisation or skip connections, too small an
     initialisation.
     """
-    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
-    # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
-    # alike. The median over a tenth spans skip connections and branches that start small. A layer applied again and
-    # again, as in a recurrence, has one gradient for all its calls; those of its outputs are compared instead.
+    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not.
+    # The median over a tenth spans skip connections and branches that start small. A layer that is called again and
+    # again has one gradient for all its calls; those of its outputs are compared instead.
     gradients = taken_gradients(measured)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
 
-@rule(
-    "exploding-gradient",
-    "off",
-    "gradients",
-    _CAUSES,
-    holds="Gradients do not grow beyond the limit on the way back to the first layers.",
-)
+@rule("exploding-gradient", "off", "gradients", _CAUSES)
 @limit(
     "max_ratio",
     1e4,
@@ -98,13 +85,13 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     gradients = taken_gradients(measured)
     rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
     idle = _batch_norm_is_idle(gradients)
-    remark = " BatchNorm does not normalise yet, being untrained; judge in train mode." if idle else ""
+    remark = " BatchNorm is untrained and does not normalise yet; use train mode." if idle else ""
     trends = [*_recurrences(gradients), _of_outputs("layers", rows)]
-    for objection in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
-        yield RuleFinding(objection.target, objection.message + remark, "warn" if idle else "fail")
+    for finding in _beyond(terms.limit("max_ratio"), gt, [(trend, trend.ratio(max)) for trend in trends]):
+        yield RuleFinding(finding.target, finding.message + remark, "warn" if idle else "fail")
 
 
-@rule("unused-parameter", "off", "gradients", holds="Every trainable parameter gets a gradient.")
+@rule("unused-parameter", "off", "gradients")
 def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Trainable parameters never get a gradient.
 
@@ -146,13 +133,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
     return "no path leads from the loss to them: it does not depend on them, or the path is cut (detach, no_grad)"
 
 
-@rule(
-    "gradient-imbalance",
-    "off",
-    "gradients",
-    (*_CAUSES, "vanishing-gradient"),
-    holds="The relative gradients of weights differ by no more than the limit.",
-)
+@rule("gradient-imbalance", "off", "gradients", (*_CAUSES, "vanishing-gradient"))
 @limit(
     "max_ratio",
     1e6,
@@ -230,13 +211,13 @@ class _Trend:
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
 ) -> Iterable[RuleFinding]:
-    """Object to trends with such ratios, once where they begin at the same place."""
-    objections: dict[str, RuleFinding] = {}
+    """Report trends with such ratios, once where they begin at the same place."""
+    by_place: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
             first = trend.targets[0]
-            objections.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
-    return objections.values()
+            by_place.setdefault(first.where, RuleFinding(first, trend.sentence(ratio, limit)))
+    return by_place.values()
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
@@ -295,7 +276,6 @@ def _common_module(names: Sequence[str]) -> str:
 
 
 def _weights(gradients: Gradients) -> list[ParameterRow]:
-    """Return the matrices and kernels with a relative gradient that is finite and not zero, in forward order."""
     return [
         row
         for row in in_forward_order(gradients)

@@ -1,7 +1,4 @@
-"""What a rule is: a function from measurements to objections, with a level and limits.
-
-Below it, how rules read results: gradients that arrived, weights in forward order, counts in words.
-"""
+"""What a rule is: a function from measurements to findings, with a level and limits; and how rules read results."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The value beyond which a rule objects.
+    """The value beyond which a rule reports a problem.
 
     Attributes:
         meaning: What is compared with it, and in which unit, for people.
@@ -43,11 +40,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class FindingTarget:
-    """What an objection is about, and what layer patterns match it by.
-
-    For people, `where` is the label of an output or the name of a parameter, "" for the whole checkpoint, which has no
-    `names`, any of which a pattern may match. `kind` is the class name of the module.
-    """
+    """What a finding is about: `where`, "" for the whole network; patterns match `names`, and the class `kind`."""
 
     where: str = ""
     names: tuple[str, ...] = ()
@@ -73,8 +66,8 @@ def stored_in(values: StoredValues) -> FindingTarget:
 class RuleFinding:
     """What a rule yields: one sentence with the measured value and the limit, about a target.
 
-    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check, `at_least` "fail"
-    lets it fail where the rule would only warn, unless the settings have a level for the rule.
+    It becomes a `Finding` at the level of the rule, but at most at `at_most`, and at least at `at_least` unless the
+    user has set the level.
     """
 
     target: FindingTarget
@@ -94,25 +87,22 @@ class Rule:
         identifier: Stable: "dead-channels".
         level: In `hookscope check`, unless the user sets another.
         needs: Which measurements it needs; it is skipped without them.
-        evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
-        silenced_by: Rules whose objections are the cause of what this one would object to.
-        holds: What holds where it passes, in one sentence.
-        followers: What the objections are about ("layer"), if all but the first of a level count as its consequences
-            and make one finding with it; "" if each objection is a finding.
+        evaluate: Yields the problems that it finds. Its docstring is the meaning and the explanation.
+        silenced_by: Rules whose findings cause what this one would find.
+        followers: What the findings are about ("layer"), if the first of a level stands for all others; else "".
     """
 
     identifier: str
     level: Level
     needs: Needs
     evaluate: Evaluate
-    holds: str
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
     followers: str = ""
 
     @property
     def meaning(self) -> str:
-        """What it objects to, in one sentence."""
+        """What it looks for, in one sentence."""
         return self._paragraphs[0]
 
     @property
@@ -139,12 +129,10 @@ def limit(name: str, default: float, meaning: str, basis: str, grads_name: str =
 
 
 def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, holds: str, followers: str = ""
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
 ) -> Callable[[Evaluate], Rule]:
     """Make a function a rule. See `Rule` for the arguments."""
-    return lambda function: Rule(
-        identifier, level, needs, function, holds, silenced_by, _LIMITS.get(function, {}), followers
-    )
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,28 +164,25 @@ class RuleTerms:
             value = settings.limits.get(name, value)
         return value
 
-    def findings(self, objections: Iterable[RuleFinding]) -> list[Finding]:
-        """Return objections as findings, each at its level, without those where the rule is off for their target.
-
-        One cause is one finding: see `Rule.followers`.
-        """
-        verdicts = [finding for objection in objections if (finding := self._finding(objection)) is not None]
+    def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
+        """Return findings at their levels, without those where the rule is off; those of one cause become one."""
+        reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
         if not self.rule.followers:
-            return verdicts
+            return reported
         by_level: dict[Level, list[Finding]] = {}
-        for verdict in verdicts:
-            by_level.setdefault(verdict.level, []).append(verdict)
+        for finding in reported:
+            by_level.setdefault(finding.level, []).append(finding)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, objection: RuleFinding) -> Finding | None:
-        level = self.level_of(objection.target)
+    def _finding(self, problem: RuleFinding) -> Finding | None:
+        level = self.level_of(problem.target)
         if level == "off":
             return None
-        message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
-        if objection.at_least == "fail" and not self._is_level_set(objection.target):
+        message = safe_text(problem.message)  # names come from the file, and a finding goes into logs
+        if problem.at_least == "fail" and not self._is_level_set(problem.target):
             level = "fail"
-        level = "warn" if "warn" in (level, objection.at_most) else "fail"
-        return Finding(self.rule.identifier, level, objection.target.where, message)
+        level = "warn" if "warn" in (level, problem.at_most) else "fail"
+        return Finding(self.rule.identifier, level, problem.target.where, message)
 
     def _is_level_set(self, target: FindingTarget) -> bool:
         changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
@@ -220,8 +205,8 @@ class RuleTerms:
 def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
     """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
 
-    A rule that is off everywhere is wanted because it was selected by name; then it fails. Where it is off but for some
-    layers, it stays off for all others.
+    A rule that is off everywhere was selected by name, so it fails; one that is on for some layers is off for all
+    others.
     """
     layers = [
         (parse_pattern(layer.pattern), layer.rules[rule.identifier])

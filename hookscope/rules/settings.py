@@ -1,15 +1,15 @@
 """The settings of a check: the inputs, the rules to judge by, and their limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
-from hookscope.options import Arguments, Check, PickleOptions, PictureOptions, any_given, is_given
+from hookscope.options import Check, InputOptions, PickleOptions, ScoreOptions, is_given
 from hookscope.parameters import arg
 from hookscope.results.findings import Level
-from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside_pictures, parse_noise_shapes
+from hookscope.results.noise_shapes import noise_beside_pictures, parse_noise_shapes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,10 +28,7 @@ class RuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSettings:
-    """What the user has changed about rules, by identifier, for the layers whose name or class name matches `pattern`.
-
-    It is a pattern as for `--layer`, but without a position.
-    """
+    """What the user has changed about rules, by identifier, for the layers of a pattern without a position."""
 
     pattern: str
     rules: Mapping[str, RuleSettings]
@@ -43,9 +40,8 @@ class Expectation:
 
     Attributes:
         top1: The class that must come first, by name or index; None for any.
-        contains: Classes that must be among the first `k`, by name or index.
-        min_probability: Least probability of `top1`, or of the first class if that is None; 0-1. A softmax, or with
-            `multi_label` a sigmoid.
+        contains: Classes that must be among the first `k`.
+        min_probability: Least probability of the first class, 0-1.
     """
 
     image: Path
@@ -56,47 +52,24 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class CheckSettings(PictureOptions):
-    """All settings of a check.
+class CheckSettings(InputOptions, ScoreOptions, PickleOptions):
+    """All settings of a check: options of the same names, and settings that only a configuration has.
 
     Attributes:
-        arch: The network, in any form of MODEL but a weights file; None to recognise it.
-        model_arguments: "NAME=VALUE" each, or values by name, for the function that builds it.
-        key: Where in the file the weights are; None to find them.
-        allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
-        allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
         images: Pictures, tensor files and folders to run it on, or tensors; none means noise.
-        data: Labelled pictures: a folder of class folders, a CSV or a JSON file; None for none.
-        survey: Folder of a survey of the network, which rules about activations look at; None for none.
-        shape: The noise, as `parse_noise_shapes` takes it; None for two inputs of the network's known input shape.
-        named: "NAME=VALUE" each, as `--input`, or values by name, as the Python functions take them.
-        batch_size: Inputs per forward pass.
+        input_shape: The noise; None for two inputs of the network's known input shape.
         seed: Of noise and of everything else random.
-        output_key: Which of several outputs holds the class scores; None for the only one.
-        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
-        multi_label: Whether each class is a label by itself, so that scores are read as sigmoids.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
         rules, layers: Changes by identifier, and those for some layers, where a later one overrides an earlier one.
         source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 
-    arch: str | None = None
-    model_arguments: Arguments = ()
-    key: str | None = None
-    allow_missing: tuple[str, ...] = ()
-    allow_unexpected: tuple[str, ...] = ()
-    allow_global: tuple[str, ...] = ()
     images: "tuple[Path | Image, ...] | Tensor | Batch" = ()
     data: Path | None = None
     survey: Path | None = None
-    shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
-    named: Arguments = ()
     batch_size: int = 8
     seed: int = 0
-    output_key: str | None = None
-    classes: str | Path | Sequence[str] | Mapping[int, str] | None = None
-    multi_label: bool = False
     output_shape: tuple[int | str, ...] | None = None
     output_dtype: str | None = None
     loss: str = "projection"
@@ -109,31 +82,21 @@ class CheckSettings(PictureOptions):
     source: str = "defaults"
 
 
-# By the names of options, those of settings, where they differ.
-_NAMES = {"model_arg": "model_arguments", "input_shape": "shape", "input": "named"}
-
-
-def loads_as_told(option: PickleOptions) -> bool:
-    """Tell whether any of the options affects how a network is loaded."""
-    return any_given(option, PickleOptions)
-
-
-def runs_as_told(option: Check) -> bool:
-    """Tell whether any of the options needs a network to run."""
-    return any(is_given(option, name) for name in _RUN_OPTIONS)
+def needing_a_run(option: Check) -> list[str]:
+    """Return the options that need a network to run, as people write them."""
+    return [arg(name) for name in _RUN_SETTINGS if name != "expectations" and is_given(option, name)]
 
 
 NO_NETWORK = "none"
-"""The value of `--arch` with which a weights file is judged by itself."""
+"""The value of `--arch` with which a weights file is checked without a network."""
 
-# What asks for rules that need a network to run: options, and settings with what the configuration calls them.
-_RUN_OPTIONS = ("images", "data", "survey", "input_shape", "input", "baseline")
+# Settings that need a network to run, all but the last of them options too, and what the configuration calls them.
 _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
     "survey": "[input] survey",
-    "shape": "[input] shape",
-    "named": "[input] named",
+    "input_shape": "[input] shape",
+    "input": "[input] named",
     "baseline": "[baseline] file",
     "expectations": "[[expect]]",
 }
@@ -142,26 +105,21 @@ _RUN_SETTINGS = {
 def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     """Return settings with the options put over them that are given.
 
-    Pictures take the place of those in the configuration and of noise, and so does a batch of tensors; the shape of
-    noise takes that of pictures. Settings of the configuration that need a network are ignored where the options ask
-    for none.
+    Pictures take the place of those in the configuration and of noise; the shape of noise takes that of pictures.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class
-        of a
-            picture, pictures with one label each where each may have several, or an option that needs a network
-            where there is to be none.
+        UsageError: If pictures and a shape of noise are given, if an expected class lacks its picture, or if an option
+            needs a network where there is to be none.
     """
     _refuse_without_network(settings, option)
     names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}
     settable = {setting.name for setting in fields(CheckSettings)}
-    changes: dict[str, Any] = {_NAMES.get(name, name): getattr(option, name) for name in names}
-    changes = {name: value for name, value in changes.items() if name in settable}
+    changes: dict[str, Any] = {name: getattr(option, name) for name in names & settable}
     has_shape, has_images = "input_shape" in names, "images" in names
-    given_shape = option.input_shape if has_shape else settings.shape
+    given_shape = option.input_shape if has_shape else settings.input_shape
     shapes = None if given_shape is None else parse_noise_shapes(given_shape)
     by_position = any(not shape.name for shape in shapes or ())
-    changes["shape"] = shapes
+    changes["input_shape"] = shapes
     if by_position and has_shape:
         if has_images:
             raise UsageError(noise_beside_pictures())
@@ -169,7 +127,7 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
             raise UsageError(f"{arg('input_shape')} gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()
     elif by_position and has_images:
-        changes["shape"] = tuple(shape for shape in shapes or () if shape.name) or None
+        changes["input_shape"] = tuple(shape for shape in shapes or () if shape.name) or None
     if has_images:
         if isinstance(option.images, list | tuple):
             changes["images"] = tuple(Path(image) if isinstance(image, str) else image for image in option.images)
@@ -183,7 +141,7 @@ def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
     """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
     if (option.arch or settings.arch) != NO_NETWORK:
         return
-    asked = [arg(name) for name in _RUN_OPTIONS if is_given(option, name)]
+    asked = needing_a_run(option)
     if not asked and not option.arch:
         asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
     if asked:

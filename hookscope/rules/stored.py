@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
-from hookscope.text import counted, figure, some_of
+from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -20,7 +20,7 @@ _RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
 
 
-@rule("integrity", "fail", "file", holds="All files that were read are complete, of a known kind, and safe to read.")
+@rule("integrity", "fail", "file")
 def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The file is incomplete, of an unknown kind, or not safe to read.
 
@@ -32,53 +32,42 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleF
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 
 
-@rule(
-    "architecture",
-    "fail",
-    "network",
-    holds="The loaded weights match the network's names and shapes, except where differences are allowed.",
-)
+@rule("architecture", "fail", "network")
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """The names and shapes in the file do not match the network.
 
-    The file must hold every name and shape of the network, and nothing else. Causes: half a checkpoint, a different
-    version of the code, the weights of a different network. Only the stored values can then be judged, and the check
+    The file must have every name and shape of the network, and no others. Causes: half a checkpoint, a different
+    version of the code, the weights of a different network. Only the stored values can then be checked, and the check
     fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
-    --arch none judges the file without a network.
+    --arch none checks the file without a network.
     """
     return iter(())  # likewise
 
 
-@rule(
-    "non-finite-parameter",
-    "fail",
-    "stored",
-    followers="tensor",
-    holds="No parameter or buffer holds NaN or Inf, except masks and empty ranges.",
-)
+@rule("non-finite-parameter", "fail", "stored", followers="tensor")
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A parameter or buffer holds NaN or Inf.
+    """A parameter or buffer has NaN or Inf.
 
     One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
-    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. A minimum or maximum
-    (by its name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
+    precision, a damaged file. A buffer of only zeros and infinities is a mask, and passes. A minimum or maximum (by its
+    name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
     checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
             counts = f"{values.nan_count:,} NaN and {values.inf_count:,} Inf"
-            yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
+            yield about(values, f" has {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
-@rule("zero-parameter", "warn", "stored", holds="No weight matrix or kernel is zero everywhere.")
+@rule("zero-parameter", "warn", "stored")
 def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel is zero everywhere.
 
     A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
     design: untrained heads and last layers of residual branches do. Load it, or ignore the rule where zero is meant.
-    Judged are weights with at least two axes longer than 1; not biases, including attention's tables of biases, and
-    scales. Tables of positions ("pos" in the name) are not judged while weights are random or BatchNorm is untrained,
-    because some start at zero.
+    Only weights with at least two axes longer than 1 are checked; not biases, including attention's tables of biases,
+    and scales. Tables of positions ("pos" in the name) are not checked while weights are random or BatchNorm is
+    untrained, because some start at zero.
 
     A file of low-rank adapters (LoRA) fails if each of them has a half or a scale that is zero everywhere, as every
     lora_B is before training: the adapters then change nothing in their network.
@@ -93,38 +82,27 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
             continue
         leaf = values.name.rpartition(".")[2]
         if is_weight(values) and is_zero(values) and not any(word in leaf for word in passing):
-            yield _about(values, f" is 0 in all of its {values.element_count:,} values")
+            yield about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
-@rule(
-    "constant-parameter",
-    "warn",
-    "stored",
-    holds="No weight matrix or kernel has one value everywhere, other than zero.",
-)
+@rule("constant-parameter", "warn", "stored")
 def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """A weight matrix or kernel has one value everywhere, other than zero.
 
     A weight with a single value makes all its outputs the same. It was allocated, but never initialised or loaded: load
-    it. Judged are weights with at least two axes longer than 1; not biases and scales. Tables of scales, which may
-    start with one value, are not judged either: they are neither the weight of a known layer nor named "weight".
+    it. Only weights with at least two axes longer than 1 are checked; not biases and scales. Tables of scales, which
+    may start with one value, are not checked either: they are neither the weight of a known layer nor named "weight".
     """
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
         is_scale = values.filter_count is None and "weight" not in values.name.rpartition(".")[2]
         if is_weight(values) and not is_scale and finite and values.min == values.max and values.min not in (None, 0):
-            yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
+            yield about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
-@rule(
-    "duplicate-parameter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No two weights that are not tied hold the same values.",
-)
+@rule("duplicate-parameter", "warn", "stored", followers="weight")
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Two weights that are not tied hold the same values.
+    """Two weights that are not tied have the same values.
 
     Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
     and never trained apart. Compare their names with those in the original checkpoint. Tied weights and constant
@@ -133,16 +111,10 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     for values in measured.stored:
         if values.twin_of:
             claim = f" equals '{values.twin_of}' in all of its {values.element_count:,} values"
-            yield _about(values, f"{claim}, though the two are not tied")
+            yield about(values, f"{claim}, though the two are not tied")
 
 
-@rule(
-    "batchnorm-variance",
-    "fail",
-    "stored",
-    followers="layer",
-    holds="No running variance of BatchNorm is negative, or zero in more channels than the limit allows.",
-)
+@rule("batchnorm-variance", "fail", "stored", followers="layer")
 @limit(
     "max_zero_fraction",
     0.5,
@@ -169,22 +141,16 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
         share = values.zero_count / values.element_count
         if values.min < 0:
-            yield _about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
+            yield about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
         elif stuck := values.means_without_variance:
-            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
-            yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
+            channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {some_of(stuck, 8)}"
+            yield about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
-            yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
+            yield about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule(
-    "dead-filter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No weight has more output channels of zeros than the limit allows, or has lost its last ones.",
-)
+@rule("dead-filter", "warn", "stored", followers="weight")
 @limit(
     "max_fraction",
     0.25,
@@ -194,8 +160,8 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 @limit(
     "min_chance",
     1e-6,
-    "least probability that the zero channels at the end of a weight are there by chance, given the share "
-    "of zero channels elsewhere",
+    "least probability that the zero channels at the end of a weight are there by chance, given the share of zero "
+    "channels elsewhere",
     "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
@@ -214,14 +180,14 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            claim = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
-            yield _about(values, f": {claim}: {numbers(values.zero_filters)}")
+            claim = f"{channels} are all 0, {share:.1%} (limit {limit:.0%})"
+            yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
-            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
+            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} are all 0"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
-            yield _about(values, f": {claim}, which {rare}")
+            yield about(values, f": {claim}, which {rare}")
 
 
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
@@ -235,7 +201,8 @@ def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
     return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
 
 
-def _about(values: StoredValues, claim: str) -> RuleFinding:
+def about(values: StoredValues, claim: str) -> RuleFinding:
+    """Return a finding whose sentence begins with the name of a parameter or buffer, and ends with the claim."""
     return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
@@ -265,15 +232,12 @@ def is_untrained(measured: CheckMeasurements) -> bool:
 def untrained_remark(measured: CheckMeasurements) -> str:
     """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
     if batch_norm_is_untrained(measured):
-        return " BatchNorm does not normalise yet, being untrained."
+        return " BatchNorm is untrained and does not normalise yet."
     return " Its weights are random." if weights_are_random(measured) else ""
 
 
 def weights_are_random(measured: CheckMeasurements) -> bool:
-    """Tell whether hookscope itself drew the weights at random, or nearly all of them look so.
-
-    Their look counts only where no BatchNorm's statistics say more, as in a quantised network.
-    """
+    """Tell whether hookscope drew the weights, or, without BatchNorm's statistics, nearly all of them look random."""
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random
     return measured.model.random or weights_look_random(measured.stored)
@@ -287,7 +251,6 @@ def weights_look_random(stored: Sequence[StoredValues]) -> bool:
 
 
 def _is_mask(values: StoredValues) -> bool:
-    """Tell whether a buffer holds nothing but zeros and infinities."""
     finite = values.element_count - values.inf_count
     return values.role == "buffer" and not values.nan_count and finite == values.zero_count > 0
 
@@ -298,6 +261,15 @@ def _is_empty_range(values: StoredValues) -> bool:
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 
 
-def numbers(indices: tuple[int, ...], shown: int = 8) -> str:
-    """Return the first few of some indices, and how many more there are."""
-    return some_of(indices, shown)
+def worst_weight(
+    terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], flaw: str
+) -> Iterator[RuleFinding]:
+    """Report the weight with the greatest share above a limit, and count such weights."""
+    judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
+    broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
+    if broken:
+        share, worst = max(broken, key=lambda pair: pair[0])
+        limit = terms.limit(name, stored_in(worst))
+        above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
+        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
+        yield RuleFinding(stored_in(worst), message)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookscope.results.training_state import CopyValues
 
 
-@rule("optimizer-state", "fail", "stored", holds="Training can resume from every optimiser state in the file.")
+@rule("optimizer-state", "fail", "stored")
 @limit(
     "max_moment",
     2.0,
@@ -32,8 +32,8 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
 
     Two findings are only warnings. Step counts that differ between parameters come from a state assembled from two
     runs, but also from layers that were frozen for a while. A learning rate that differs from the one in the file's
-    schedule was changed by hand, or the two were saved at different times; this is checked if the file holds exactly
-    one schedule and one optimiser.
+    schedule was changed by hand, or the two were saved at different times; this is checked if the file has exactly one
+    schedule and one optimiser.
     """
     for state in measured.optimisers:
         if state.wrong_settings:
@@ -45,25 +45,24 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         most = terms.limit("max_moment", FindingTarget(state.key, (state.key,)))
         if excess := {name: ratio for name, ratio in state.excess_moments.items() if ratio > most}:
             worst = max(excess.values())
-            problem = (
-                f"holds means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
-            )
+            problem = f"has means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
             yield _of(state.key, f"{problem} (limit {most:g}): {listed([*excess])}")
         if state.non_finite:
             tensors = f"{len(state.non_finite)} of {counted(state.tensor_count, 'tensor')}"
-            yield _of(state.key, f"holds NaN or Inf in {tensors}: {listed(state.non_finite)}")
+            yield _of(state.key, f"has NaN or Inf in {tensors}: {listed(state.non_finite)}")
         if state.negative:
-            yield _of(state.key, f"holds negative means of squares: {listed(state.negative)}")
+            yield _of(state.key, f"has negative means of squares: {listed(state.negative)}")
         if wrong := [step for step in state.steps if not 0 <= step < math.inf]:
-            yield _of(state.key, f"counts {wrong[0]:g} steps (limit 0) for {_parameters(state.steps[wrong[0]])}")
+            parameters = counted(state.steps[wrong[0]], "parameter")
+            yield _of(state.key, f"counts {wrong[0]:g} steps (limit 0) for {parameters}")
         elif len(state.steps) > 1:
             steps = sorted(state.steps, key=lambda step: -state.steps[step])
-            shown = ", ".join(f"{step:,.0f} for {_parameters(state.steps[step])}" for step in steps[:3])
+            shown = ", ".join(f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps[:3])
             more = f" and {len(steps) - 3} more counts" if len(steps) > 3 else ""
             yield _of(state.key, f"counts steps that disagree: {shown}{more}", "warn")
 
 
-@rule("scaler-state", "fail", "stored", holds="Training can resume from every GradScaler state in the file.")
+@rule("scaler-state", "fail", "stored")
 @limit(
     "min_scale",
     1.0,
@@ -77,7 +76,7 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     negative, infinite or NaN leaves no gradient, and fails. A growth factor of 1 or less, and a backoff factor that is
     not between 0 and 1, fail as well: torch's GradScaler refuses them. Continue with a new GradScaler.
 
-    A scale below the limit is a warning. The scaler skips every step whose gradients hold NaN or Inf, and lowers the
+    A scale below the limit is a warning. The scaler skips every step whose gradients have NaN or Inf, and lowers the
     scale. A scale below 1 means that gradients are never finite, or overflow float16 even unscaled: look for their
     cause with `hookscope grads`. A step count that has reached the growth interval is also a warning, because the scale
     would have grown.
@@ -99,34 +98,29 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
             yield _of(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
 
 
-@rule(
-    "averaged-weights",
-    "fail",
-    "stored",
-    holds="Every averaged copy (EMA) in the file is finite and belongs to the weights.",
-)
+@rule("averaged-weights", "fail", "stored")
 @limit(
     "min_cosine",
     0.1,
     "least cosine between a weight and its average",
-    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
-    " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
-    " is 0.1 at h = 99 t",
+    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around zero with "
+    "a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which is 0.1 "
+    "at h = 99 t",
 )
 def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.
 
-    A copy that holds NaN or Inf fails, because averaging never removes them. A copy with a tensor of a different shape
-    fails: it belongs to a different network. A copy whose matrices and kernels all hold a single value, such as 0,
-    fails: it was allocated, but never filled. If only some do, it is a warning. Parameters in only one of the two sets
-    are a warning: the network changed during training. The copy needs no buffers. Release the weights instead of such a
-    copy, or start the average again.
+    A copy with NaN or Inf fails, because averaging never removes them. A copy with a tensor of a different shape fails:
+    it belongs to a different network. A copy whose matrices and kernels all have a single value, such as 0, fails: it
+    was allocated, but never filled. If only some do, it is a warning. Parameters in only one of the two sets are a
+    warning: the network changed during training. The copy needs no buffers. Release the weights instead of such a copy,
+    or start the average again.
 
     Signs that either set is out of date are warnings. The copy is out of date if it looks freshly initialised while the
     weights look trained, or if its BatchNorms have their initial statistics while those of the weights have moved;
     `torch.optim.swa_utils.update_bn` computes them. The weights are out of date if a BatchNorm of the copy has counted
     more batches. A weight of 2,048 values or more that is nearly orthogonal to its average is a warning as well: the
-    two come from different runs. How far a copy lags behind the weights is not judged.
+    two come from different runs. How far a copy lags behind the weights is not checked.
 
     A set of weights in the same file counts as an averaged copy if its key contains ema, averag, swa or shadow; so does
     a list of tensors in the shapes of all parameters, in their order, as torch_ema saves it.
@@ -134,7 +128,7 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     for copy in measured.copies:
         if copy.non_finite:
             tensors = f"{len(copy.non_finite)} of {counted(copy.tensor_count, 'tensor')}"
-            yield _of(copy.key, f"holds NaN or Inf in {tensors}: {listed(copy.non_finite)}")
+            yield _of(copy.key, f"has NaN or Inf in {tensors}: {listed(copy.non_finite)}")
         if copy.reshaped:
             tensors = counted(len(copy.reshaped), "tensor")
             yield _of(copy.key, f"has {tensors} of another shape than the weights: {listed(copy.reshaped)}")
@@ -147,9 +141,7 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             yield _of(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
         if copy.unknown:
             count = len(copy.unknown)
-            problem = (
-                f"holds {counted(count, 'tensor')} that {are(count)} not among the weights: {listed(copy.unknown)}"
-            )
+            problem = f"has {counted(count, 'tensor')} that {are(count)} not among the weights: {listed(copy.unknown)}"
             yield _of(copy.key, problem, "warn")
         least = terms.limit("min_cosine", FindingTarget(copy.key, (copy.key,)))
         if unrelated := {name: near for name, near in copy.cosines.items() if near < least}:
@@ -165,7 +157,7 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
         problem = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
         yield _of(copy.key, problem, "warn")
     if copy.reset:
-        layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} as they start"
+        layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} at their initial values"
         yield _of(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
@@ -175,7 +167,3 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
 
 def _of(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:
     return RuleFinding(FindingTarget(key, (key,)), f"'{key}' in the file {problem}.", at_most)
-
-
-def _parameters(count: int) -> str:
-    return counted(count, "parameter")

@@ -1,14 +1,21 @@
-"""Rules about weights that stand out: among their own values, or among the other weights of the network."""
+"""Rules about weights that stand out: among their own values, among the other weights of the network, or in float8."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
-from hookscope.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
-from hookscope.text import counted, figure
+from hookscope.rules.stored import (
+    about,
+    batch_norm_is_untrained,
+    is_weight,
+    weights_are_random,
+    weights_look_random,
+    worst_weight,
+)
+from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -21,24 +28,18 @@ _GREATEST: Mapping[str, float] = {
     "float64": (2 - 2**-52) * 2.0**1023,
 }
 
-# A running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
-# and a single weight below this does not dominate a layer.
+# A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
-# From this many standard errors on, a weight counts as trained. Among the weights of EfficientNet-Lite0 to 2
-# with 2,048 values and more, nine in ten are beyond, by up to 10^3.
+# Standard errors from which a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2 with 2,048 values and
+# more, nine in ten are beyond, by up to 10^3.
 _TRAINED_SPREAD = 10.0
-
 _FEWEST_TRAINED = 3  # among fewer nothing stands out
-
-# A fixed kernel, as one that finds edges, may well hold fewer whole numbers.
-_FEWEST_INTEGERS = 1024
-
-# That so many signs are equal by chance is impossible; a bank of fixed filters is mostly zeros.
-_FEWEST_SIGNS = 2048
+_FEWEST_INTEGERS = 1024  # a fixed kernel, as one that finds edges, may have fewer
+_FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
 
 
-@rule("outlier-weight", "fail", "stored", holds="No value of a weight is far greater than all others.")
+@rule("outlier-weight", "fail", "stored")
 @limit(
     "max_ratio",
     100.0,
@@ -57,7 +58,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
     (a flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself
     is a clipped overflow. Such a value hides all other values of its layer, so the rule fails. Values hundreds of times
-    the others also occur in sound networks, so the rule warns. The rule judges parameters and BatchNorm's statistics;
+    the others also occur in sound networks, so the rule warns. The rule checks parameters and BatchNorm's statistics;
     with fewer than 2,000 values, the greatest is compared with the next. Go back to an earlier checkpoint, or download
     again.
     """
@@ -79,13 +80,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             yield RuleFinding(target, f"{named}, {times} (limit {most:g}).", "warn")
 
 
-@rule(
-    "duplicate-filter",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No output channels of one weight are equal to the last bit.",
-)
+@rule("duplicate-filter", "warn", "stored", followers="weight")
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of one weight are equal to the last bit.
 
@@ -97,14 +92,14 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
             equal = f"{len(values.repeated_filters)} of {counted(values.filter_count, 'output channel')} equal"
-            yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
+            yield about(values, f": {equal} one before them: {some_of(values.repeated_filters, 8)}")
 
 
-@rule("constant-block", "warn", "stored", holds="No block of a weight has a single value, unlike the rest.")
+@rule("constant-block", "warn", "stored")
 @limit(
     "min_length",
     64,
-    "number of equal values in a row from which a run is judged",
+    "number of equal values in a row from which a run is checked",
     "none of 21 trained networks and 35 rounded or structurally pruned copies has a run of 32",
 )
 @limit(
@@ -129,27 +124,21 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         limit = terms.limit("max_over_chance", stored_in(values))
         if run.length > limit * run.chance:
             block = f"{run.length:,} values in a row are {run.value:.6g}"
-            yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
+            yield about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
 
 
-@rule(
-    "integer-weight",
-    "fail",
-    "stored",
-    followers="weight",
-    holds="No floating-point weight holds nothing but whole numbers.",
-)
+@rule("integer-weight", "fail", "stored", followers="weight")
 @limit(
     "min_magnitude",
     4.0,
     "greatest magnitude from which a weight of whole numbers is reported",
-    "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
+    "binary and ternary networks reach 1, int4 reaches 7 or 8, int8 127",
 )
 def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
+    """All values of a floating-point weight are whole numbers: integers that lack their scale.
 
     A quantised weight is an integer times a scale. Without the scale, the integers make every output of a
-    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule judges kernels
+    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule checks kernels
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
@@ -159,12 +148,10 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
             if reached >= least:
                 whole = f"all of its {values.element_count:,} values are whole numbers, up to {reached:g} in magnitude"
-                yield _about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
+                yield about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
 
 
-@rule(
-    "unsigned-weight", "fail", "stored", followers="weight", holds="No weight that should have both signs has only one."
-)
+@rule("unsigned-weight", "fail", "stored", followers="weight")
 @limit(
     "fail_fraction",
     0.75,
@@ -177,7 +164,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
     conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
     one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
-    positive on purpose, such as those that mix energies of frequencies. The rule judges kernels and matrices with at
+    positive on purpose, such as those that mix energies of frequencies. The rule checks kernels and matrices with at
     least 2,048 non-zero values, unless they are constant or break integer-weight.
     """
     weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
@@ -193,20 +180,14 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         yield RuleFinding(stored_in(values), f"{message}; {share}.", "fail" if fails else "warn")
 
 
-@rule(
-    "untrained-weight",
-    "warn",
-    "stored",
-    followers="weight",
-    holds="No weight looks drawn at random while nearly all others are trained.",
-)
+@rule("untrained-weight", "warn", "stored", followers="weight")
 @limit(
     "max_spread",
     3.0,
     "spread of a weight's rows, columns and kernel positions beyond that of independent values, in standard errors",
-    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained "
-    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of "
-    "112 random networks stay below",
+    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained for seconds "
+    "3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of 112 random networks stay "
+    "below",
 )
 @limit(
     "min_trained_fraction",
@@ -220,7 +201,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
     and kernel positions differ from one another far more than chance does. A weight without such structure among
     trained weights was never loaded, was initialised again, or is not used. Compare its name with those in the file.
-    The rule judges kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
+    The rule checks kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
     head on a trained body is on purpose. A network with fewer trained weights than the limit passes too.
 
     A transposed square weight is not found: it looks as trained as before. In some layers the norms of its columns
@@ -233,16 +214,10 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
         spread, most = values.spread_beyond_chance, terms.limit("max_spread", stored_in(values))
         if spread is not None and spread < most:
             reason = "its rows, columns and kernel places differ by no more than independent random values do"
-            yield _about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
+            yield about(values, f" looks untrained: {reason} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
-@rule(
-    "untrained-norm",
-    "fail",
-    "stored",
-    followers="layer",
-    holds="No normalisation layer has its initial values where nearly all others, or its weight and bias, have moved.",
-)
+@rule("untrained-norm", "fail", "stored", followers="layer")
 @limit(
     "min_trained_fraction",
     0.75,
@@ -261,17 +236,16 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     everything else warns. The rule also warns if no statistics have moved although the weights are trained, and about
     any layer whose statistics have not moved although its own weight and bias are trained: they were never updated (an
     average of parameters without buffers, training in eval mode), never loaded, or folded into weight and bias;
-    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the file
-    was then saved before training. Layers after the last trained one pass, because a new head on a trained body is on
-    purpose.
+    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the
+    network is untrained. Layers after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     looks_random = weights_look_random(measured.stored)
     never_updated = {at for at, norm in norms if _is_never_updated(norm, looks_random=looks_random)}
     is_new = batch_norm_is_untrained(measured) and looks_random and not never_updated
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
-        statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
-        message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
+        statistics = "BatchNorm statistics are at their initial values (mean 0, variance 1)"
+        message = f"Looks untrained: {statistics}, and the weights look randomly drawn."
         yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
@@ -342,6 +316,13 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
     ]
 
 
+def looks_untrained(measured: CheckMeasurements) -> bool:
+    """Tell whether weights look random, or BatchNorm is as it starts and no weight looks trained."""
+    is_new = batch_norm_is_untrained(measured) and statistics_are_new(measured.stored)
+    spreads = (values.spread_beyond_chance or 0.0 for values in measured.stored)
+    return weights_are_random(measured) or (is_new and max(spreads, default=0.0) < _TRAINED_SPREAD)
+
+
 def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
     """Tell whether no layer with statistics as they start is trained otherwise: the network is new."""
     looks_random = weights_look_random(stored)
@@ -351,8 +332,7 @@ def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
 def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
     """Tell whether statistics are as they start, while weight and bias of the same layer differ between channels.
 
-    Where all weights look random, as after a short training, the layer's weight must also be near its start of 1:
-    RepVGG draws weight and bias at random, around 0.1 and 0.
+    Where all weights look random, the layer's must also be near its start of 1: RepVGG draws them around 0.1.
     """
     if not _is_at_start(norm, _STARTS["statistics"]) or not {"weight", "bias"} <= norm.keys():
         return False
@@ -364,7 +344,6 @@ def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -
 
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:
-    """Return how many batches a layer has counted; 0 where it counts none."""
     return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
 
 
@@ -381,10 +360,6 @@ def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) 
     if any(part.min != part.max for part in parts.values()):
         return False
     return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
-
-
-def _about(values: StoredValues, problem: str) -> RuleFinding:
-    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){problem}.")
 
 
 def _leaf(values: StoredValues) -> str:
@@ -412,3 +387,105 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     ]
     trained = [at for at, spread in judged if spread >= _TRAINED_SPREAD]
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
+
+
+class _Format(NamedTuple):
+    greatest: float
+    step: float
+
+
+# OCP 8-bit Floating Point Specification, 2023; those in "fnuz" after Noune et al. 2022.
+_FORMATS: Mapping[str, _Format] = {
+    "float8_e4m3fn": _Format(448.0, 2.0**-9),
+    "float8_e5m2": _Format(57344.0, 2.0**-16),
+    "float8_e4m3fnuz": _Format(240.0, 2.0**-10),
+    "float8_e5m2fnuz": _Format(57344.0, 2.0**-17),
+}
+
+_SHORTEST_ROW = 8  # scaled by rows, one value of each is the greatest of float8, a large share of shorter rows
+
+
+@rule("float8-weight", "warn", "stored", followers="weight")
+@limit(
+    "max_saturated_fraction",
+    0.5,
+    "share of a weight's values that may be the greatest number of its float8 type, 0-1",
+    "EfficientNet-Lite0 to 2, scaled by tensor, by row, or by blocks of 128 and 32, have up to 0.22",
+)
+@limit(
+    "max_rounding_error",
+    0.1,
+    "rounding error of values near zero, in units of the weight's root mean square",
+    "step / (sqrt(12) * RMS), as for any uniform rounding; EfficientNet-Lite0 to 2, scaled by tensor, by row, or by "
+    "blocks of 128 and 32, have up to 2e-5, and 0.012 without a scale",
+)
+def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A weight in float8 lacks its scale, or was rounded or cut off too far.
+
+    Eight bits hold a weight well only if the weight is first scaled to reach the greatest number of the type (448 in
+    float8_e4m3fn, 57344 in float8_e5m2), and the scale is stored with it. The rule finds three mistakes. A weight that
+    reaches this number without anything called "scale" in the same module is used hundreds of times too large. If half
+    of the values are that number, the scale was applied twice, or belongs to a different weight. A weight without a
+    scale that is about as small as the steps of float8 (2**-9 in float8_e4m3fn) has lost most of its precision.
+
+    The rule checks weights in float8, and wider ones whose values are all float8 numbers, as after loading a float8
+    file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
+    from the file with the full weights.
+    """
+    scaled = {_owner(tensor) for tensor in measured.stored if "scale" in _leaf(tensor).lower()}
+    for values in measured.stored:
+        float8 = values.float8
+        if float8 is None or (fmt := _FORMATS.get(float8.dtype)) is None:
+            continue
+        target = stored_in(values)
+        share = float8.saturated_count / values.element_count
+        long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
+        error = fmt.step / (math.sqrt(12) * float8.rms)
+        if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
+            cut = f"{share:.1%} of its values are ±{fmt.greatest:g}, the greatest of {float8.dtype}"
+            yield about(values, f": {cut} (limit {most:.0%})")
+        elif float8.saturated_count and not {_owner(values), values.name} & scaled:
+            reaches = f"reaches {fmt.greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
+            yield about(values, f" {reaches}, and no scale is stored beside it")
+        elif error > (most := terms.limit("max_rounding_error", target)):
+            coarse = f"steps of {float8.dtype} next to zero, {figure(fmt.step, 3)}, round it by about {error:.1%}"
+            of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most:.0%})"
+            yield about(values, f": {coarse} {of}")
+
+
+@rule("float8-range", "off", "stored")
+@limit(
+    "max_overflowing_fraction",
+    0.0,
+    "share of a weight's values that may lie beyond 448, the greatest of float8_e4m3fn, 0-1",
+    "OCP 8-bit Floating Point Specification, 2023",
+)
+@limit(
+    "max_vanishing_fraction",
+    0.2,
+    "share of a weight's non-zero values that may become zero in float8_e4m3fn (those of at most 2**-10), 0-1",
+    "the same; the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
+)
+def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
+    """A weight does not fit into float8_e4m3fn as it is.
+
+    float8_e4m3fn has no numbers beyond 448: greater values are cut off, or become NaN. Values of at most 2**-10 become
+    zero. The rule names the worst weight of either kind, with its share. Such a weight needs a scale (for a tensor, a
+    row or a block), or a different type: float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant
+    for gradients. The rule checks weights with at least two axes longer than 1 as they are, without a scale. Off until
+    --select or the configuration turns it on, because few networks are meant for float8.
+    """
+    weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]
+    nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
+    yield from worst_weight(
+        terms,
+        "max_overflowing_fraction",
+        [(weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count],
+        "its values lie beyond 448, the greatest of float8_e4m3fn",
+    )
+    yield from worst_weight(
+        terms,
+        "max_vanishing_fraction",
+        [(values.float8_zero_count / count, values) for values, count in nonzero if count],
+        "its values other than 0 become 0 in float8_e4m3fn",
+    )

@@ -20,6 +20,7 @@ from tests.reporting.checked import (
     FAILED,
     HOSTILE,
     KILLED,
+    LABELLED,
     LONG_NAME,
     MANY,
     PASSING,
@@ -199,8 +200,24 @@ def test_a_corrupt_file_says_so_once() -> None:
 
 def test_random_weights_cannot_be_missed() -> None:
     assert PASSING.model is not None
-    assert "RANDOM WEIGHTS" in shown(replace(PASSING, model=replace(PASSING.model, random=True)))
-    assert "RANDOM WEIGHTS" not in shown(PASSING)
+    random = shown(replace(PASSING, model=replace(PASSING.model, random=True)))
+    assert "models/good.pt: passed, untrained · " in random
+    assert "RANDOM WEIGHTS" in random
+    assert "passed, looks untrained · " in shown(replace(PASSING, looks_untrained=True))
+    assert "untrained" not in shown(replace(FAILED, looks_untrained=True)).partition("\n")[0]
+    assert not {"RANDOM WEIGHTS", "untrained"} & {*shown(PASSING).split()}
+
+
+@pytest.mark.parametrize(
+    "place", ["at '(model):log' (net.py:18)", "at 'a: b' (Conv2d)", "in the code of '' (Net) between its modules"]
+)
+def test_the_headline_says_where_nan_starts_and_how_many_pictures_are_right(place: str) -> None:
+    origin = Finding("non-finite-activation", "fail", "conv", f"NaN starts {place}: 3 NaN and 0 Inf in 9 values.")
+    loss = Finding("non-finite-loss", "fail", "", "The loss (ce) is NaN; it must be finite.")
+    wrong = Finding("accuracy", "warn", "", "0 of 2 labelled pictures are classified right.")
+    outcomes = tuple(outcome(finding.rule, finding) for finding in (origin, loss, wrong))
+    text = shown(replace(LABELLED, outcomes=outcomes), width=300).partition("\n")[0]
+    assert f": failed · NaN starts {place} · 15 of 20 pictures right · 2 failures, 1 warning" in text
 
 
 def test_of_a_thousand_findings_the_first_are_shown_and_the_others_counted() -> None:

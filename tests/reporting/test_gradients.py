@@ -159,13 +159,13 @@ def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
 
 
 def test_no_verdict_is_said_in_words() -> None:
-    assert "No rule objects to the gradients." in shown(replace(GRADIENTS, verdicts=()), 80)
+    assert "No problems found in the gradients (12 rules)." in shown(replace(GRADIENTS, verdicts=()), 80)
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])
 def test_a_pass_that_broke_off_is_never_called_healthy(change: dict[str, object]) -> None:
     text = shown(replace(GRADIENTS, verdicts=(), **change), 80)  # type: ignore[arg-type]
-    assert "not judged" in text
+    assert "not checked" in text
 
 
 # Inputs alone

@@ -113,9 +113,7 @@ def test_a_baseline_with_gradients_does_not_fit_a_run_that_takes_none() -> None:
     network = chain(nn.Linear(5, 5))
     baseline = baseline_of(inspected(network, VALUES, "sum"))
     plain = inspected(network, VALUES)
-    assert "it holds gradients, and this run takes none, because no rule about gradients is on" in misfit(
-        baseline, plain
-    )
+    assert "it has gradients, and this run takes none, because no rule about gradients is on" in misfit(baseline, plain)
     require_fit(baseline, replace(plain, unmeasured={"zero-gradient": "The backward pass raised."}))
 
 

@@ -179,8 +179,8 @@ def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_
     report = judged(broken_from("conv", "relu", "gelu", "", parameters=("conv.weight",)))
     assert objections(report) == [("non-finite-activation", "fail", "conv")]
     assert report.findings[0].message == (
-        "'conv' (Conv2d) is the first to make NaN or Inf out of finite inputs: 3 NaN and 1 Inf in 128 values (limit 0);"
-        " its 'conv.weight' is not finite; 3 later outputs hold some too, passed on."
+        "NaN starts at 'conv' (Conv2d): 3 NaN and 1 Inf in 128 values, out of finite inputs (limit 0);"
+        " its 'conv.weight' is not finite; 3 later outputs have some too, passed on."
     )
 
 
@@ -201,16 +201,17 @@ def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_
             {"inputs": ((0, "a.jpg"), (1, "b.jpg")), "input_count": 2, "position": (3, None, None)},
             "; every input of the batch leads to it, input 0 at [3, :, :].",
         ),
-        (
-            {"operation": "conv:softmax", "source": "net.py:7"},
-            "; the first operation to do so is 'conv:softmax' (net.py:7).",
-        ),
-        ({"operation": "conv:softmax"}, "; the first operation to do so is 'conv:softmax'."),
     ],
 )
 def test_what_leads_to_nan_is_told(origin: dict[str, Any], words: str) -> None:
     (finding,) = judged(broken_from("conv", **origin)).findings
-    assert finding.message.endswith(f"in 128 values (limit 0){words}")
+    assert finding.message.endswith(f"in 128 values, out of finite inputs (limit 0){words}")
+
+
+@pytest.mark.parametrize(("source", "place"), [("net.py:7", "'conv:softmax' (net.py:7)"), ("", "'conv:softmax'")])
+def test_nan_starts_at_an_operation_and_its_line(source: str, place: str) -> None:
+    (finding,) = judged(broken_from("conv", operation="conv:softmax", source=source)).findings
+    assert finding.message.startswith(f"NaN starts at {place}: 'conv' (Conv2d) makes 3 NaN and 1 Inf in 128 values")
 
 
 def test_nan_skips_what_it_would_break() -> None:
@@ -224,7 +225,7 @@ def test_nan_skips_what_it_would_break() -> None:
 def test_code_between_modules_is_named_by_its_container() -> None:
     (finding,) = judged(broken_from("", between=True)).findings
     assert finding.where == "(model)"
-    assert "The code of '(model)' (Conv2d) between its modules makes NaN or Inf first" in finding.message
+    assert finding.message.startswith("NaN starts in the code of '(model)' (Conv2d) between its modules: 3 NaN")
 
 
 def test_nan_that_no_module_makes_does_not_pass() -> None:

@@ -210,7 +210,7 @@ def test_what_no_limit_is_about_drifts_at_any_limit(changes: dict[str, object], 
     assert says in found[0].message
 
 
-GONE = BaselineRow("", "ReLU", (1,), "float32", 0, 0, None, None, None, None, None)
+GONE = BaselineRow("", "ReLU", (1,), "float32", 0, 0, *[None] * 7)
 SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn.Identity())
 
 

@@ -112,7 +112,7 @@ def test_a_network_without_class_scores_fails_with_the_reason() -> None:
     without: Activations = replace(FORWARD, predictions=())
     reason = {"expectation": "The network returned no row of class scores per input."}
     assert messages(replace(HEALTHY, forward=without, unmeasured=reason), top1=0) == [
-        "'cat.jpg' cannot be judged: The network returned no row of class scores per input."
+        "'cat.jpg' could not be checked: The network returned no row of class scores per input."
     ]
 
 

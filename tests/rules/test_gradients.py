@@ -34,7 +34,7 @@ def forward(**broken: tuple[int, int]) -> Gradients:
 def test_the_first_broken_output_is_named_and_those_after_it_are_not() -> None:
     (verdict,) = found("non-finite-activation", forward(b=(3, 1), c=(10, 0), d=(10, 0)))
     assert (verdict.level, verdict.where) == ("fail", "b")
-    assert "3 NaN and 1 Inf in 10 values (limit 0); 2 outputs after it hold some too" in verdict.message
+    assert "3 NaN and 1 Inf in 10 values (limit 0); 2 later outputs have some too" in verdict.message
 
 
 def test_a_mask_of_infinities_is_a_warning() -> None:

@@ -159,7 +159,7 @@ def test_a_cause_skips_its_consequences() -> None:
     report = outcomes(judged(with_gradients(BROKEN["zero-gradient"])))
     for rule in ("dead-gradient", "vanishing-gradient", "exploding-gradient", "gradient-imbalance"):
         assert report[rule].status == "skipped"
-        assert report[rule].reason == "the gradients violate zero-gradient, which causes the rest"
+        assert report[rule].reason == "the gradients fail zero-gradient, which causes the rest"
     assert report["unused-parameter"].status == "pass"
 
 
@@ -174,16 +174,14 @@ def test_a_backward_pass_is_not_blamed_for_what_the_forward_pass_made() -> None:
 
 def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
     report = outcomes(judged(with_gradients(logistic_chain(12))))
-    assert report["gradient-imbalance"].reason == ("the gradients violate vanishing-gradient, which causes the rest")
+    assert report["gradient-imbalance"].reason == ("the gradients fail vanishing-gradient, which causes the rest")
 
 
 def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged() -> None:
     wanted = frozenset({"vanishing-gradient"})
     report = judged(with_gradients(BROKEN["zero-gradient"]), wanted=wanted)
     assert objections(report) == [("vanishing-gradient", "fail", "")]
-    assert report.findings[0].message.startswith(
-        "It cannot be judged, because the gradients violate zero-gradient: Every"
-    )
+    assert report.findings[0].message.startswith("It could not run, because the gradients fail zero-gradient: Every")
 
 
 def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason() -> None:
@@ -191,6 +189,6 @@ def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason()
     report = outcomes(judged(with_gradients(None, unmeasured=reason)))
     first, *others = [report[rule] for rule in RULES if rule in GRADIENT_RULES]
     assert first.status == "fail"
-    assert [each.message for each in first.findings] == ["This rule cannot be judged: The network is quantised."]
+    assert [each.message for each in first.findings] == ["This rule could not run: The network is quantised."]
     assert {each.status for each in others} == {"skipped"}
     assert {each.reason for each in others} == {"The network is quantised."}

@@ -303,7 +303,7 @@ def test_one_cause_is_one_finding_that_names_the_first_and_counts_what_follows()
     (finding,) = report.findings
     assert (finding.where, finding.followed_by) == (names[0], tuple(names[1:]))
     assert finding.message == (
-        "'conv0.weight' (Conv2d) holds 2 NaN and 0 Inf in 48 values (limit 0). 4 more tensors follow: 'conv1.weight',"
+        "'conv0.weight' (Conv2d) has 2 NaN and 0 Inf in 48 values (limit 0). 4 more tensors follow: 'conv1.weight',"
         " 'conv2.weight', 'conv3.weight' and 1 more."
     )
     assert level_counts(report.findings) == "1 failure"

@@ -207,7 +207,7 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
         ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
     ]
     assert "and 2 more counts" in of(steps={float(each): 1 for each in range(5)})[0][1]
-    squares = "'optimizer' in the file holds negative means of squares: 'state.1.exp_avg_sq'."
+    squares = "'optimizer' in the file has negative means of squares: 'state.1.exp_avg_sq'."
     assert of(negative=("state.1.exp_avg_sq",)) == [("fail", squares)]
 
 
@@ -264,8 +264,8 @@ def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
     copy = CopyValues("ema", 9, ("a",), ("b",), ("c", "d"), ("e",))
     found_ = judged(replace(HEALTHY, copies=(copy,))).findings
     assert [(each.rule, each.level, each.message) for each in found_] == [
-        ("averaged-weights", "fail", "'ema' in the file holds NaN or Inf in 1 of 9 tensors: 'a'."),
+        ("averaged-weights", "fail", "'ema' in the file has NaN or Inf in 1 of 9 tensors: 'a'."),
         ("averaged-weights", "fail", "'ema' in the file has 1 tensor of another shape than the weights: 'b'."),
         ("averaged-weights", "warn", "'ema' in the file lacks 2 parameters: 'c', 'd'."),
-        ("averaged-weights", "warn", "'ema' in the file holds 1 tensor that is not among the weights: 'e'."),
+        ("averaged-weights", "warn", "'ema' in the file has 1 tensor that is not among the weights: 'e'."),
     ]

@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring import (
-    STATE_DICT,
-    Prepared,
-    measure,
-    measure_file,
-    measure_layers,
-    measure_state,
-    prepare,
-)
+from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_file, measure_state
+from hookscope.commands.check.measuring.network_passes import measure, measure_layers
+from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import (
     EXIT_CHECK_FAILED,
     CheckpointError,
@@ -43,7 +37,7 @@ from hookscope.inspection.device import full_float32
 from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Activations, LayerRow, MapSummary
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
@@ -53,8 +47,7 @@ from hookscope.rules.baseline import Baseline
 from hookscope.rules.judging import judge, refused
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 
-# At most this many failing layers are drawn, the first in execution order; all have their rows. The cause
-# is mostly in the first.
+# Of the failing layers these many are drawn, the first in execution order.
 _MOST_DRAWN = 12
 
 
@@ -71,18 +64,17 @@ def check_checkpoint(
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
-    For a weights file alone (`settings.arch` "none"), a state dict, adapters without their network, and a file that no
-    network fits, only the rules that need no network are judged; in the last case the report also has the error. What a
-    user can put right is an `error` in the report; exceptions are bugs.
+    Without a network (`settings.arch` "none", a state dict, adapters alone, a file that no network fits) only the rules
+    on stored values run. What a user can put right is an `error` in the report; exceptions are bugs.
 
     Args:
         model: A weights file or any other form of MODEL, a network, or a state dict.
-        settings: Its inputs, and the rules' levels and limits.
+        settings: Inputs, levels and limits.
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read; None where nobody can ask for that.
         device: Where to run; None for the CPU, or where a given network is.
-        baseline: What to compare its statistics with.
-        evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
+        baseline: A baseline to compare with.
+        evidence: Folder for the evidence of a failure; an earlier one is replaced.
         on_measured: Called with the measurements, if they could be made.
     """
     began = time.perf_counter()
@@ -90,7 +82,7 @@ def check_checkpoint(
     prepared, measured = None, None
     try:
         if isinstance(model, Mapping):
-            reason = "there is no network: a state dict is judged without one"
+            reason = "there is no network: a state dict is checked without one"
             report = judge(name, measure_state(model, settings, reason), settings, wanted)
         elif settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
@@ -151,7 +143,6 @@ def _judged_alone(
     *,
     trust: bool | None,
 ) -> CheckReport:
-    """Judge a weights file by what it stores; `reason` is why it has no network."""
     if not isinstance(model, str):
         raise UsageError(f"{arg('arch')} none needs a weights file; {name} is already a network.")
     return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
@@ -159,10 +150,9 @@ def _judged_alone(
 
 def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
     """Raise InputError if a pass raised for want of memory: that is no fault of the network."""
-    for inspection in (measured.forward, measured.gradients):
-        failure = inspection.failure if inspection is not None else None
-        if failure is not None and is_out_of_memory(failure.error):
-            raise _lack_of_memory(name, f", in {failure.layer or '(model)'}")
+    for run in filter(None, (measured.forward, measured.gradients)):
+        if run.failure is not None and is_out_of_memory(run.failure.error):
+            raise _lack_of_memory(name, f", in {run.failure.layer or '(model)'}")
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:
@@ -180,15 +170,11 @@ def _with_evidence(
 ) -> CheckReport:
     """Write an overview, `report.json`, and of the failing layers `rows.csv` and `grids/`; all or nothing.
 
-    The report that is returned has what the overview shows.
-
-    Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
-
-    Where that fails, the checkpoint could not be checked to the end. `folder` does not exist, is empty, or holds
-    earlier evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without
-    `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
+    Grids show the first input, from another forward pass; `pictures/` has the wrong pictures as the network got them.
+    The report that is returned has what the overview shows, or the error that kept the folder from being written.
     """
     from hookscope.commands.check.describe import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.reporting.grids import encode_png  # noqa: PLC0415 (likewise)
     from hookscope.reporting.overviews.document import draw_document  # noqa: PLC0415 (likewise)
     from hookscope.reporting.tables import rows_to_csv  # noqa: PLC0415 (likewise)
 
@@ -201,10 +187,13 @@ def _with_evidence(
         with new_run(folder, arg("evidence")) as run:
             seen = None
             if rows and prepared is not None and forward is not None:
-                seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
+                seen = measure_layers(prepared, settings, rows[:_MOST_DRAWN])
             if prepared is not None and updated.accuracy is not None:
                 parts = replace(parts, pictures=_wrong_pictures(prepared, updated.accuracy))
-            updated = replace(updated, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
+            maps = () if seen is None else seen.map_summaries
+            labels = {row.label for row in rows}
+            first = tuple(summary for summary in maps if summary.label in labels and summary.input_index == 0)
+            updated = replace(updated, overview_parts=replace(parts, summaries=first))
             overview = draw_document(describe_check(updated), wrong_pictures(updated))
             overview.save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([updated]), encoding="utf-8")
@@ -213,7 +202,10 @@ def _with_evidence(
                 (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
                 grids = _draw(run.path, seen, rows)
             if parts.pictures:
-                _write_pictures(run.path / "pictures", parts.pictures)
+                (run.path / "pictures").mkdir()
+            for index, pixels in enumerate(parts.pictures):
+                if pixels is not None:
+                    (run.path / f"pictures/{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
             run.finish(json_form(RunRecord("check", overview=OVERVIEW, grids=tuple(grids))))
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
@@ -233,16 +225,6 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
     return tuple(pictures)
 
 
-def _write_pictures(folder: Path, pictures: Sequence[NDArray[np.uint8] | None]) -> None:
-    """Write each picture that there is, by its position: `0.png` and on."""
-    from hookscope.reporting.grids import encode_png  # noqa: PLC0415 (likewise)
-
-    folder.mkdir()
-    for index, pixels in enumerate(pictures):
-        if pixels is not None:
-            (folder / f"{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
-
-
 def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
     """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
     rows = forward.rows if forward is not None else ()
@@ -252,12 +234,6 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
     about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
-
-
-def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
-    labels = {row.label for row in rows}
-    maps = () if seen is None else seen.map_summaries
-    return tuple(summary for summary in maps if summary.label in labels and summary.input_index == 0)
 
 
 def _draw(folder: Path, seen: Activations, rows: Sequence[LayerRow]) -> list[Grid]:

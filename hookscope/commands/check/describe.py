@@ -1,9 +1,9 @@
 """A check as a document: the verdict on each checkpoint, findings, labelled pictures, evidence, and every rule."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import PurePath
 
 from PIL import Image
@@ -47,19 +47,15 @@ _MOST_INPUTS = 32  # that are described; of thousands, the others are counted
 _ACROSS = 4  # wrong pictures side by side
 _STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
 
-RuleWords = Mapping[str, tuple[str, str]]
-"""By the name of a rule, what holds where it passes, and what it looks for."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a folder holds to be shown.
+    """What a page shows of the folder with the evidence.
 
     Attributes:
         grids: Of the layers that fail, in execution order.
-        pictures: Data URIs by the path in the folder: of the grids, and of wrong pictures, "pictures/0.png".
-        byte_count: Of their files together.
-        remarks: On what is not shown, in sentences.
+        pictures: Data URIs by path: of the grids, and of wrong pictures, "pictures/0.png".
+        byte_count: Size of their files together.
     """
 
     grids: Sequence[Grid] = ()
@@ -71,7 +67,7 @@ class Evidence:
 def describe_checks(
     reports: Sequence[CheckReport],
     *,
-    rules: RuleWords | None = None,
+    meanings: Mapping[str, str] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
     seconds: float | None = None,
 ) -> Document:
@@ -79,12 +75,12 @@ def describe_checks(
 
     Args:
         reports: Of every checkpoint.
-        rules: What a page says of each rule.
-        evidence: By its folder, what a page shows of it.
+        meanings: By rule, what it looks for, for a page.
+        evidence: By its folder.
         seconds: As in `summary`.
     """
     ordered = [*_told_once(by_severity(reports))]
-    documents = [describe_check(report, rules, (evidence or {}).get(report.evidence)) for report in ordered]
+    documents = [describe_check(report, meanings, (evidence or {}).get(report.evidence)) for report in ordered]
     if len(documents) == 1:
         return documents[0]
     levels: list[Level] = ["good" if report.passed else "fail" for report in ordered]
@@ -119,8 +115,10 @@ def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
         yield replace(report, error=f"the same as for {first}") if is_told else report
 
 
-def describe_check(report: CheckReport, rules: RuleWords | None = None, evidence: Evidence | None = None) -> Document:
-    """Describe the verdict on one checkpoint; `rules` and `evidence` are as in `describe_checks`."""
+def describe_check(
+    report: CheckReport, meanings: Mapping[str, str] | None = None, evidence: Evidence | None = None
+) -> Document:
+    """Describe the verdict on one checkpoint; `meanings` and `evidence` are as in `describe_checks`."""
     folder, parts = report.evidence, report.overview_parts or OverviewParts()
     report = readable(report)
     name = _seen(report.checkpoint)
@@ -132,7 +130,7 @@ def describe_check(report: CheckReport, rules: RuleWords | None = None, evidence
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
         "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
-        "Rules": [_rules(report.outcomes, rules or {})] if report.outcomes else [],
+        "Rules": [_rules(report.outcomes, meanings or {})] if report.outcomes else [],
     }
     sections = [
         Section(title.lower().replace(" ", "-"), title, title, shown) for title, shown in described.items() if shown
@@ -161,15 +159,26 @@ def _seen(name: str) -> str:
 
 def _headline(report: CheckReport, name: str) -> str:
     passed = counted(sum(outcome.status == "pass" for outcome in report.outcomes), "rule")
+    is_random = report.model is not None and report.model.random
+    untrained = ", untrained" if is_random else ", looks untrained" if report.looks_untrained else ""
+    accuracy = report.accuracy if any(finding.rule == "accuracy" for finding in report.findings) else None
     parts = (
-        f"{name}: {verdict(report)}",
+        f"{name}: {verdict(report)}{untrained if report.passed else ''}",
+        *(_cause(finding.message) for finding in report.findings if finding.rule == "non-finite-activation"),
+        "" if accuracy is None else f"{accuracy.right:,} of {counted(accuracy.count, 'picture')} right",
         level_counts(report.findings) or (passed if report.passed else ""),
         _network(report),
-        "RANDOM WEIGHTS" if report.model and report.model.random else "",
+        "RANDOM WEIGHTS" if is_random else "",
         _inputs(report),
         f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
+
+
+def _cause(message: str) -> str:
+    """Return where NaN or Inf starts: "NaN starts at '(model):log' (net.py:17)"."""
+    start = re.match(r"(NaN|Inf) starts .*?(['\)]|modules)(?=[:,] )", message)
+    return start[0] if start else ""
 
 
 def _network(report: CheckReport) -> str:
@@ -201,7 +210,6 @@ def _findings(report: CheckReport) -> list[Part]:
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
-    """Yield the labels, the lowest first, and the wrong pictures."""
     multi_label = accuracy.multi_label
     columns = [
         Column("label", "label", rank=0, words=True),
@@ -263,12 +271,8 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
     yield from [Pictures("Feature maps", "", pictures)] if pictures else []
 
 
-def _said(words: RuleWords, outcome: RuleOutcome) -> str:
-    return words.get(outcome.rule, ("", ""))[outcome.status != "pass"]
-
-
-def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
-    """Return every rule, those that object first, those that did not judge last."""
+def _rules(outcomes: Sequence[RuleOutcome], meanings: Mapping[str, str]) -> Table:
+    """Return every rule, failures first, those that did not run last."""
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
     return Table(
@@ -277,9 +281,7 @@ def _rules(outcomes: Sequence[RuleOutcome], words: RuleWords) -> Table:
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column(
-                "", "what holds, or what it looks for", shown=partial(_said, words), words=True, max_width=60, usual=""
-            ),
+            Column("", "looks for", shown=lambda row: meanings.get(row.rule, ""), words=True, max_width=60, usual=""),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -298,7 +300,6 @@ def _facts(report: CheckReport) -> Facts:
 
 
 def _making(report: CheckReport) -> list[tuple[str, str]]:
-    """Return what was read, how it was prepared, and how long it took."""
     made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
     for record in report.inputs[:_MOST_INPUTS]:
         size = f"{record.size[0]} × {record.size[1]} pixels" if record.size else ""

@@ -1,17 +1,16 @@
 """The page of a check, with the pictures that `--evidence` left of what failed.
 
-The folder may be gone or changed: what cannot be shown is counted, and is no error. No file outside the folder is read,
-and no link is followed.
+What cannot be shown is counted and is no error. No file outside the folder is read, and no link is followed.
 """
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
 
-from hookscope.commands.check.describe import Evidence, RuleWords, describe_checks
+from hookscope.commands.check.describe import Evidence, describe_checks
 from hookscope.errors import InputError
 from hookscope.reporting.check_report import by_severity
 from hookscope.reporting.html.document import document_html
@@ -25,7 +24,7 @@ from hookscope.text import counted
 _MAX_RECORD_BYTES = 64 * 2**20
 
 
-def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: float | None = None) -> str:
+def checks_html(reports: Sequence[CheckReport], meanings: Mapping[str, str], *, seconds: float | None = None) -> str:
     """Return the page of the verdicts on all checkpoints; a picture that cannot be read leaves a remark."""
     evidence: dict[str, Evidence] = {}
     room = BUDGET
@@ -33,7 +32,7 @@ def checks_html(reports: Sequence[CheckReport], rules: RuleWords, *, seconds: fl
         if report.evidence and report.evidence not in evidence:
             evidence[report.evidence] = kept = read_evidence(Path(report.evidence), room)
             room -= kept.byte_count
-    document = describe_checks(reports, rules=rules, evidence=evidence, seconds=seconds)
+    document = describe_checks(reports, meanings=meanings, evidence=evidence, seconds=seconds)
     pictures = {f"{folder}/{path}": uri for folder, kept in evidence.items() for path, uri in kept.pictures.items()}
     return document_html(document, pictures=pictures)
 
@@ -50,7 +49,8 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     for path in dict.fromkeys((*(grid.path for grid in record.grids), *wrong)):
         try:
             png = read_inside(folder, path, room)
-            _check_picture(png)
+            with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
+                file.verify()
         except (InputError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             unreadable += 1
             continue
@@ -67,13 +67,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     return Evidence(grids, pictures, taken, [*filter(None, remarks)])
 
 
-def _check_picture(png: bytes) -> None:
-    with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
-        file.verify()
-
-
 def _contents(folder: Path) -> RunRecord:
-    """Return the contents of `run.json`; an InputError if it is missing, or not as hookscope writes it."""
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")

@@ -11,6 +11,7 @@ from hookscope import options
 from hookscope.commands.opening import given_network, needs_a_name
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.options import any_given
 
 if TYPE_CHECKING:
     from hookscope.commands.opening import Model
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _JUDGED_ALONE = (
-    "A state dict is judged without a network, so options that load or run one do not apply. Load it into the network "
+    "A state dict is checked without a network, so options that load or run one do not apply. Load it into the network "
     "and give that, or save it and give the file."
 )
 
@@ -51,19 +52,19 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
     from hookscope.rules.baseline import read_baseline
     from hookscope.rules.judging import judged_by
-    from hookscope.rules.settings import NO_NETWORK, loads_as_told, runs_as_told, with_options
+    from hookscope.rules.settings import NO_NETWORK, needing_a_run, with_options
 
     images, named = by_position_and_name(option.images, option.input)
     inputs = as_sources(images)
     option = replace(option, images=inputs, input=named)
     if isinstance(checkpoint, Mapping):
         loading = replace(option, key=None, arch=None if option.arch == NO_NETWORK else option.arch)
-        if loads_as_told(loading) or runs_as_told(option):
+        if any_given(loading, options.PickleOptions) or needing_a_run(option):
             raise UsageError(_JUDGED_ALONE)
         option = replace(option, arch=NO_NETWORK)
     elif not isinstance(checkpoint, str | Path):
         loaded = given_network(checkpoint)  # which refuses what is no network
-        if loads_as_told(option):
+        if any_given(option, options.PickleOptions):
             raise UsageError(needs_a_name())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
             checkpoint = loaded

@@ -24,6 +24,8 @@ from hookscope.reporting.terminal import verified
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.runs.record import RunRecord
+from hookscope.rules import GRADS_RULES
+from hookscope.text import counted
 
 Row = GradientRow | ParameterRow
 
@@ -86,13 +88,13 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
     """Return whether rules object and what was differentiated, and the level of that."""
     loss = [] if result.loss is None else [loss_words(result.loss)]
     if result.loss is None:
-        return ["No loss and no gradients: the forward pass raised.", "Gradients were not judged."], "fail"
+        return ["No loss and no gradients: the forward pass raised.", "Gradients were not checked."], "fail"
     if result.verdicts:
         headline, level = objections(result.verdicts)
         return [headline, *loss], level
     if result.failure is not None:
-        return ["Gradients were not judged: the pass raised.", *loss], "warn"
-    return ["No rule objects to the gradients.", *loss], "good"
+        return ["Gradients were not checked: the pass raised.", *loss], "warn"
+    return [f"No problems found in the gradients ({counted(len(GRADS_RULES), 'rule')}).", *loss], "good"
 
 
 def loss_words(loss: LossRecord) -> str:

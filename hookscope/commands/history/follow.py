@@ -32,7 +32,7 @@ from hookscope.results.history import History, HistoryFile, HistoryFinding, Weig
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
-from hookscope.text import in_words, once_per_file, some_of
+from hookscope.text import counted, in_words, once_per_file, some_of
 
 # Names in a warning about other tensors.
 _LISTED_NAMES = 3
@@ -84,7 +84,7 @@ def follow(
     measured = series.in_order(order)
     history_files = tuple(snapshot.file for snapshot in measured)
     has_tensors = not isinstance(settings.images, tuple)
-    is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
+    is_noise = not (has_tensors or settings.images or settings.input or settings.data or settings.expectations)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}
@@ -236,12 +236,11 @@ def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
     """Return what was looked at, and what was not, in sentences."""
     judged = len({rule for file in files for rule in file.judged})
-    was = "was" if judged == 1 else "were"
     if settings.arch == NO_NETWORK:
-        alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores {was} judged"
-        parts = [f"{alone}; {arg('arch')} NAME or pictures run the others."]
+        ran = f"Ran the {counted(judged, 'rule')} that {'needs' if judged == 1 else 'need'} only the file"
+        parts = [f"{ran}; add {arg('arch')} NAME or pictures for the rest."]
     else:
-        parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
+        parts = [f"Ran {judged} of {len(RULES)} rules over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
         between = (TENSORS, DTYPE, OPTIMISER)

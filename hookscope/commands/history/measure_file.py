@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.measuring import measure_read, read_file_alone
+from hookscope.commands.check.measuring.file_alone import measure_read, read_file_alone
 from hookscope.commands.check.measuring.training_state import groups_of, moves_by
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of
@@ -113,7 +113,7 @@ def measure_history_file(
         renamed = (
             {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
         )
-        options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
+        options = FileOptions(None, settings.key, allowed_globals=tuple(settings.allow_global))
         moved_by = (
             None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
         )

@@ -182,7 +182,7 @@ def test_only_a_sigmoid_that_is_returned_may_be_saturated(case: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = Masking((MASKS | GATES)[case])
-    report = check_checkpoint(network, CheckSettings(shape=(2, 3, 16, 16)), {"saturated-activation"})
+    report = check_checkpoint(network, CheckSettings(input_shape=(2, 3, 16, 16)), {"saturated-activation"})
     assert [each.rule for each in report.findings] == ["saturated-activation"] * (case in GATES)
 
 
@@ -284,7 +284,7 @@ def test_a_file_without_values_fails_whether_it_is_judged_with_a_network_or_with
     report = check("empty.pt", arch=arch)
     assert failing(report).keys() == {"integrity"}
     assert report.exit_code == 3
-    assert "hold no values" in report.error
+    assert "have no values" in report.error
 
 
 @pytest.mark.parametrize(
@@ -510,7 +510,7 @@ def test_what_is_no_state_dict_fails_and_several_are_a_question(network: Network
     ],
 )
 def test_a_state_dict_takes_no_option_that_needs_a_network(network: Network, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="A state dict is judged without a network"):
+    with pytest.raises(UsageError, match="A state dict is checked without a network"):
         check(network.state_dict(), **options)
     assert check(network.state_dict(), arch="none").passed
 

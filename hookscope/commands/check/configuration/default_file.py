@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from hookscope.commands.check.configuration.document import key_of
-from hookscope.rules import RULES, Limit, Rule
+from hookscope.rules import RULES
+from hookscope.rules.rule import Rule
 
 _WIDTH = 120
 
@@ -15,7 +16,7 @@ _BEFORE_RULES = """\
 
 [model]
 # The network, if it cannot be inferred from names and shapes in the checkpoint: a name, FILE.py:NAME or
-# package.module:NAME; "none" judges the file alone, by what it stores.
+# package.module:NAME; "none" checks what the file stores, without a network.
 #arch = "resnet18"
 # Arguments of the function that builds it.
 #arguments = { num_classes = 10 }
@@ -37,7 +38,7 @@ _BEFORE_RULES = """\
 # JSON. With multi-label, below, a picture may have several labels.
 # Labels are names or indices of classes, or as many folders in sorted order as there are classes.
 #data = "val/"
-# Run directory of `hookscope survey` of this network: rules about activations judge all of its inputs.
+# Run directory of `hookscope survey` of this network: rules about activations look at all of its inputs.
 #survey = "survey-model/"
 # Shape of the noise, batch first, if it cannot be inferred. Only without images. A text has dtype and bound too; for
 # several arguments it is a list of shapes, or a table by name: shape = { tokens = "2,20:int64<1000", meta = [2, 5] }.
@@ -63,7 +64,7 @@ seed = 0
 # What the network must return: "N" is the number of inputs, "*" any size.
 #shape = ["N", 1000]
 #dtype = "float32"
-# Which of several outputs holds the class scores.
+# Which of several outputs has the class scores.
 #key = "logits"
 # Each class is a label by itself: scores are read as sigmoids, not as a softmax.
 #multi-label = true
@@ -115,7 +116,8 @@ def _lines(rule: Rule) -> Iterator[str]:
     for name, limit in rule.limits.items():
         yield from _comment(f"{key_of(name)}: {limit.meaning}.{f' Basis: {limit.basis}.' if limit.basis else ''}")
     if rule.limits:
-        limits = "".join(f", {key_of(name)} = {_number(limit)}" for name, limit in rule.limits.items())
+        numbers = {key_of(name): repr(limit.default).removesuffix(".0") for name, limit in rule.limits.items()}
+        limits = "".join(f", {name} = {number}" for name, number in numbers.items())
         yield f'{rule.identifier} = {{ level = "{rule.level}"{limits} }}'
     else:
         yield f'{rule.identifier} = "{rule.level}"'
@@ -123,9 +125,3 @@ def _lines(rule: Rule) -> Iterator[str]:
 
 def _comment(text: str) -> list[str]:
     return wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _number(limit: Limit) -> str:
-    """Return the shortest text that means the same number: "0.8", "65504", "1e-06"."""
-    short = f"{limit.default:g}"
-    return short if float(short) == limit.default else repr(limit.default)

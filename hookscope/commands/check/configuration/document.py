@@ -4,12 +4,13 @@ import os
 import re
 import tomllib
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.regular_files import read_bounded
+from hookscope.rules.settings import CheckSettings
 from hookscope.text import one_line, printable
 
 # A configuration takes a few pages; a pyproject.toml may hold much else.
@@ -30,38 +31,27 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A configuration file: its name for people, the folder where relative paths in it begin, and what it holds."""
+class Entry:
+    """A table or value, as tomllib returns it, and where it stands: the file's name for people, its folder and text."""
 
     name: str
     folder: Path
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A table or value in a configuration file, as tomllib returns it, and where it stands."""
-
-    document: Document
     path: KeyPath
     value: Any
 
     def at(self, key: str | int) -> "Entry":
         """Return what is below `key`, which is there."""
-        return Entry(self.document, (*self.path, key), self.value[key])
+        return replace(self, path=(*self.path, key), value=self.value[key])
 
     def wrong(self, problem: str) -> UsageError:
         """Return the error that names file and line and states the problem."""
-        return UsageError(f"{printable(self.document.name)}, line {line_of(self.document.text, self.path)}: {problem}")
+        return UsageError(f"{printable(self.name)}, line {line_of(self.text, self.path)}: {problem}")
 
     def unfit(self, problem: str) -> UsageError:
         """Return the error for what is here, whose name begins the sentence: "must be above 0."."""
         is_row = isinstance(self.value, dict) and isinstance(self.path[-1], int)
         return self.wrong(f"{_inside(self.path).removeprefix('in ') if is_row else _called(self.path)} {problem}")
-
-    def mistyped(self, wanted: str) -> UsageError:
-        """Return the error for a value that is not `wanted`."""
-        return self.unfit(f"must be {wanted}, not {_shown(self.value)}.")
 
     def unknown(self, key: str, hint: str) -> UsageError:
         """Return the error for a key of this table that may not be there."""
@@ -73,15 +63,33 @@ def key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-def find(config: Path | None, folder: Path) -> Entry | None:
-    """Return the configuration, as its topmost table, None if there is none: see `read_settings`."""
-    if config is not None:
-        entry = _read(config, str(config))
-        if entry is None:
-            raise UsageError(
-                f"{printable(str(config))} has no table [tool.hookscope]. Add it, or give a different file."
-            )
-        return entry
+def read_settings(config: Path | None, folder: Path) -> CheckSettings:
+    """Return the settings that a configuration file holds; paths in them begin at its folder.
+
+    Args:
+        config: The file, relative to the working directory; of a "pyproject.toml" its table [tool.hookscope]. None for
+            "hookscope.toml" in `folder`, else the table [tool.hookscope] of its "pyproject.toml", else the defaults.
+        folder: Where to look if `config` is None.
+
+    Raises:
+        UsageError: If the file cannot be read, is not TOML, or holds an unknown key or a value that cannot be right.
+    """
+    name = printable(str(config or folder))
+    try:
+        top = _find(folder) if config is None else _read(config, str(config))
+        if top is None and config is not None:
+            raise UsageError(f"{name} has no table [tool.hookscope]. Add it, or give a different file.")
+        if top is None:
+            return CheckSettings()
+        from hookscope.commands.check.configuration.schema import settings_in  # noqa: PLC0415 - pydantic takes 0.07 s to load
+
+        return settings_in(top)
+    except RecursionError as error:
+        problem = "is nested too deeply. Lists in tables are all it needs."
+        raise UsageError(f"The configuration of {name} {problem}") from error
+
+
+def _find(folder: Path) -> Entry | None:
     for name in ("hookscope.toml", "pyproject.toml"):
         # A dangling link counts as a file: passing over it would check by other rules than those meant.
         if os.path.lexists(folder / name) and (entry := _read(folder / name, name)) is not None:
@@ -95,7 +103,7 @@ def _read(path: Path, name: str) -> Entry | None:
         top = tomllib.loads(text)
     except ValueError as error:  # not TOML, or a number of thousands of digits
         raise UsageError(f"{printable(name)} is not TOML: {one_line(error)}.") from error
-    entry = Entry(Document(name, path.parent, text), (), top)
+    entry = Entry(name, path.parent, text, (), top)
     if path.name != "pyproject.toml":
         return entry
     tools = top.get("tool")
@@ -147,7 +155,6 @@ def _holds(tree: Any, path: KeyPath) -> bool:
 
 
 def _called(path: KeyPath) -> str:
-    """Return "batch-size in [input]", "item 3 of images in [input]"."""
     *above, key = path
     if isinstance(key, int):
         return f"item {key + 1} of {_called(tuple(above))}"
@@ -161,15 +168,11 @@ def _inside(path: KeyPath) -> str:
     return f"in [[{dotted}]]" if isinstance(path[-1], int) else f"in [{dotted}]"
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def shown_value(value: Any) -> str:
+    """Return a value as an error says it."""
     if isinstance(value, str):
         return f"'{printable(value, 60)}'"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 2**64 else "a huge one"  # Python refuses to print thousands
-    if isinstance(value, dict):
-        return "a table"
-    return "a list" if isinstance(value, list) else "a date or time"
+    if isinstance(value, int | float):
+        is_huge = isinstance(value, int) and abs(value) >= 2**64  # Python refuses to print thousands of digits
+        return "a huge one" if is_huge else repr(value).lower()
+    return {"dict": "a table", "list": "a list"}.get(type(value).__name__, "a date or time")

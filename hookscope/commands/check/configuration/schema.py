@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,12 +20,13 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from hookscope.commands.check.configuration.document import Entry, key_of
+from hookscope.commands.check.configuration.document import Entry, key_of, shown_value
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.parameters import arg
 from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
-from hookscope.rules import RULES, Rule
+from hookscope.rules import RULES
+from hookscope.rules.rule import Rule
 from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.text import printable
 
@@ -64,30 +64,25 @@ def _identifier(name: str) -> str:
 
 
 def _from_folder(text: str, info: ValidationInfo) -> Path:
-    """Return a path, relative to the configuration."""
     folder: Any = info.context
     return Path(folder, text)
 
 
 def _dotted(text: str, info: ValidationInfo) -> str:
-    """Return a name, or FILE.py:NAME with the file relative to the configuration."""
     source, colon, name = text.rpartition(":")
     return f"{_from_folder(source, info)}:{name}" if colon and source.endswith(".py") else text
 
 
 def _target(value: str | int, info: ValidationInfo) -> str:
-    """Return what `--target` takes; a file of targets is relative to the configuration."""
     is_file = isinstance(value, str) and value.lower().endswith(_TENSOR_SUFFIXES)
     return str(_from_folder(str(value), info) if is_file else value)
 
 
 def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Return inputs by name; a string is a file, relative to the configuration."""
     return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _noise(value: Any) -> tuple[NoiseShape, ...]:
-    """Return what `--input-shape` means: sizes, a text, a list of these, or a table of them by names of arguments."""
     try:
         return parse_noise_shapes(value)
     except UsageError as error:
@@ -101,7 +96,6 @@ def _positive(value: Any) -> Any:
 
 
 def _pattern(written: str) -> str:
-    """Return a pattern that selects each layer by itself: one without a position."""
     try:
         parsed = parse_pattern(written)
     except UsageError as error:
@@ -118,7 +112,6 @@ Files = Annotated[tuple[File, ...], Field(strict=False)]
 Dotted = Annotated[Text, AfterValidator(_dotted)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
-Shape = Annotated[Any, AfterValidator(_noise)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # An integer of any length compares with a float, but converts only up to its greatest.
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
@@ -158,17 +151,12 @@ class _Table(BaseModel):
 
     def given(self) -> dict[str, Any]:
         """Return what the file gives, by the names of the settings."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-
-    def changed(self) -> dict[str, Any]:
-        """Return what the file gives, without what only repeats a default."""
-        fields = type(self).model_fields
-        return {name: value for name, value in self.given().items() if value != fields[name].default}
+        return {name: value for name, value in self if name in self.model_fields_set}
 
 
 class _Model(_Table):
     arch: Dotted | None = None
-    model_arguments: Arguments | None = Field(None, alias="arguments")
+    model_arg: Arguments | None = Field(None, alias="arguments")
     key: Text | None = None
     allow_missing: Texts | None = None
     allow_unexpected: Texts | None = None
@@ -180,14 +168,14 @@ class _Input(_Table):
     images: Files | None = None
     data: File | None = None
     survey: File | None = None
-    shape: Shape | None = None
+    input_shape: Annotated[Any, AfterValidator(_noise)] | None = Field(None, alias="shape")
     resize: Pixels | None = None
     crop: Pixels | None = None
     mean: ChannelValues | None = None
     std: Annotated[ChannelValues, AfterValidator(_positive)] | None = None
     max_pixels: Count | None = None
     batch_axis: BatchAxis | None = None
-    named: Annotated[Arguments, AfterValidator(_named_inputs)] | None = None
+    input: Annotated[Arguments, AfterValidator(_named_inputs)] | None = Field(None, alias="named")
     batch_size: Count | None = None
     seed: Natural | None = None
 
@@ -249,8 +237,6 @@ class _Rule(_Table):
 
 
 class _Layers(_Table):
-    """Fields for rules are added."""
-
     pattern: Annotated[Text, AfterValidator(_pattern)] | None = None
 
     @model_validator(mode="after")
@@ -262,16 +248,14 @@ class _Layers(_Table):
         return self
 
 
-_SECTIONS: Mapping[str, type[_Table]] = {
+SECTIONS: Mapping[str, type[_Table]] = {
     "model": _Model,
     "input": _Input,
     "output": _Output,
     "gradients": _Gradients,
     "baseline": _Baseline,
 }
-
-SECTIONS: Mapping[str, Sequence[str]] = {name: table.keys() for name, table in _SECTIONS.items()}
-"""By table, its keys: the tables that hold settings one by one."""
+"""The tables that hold settings one by one."""
 
 
 def settings_in(top: Entry) -> CheckSettings:
@@ -282,7 +266,7 @@ def settings_in(top: Entry) -> CheckSettings:
     """
     rules = {name: _rule_table(rule) for name, rule in RULES.items()}
     tables: dict[str, Any] = {
-        **_SECTIONS,
+        **SECTIONS,
         "rules": _with_rules(_Table, rules),
         "layers": list[_with_rules(_Layers, rules)],  # type: ignore[misc] # it is made here
         "expect": list[_Expect],
@@ -290,20 +274,18 @@ def settings_in(top: Entry) -> CheckSettings:
     fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
     model = create_model("configuration", __base__=_Table, **fields)
     try:
-        sections = model.model_validate(top.value, context=top.document.folder).given()
+        sections = model.model_validate(top.value, context=top.folder).given()
     except ValidationError as error:
         raise _mistake(model, top, error.errors(include_url=False)) from None
-    flat: dict[str, Any] = {}
-    for name in SECTIONS:
-        flat |= sections[name].given() if name in sections else {}
+    flat = {key: value for name in SECTIONS if name in sections for key, value in sections[name].given().items()}
     settings = CheckSettings(
         **flat,
         rules=_by_rule(sections["rules"]) if "rules" in sections else {},
         layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in sections.get("layers", ())),
         expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
-        source=top.document.name,
+        source=top.name,
     )
-    is_input = any(not shape.name for shape in flat.get("shape", ()))
+    is_input = any(not shape.name for shape in flat.get("input_shape", ()))
     if is_input and (settings.images or settings.expectations):
         raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
     return settings
@@ -313,8 +295,7 @@ def _with_rules(base: type[_Table], tables: Mapping[str, type[_Rule]]) -> type[_
     """Return a table with a key for each rule, whose value becomes settings."""
     read = _settings_for_layers if base is _Layers else _settings_of
     fields: dict[str, Any] = {
-        name.replace("-", "_"): (Annotated[table, AfterValidator(partial(read, RULES[name]))], None)
-        for name, table in tables.items()
+        name.replace("-", "_"): (Annotated[table, AfterValidator(read)], None) for name, table in tables.items()
     }
     return create_model(base.__name__, __base__=base, **fields)
 
@@ -326,13 +307,14 @@ def _rule_table(rule: Rule) -> type[_Rule]:
     return create_model(rule.identifier, __base__=_Rule, **fields)
 
 
-def _settings_of(_: Rule, table: _Rule) -> RuleSettings:
-    limits = table.changed()
+def _settings_of(table: _Rule) -> RuleSettings:
+    fields = type(table).model_fields
+    limits = {name: value for name, value in table if value != fields[name].default}
     return RuleSettings(limits.pop("level", None), limits)
 
 
-def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
-    limits = table.given()  # a default, too, overrides what the whole network has
+def _settings_for_layers(table: _Rule) -> RuleSettings:
+    rule, limits = RULES[type(table).__name__], table.given()  # a default, too, overrides what the whole network has
     settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
@@ -364,7 +346,8 @@ def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) ->
     if error["type"] == "value_error":
         return entry.unfit(str(error["ctx"]["error"]))
     *others, last = dict.fromkeys(_wanted(detail) for other, detail in located if other.path == entry.path)
-    return entry.mistyped(f"{', '.join(others)} or {last}" if others else last)
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    return entry.unfit(f"must be {wanted}, not {shown_value(entry.value)}.")
 
 
 def _entry(top: Entry, location: Iterable[str | int]) -> Entry:
@@ -384,7 +367,6 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str]:
-    """Return the keys of the table at a location."""
     for step in (step for step in location if isinstance(step, str)):
         annotation: Any = table.model_fields[step.replace("-", "_")].annotation
         (table,) = get_args(annotation) or (annotation,)  # of a list, its tables
@@ -392,8 +374,8 @@ def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str
 
 
 def _hint(key: str, names: Sequence[str]) -> str:
-    """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
-    tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
+    keys = {name: table.keys() for name, table in SECTIONS.items()}
+    tables: Mapping[str, Iterable[str]] = {**keys, "rules": RULES, "[expect]": _Expect.keys()}
     homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
     if homes:
         return f" It belongs in {' or '.join(homes)}."

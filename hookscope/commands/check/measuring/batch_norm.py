@@ -1,7 +1,8 @@
 """Statistics of the inputs of BatchNorm over the pictures, beside those the layers stored in training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +17,20 @@ from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.storage import plain_array
 
 
-@dataclass(frozen=True, slots=True)
-class _Moments:
-    """Count of the values seen so far in each channel, their means and sums of squared deviations, (C,)."""
+class _Moments(NamedTuple):
+    """Count of the values in each channel of one input, their means and variances, (C,)."""
 
     value_count: int
     mean: Tensor
-    squares: Tensor
+    variance: Tensor
 
 
 @dataclass(slots=True)
 class BatchNormInputs:
-    """Accumulates mean and variance of each BatchNorm's input; `add` is called with every call of every module.
-
-    Attributes:
-        norms: Those with stored statistics, by name.
-        seen: By name, in the order in which they first ran.
-    """
+    """Accumulates mean and variance of the input of each of `norms`, by name in the order in which they first ran."""
 
     norms: Mapping[str, nn.Module]
-    seen: dict[str, _Moments] = field(default_factory=dict)
+    seen: dict[str, list[_Moments]] = field(default_factory=dict)
 
     def add(self, call: ModuleCall) -> None:
         """Add the input of a BatchNorm's call; ignore other calls, and inputs that are not (N, C, …)."""
@@ -47,46 +42,43 @@ class BatchNormInputs:
             return
         if values.dim() < 2 or values.shape[1] != channels or missing_memory(values):
             return
-        count = values.numel() // channels
-        mean, variance = channel_moments(values, 1)
-        moments = _Moments(count, mean, variance * count)
-        earlier = self.seen.get(call.layer)
-        self.seen[call.layer] = moments if earlier is None else _merged(earlier, moments)
+        moments = _Moments(values.numel() // channels, *channel_moments(values, 1))
+        self.seen.setdefault(call.layer, []).append(moments)
 
     def results(self) -> tuple[BatchNormInput, ...]:
         """Return what was seen of each layer that ran, in execution order."""
         return tuple(self._result(layer, moments) for layer, moments in self.seen.items())
 
-    def _result(self, layer: str, moments: _Moments) -> BatchNormInput:
-        norm = self.norms[layer]
-        stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
+    def _result(self, layer: str, moments: Sequence[_Moments]) -> BatchNormInput:
+        norm, total = self.norms[layer], _count(moments)
+        shares = torch.tensor([[part.value_count / total] for part in moments], dtype=torch.float64)
+        means = torch.stack([part.mean for part in moments]).cpu().double()
+        variances = torch.stack([part.variance for part in moments]).cpu().double()
+        mean = (shares * means).sum(0)
+        variance = (shares * (variances + (means - mean).square())).sum(0)
+        stored = (norm.running_mean, norm.running_var, mean, variance)
         arrays = (plain_array(tensor.detach().cpu().double()) for tensor in stored)  # type: ignore[operator]
-        mean, variance, seen_mean, seen_variance = arrays
-        stats = (mean, variance, seen_mean, seen_variance, _start_share(norm))
-        return BatchNormInput(layer, moments.value_count, float(norm.eps), *stats)  # type: ignore[arg-type]
+        return BatchNormInput(layer, total, float(norm.eps), *arrays, _start_share(norm))  # type: ignore[call-arg, arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""
-        few = f"{input_count} {_were(input_count)} given"
+        few = f"{input_count} {'was' if input_count == 1 else 'were'} given"
         reasons = {
             "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
             f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
-            "All statistics of BatchNorm are as they start: mean 0, variance 1.": is_new
+            "BatchNorm statistics are at their initial values: mean 0, variance 1.": is_new
             and all(map(_as_they_start, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
             f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(
-                moments.value_count < FEWEST_VALUES for moments in self.seen.values()
+                _count(moments) < FEWEST_VALUES for moments in self.seen.values()
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others.
-
-    InstanceNorm stores means over single pictures, which are no statistics of its input.
-    """
+    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others."""
     return {name: module for name, module in modules.items() if _stores_statistics(module)}
 
 
@@ -105,10 +97,7 @@ def _stores_statistics(module: nn.Module) -> bool:
 
 
 def _start_share(norm: nn.Module) -> float:
-    """Return the share of the initial values in the statistics; each batch leaves 1 - momentum of it.
-
-    0 for statistics that were set without counting batches, and for those that are a mean over all (no momentum).
-    """
+    """Return the share of the initial values in the statistics: each batch leaves 1 - momentum of it; 0 if unknown."""
     batches, momentum = attribute_of(norm, "num_batches_tracked"), attribute_of(norm, "momentum")
     if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
         return 0.0
@@ -120,14 +109,5 @@ def _as_they_start(norm: nn.Module) -> bool:
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())  # type: ignore[union-attr]
 
 
-def _merged(first: _Moments, second: _Moments) -> _Moments:
-    """Return the moments of both together: Chan, Golub and LeVeque 1983."""
-    count = first.value_count + second.value_count
-    delta = second.mean - first.mean
-    mean = first.mean + delta * (second.value_count / count)
-    squares = first.squares + second.squares + delta.square() * (first.value_count * second.value_count / count)
-    return _Moments(count, mean, squares)
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
+def _count(moments: Iterable[_Moments]) -> int:
+    return sum(part.value_count for part in moments)

@@ -31,11 +31,8 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
 from hookscope.text import exception_line
 
-# Inputs of the first batch that are run alone. One might be the one that a fault leaves alone.
-_ALONE = 2
-
-# If two equal passes differ by this share of the difference between batch and alone, that explains it.
-_EXPLAINED = 0.1
+_ALONE = 2  # inputs of the first batch that are run alone: a fault might leave one of them alone
+_EXPLAINED = 0.1  # if two equal passes differ by this share of the difference between batch and alone, that explains it
 
 Differences = dict[str, float | None]
 """By path, as `difference` returns them."""
@@ -48,9 +45,8 @@ class FirstPass:
     Attributes:
         batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
-        spread: The greatest difference between the outputs for the first input and for another one.
+        spread, repeat, alone: As the differences of `OutputValues`, by path.
         distinct: Whether any input differs from the first.
-        repeat, alone: As `OutputValues.repeat_difference` and `OutputValues.alone_difference`.
         unbatched: Paths whose axis 0 turned out not to count inputs.
         unmeasured: By rule, why it could not be measured.
     """
@@ -87,11 +83,6 @@ class FirstPass:
 
     def compare(self) -> tuple[OutputValues, ...]:
         """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
-
-        `repeatability` takes one over the first batch with other random numbers, which shows whether any are drawn in
-        eval mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes
-        one over each of two inputs of the first batch alone. With a single input it takes one over that input together
-        with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
 
         Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
         """
@@ -164,7 +155,6 @@ class FirstPass:
             self._compare_parts(index, by_input(returned, alone)[0])
 
     def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
-        """Run the first input together with a mirrored negative of it, for the rules given."""
         pair = with_a_mirrored_copy(batch)
         reason = "There is only one input, and no second one can be derived from it: give more pictures."
         returned = self._pass(pair) if pair is not None else ""
@@ -181,7 +171,6 @@ class FirstPass:
                 self.spread[path] = difference(parts[0][path], parts[1][path])
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
-        """Compare the results for one input of the first batch with those of another pass."""
         part = self.parts[index]
         item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
         chosen_otherwise = bool(item) and any(
@@ -253,7 +242,6 @@ def _differs_in_kind(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _common_scores(tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the highest scores of both, as many as both have; None for other tensors."""
     if tensor.dim() != 1 or other.dim() != 1 or not tensor.is_floating_point():
         return None
     count = min(len(tensor), len(other))

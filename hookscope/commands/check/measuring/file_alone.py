@@ -56,12 +56,11 @@ class Linear(nn.Linear):
 
 
 def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool | None = False) -> CheckMeasurements:
-    """Measure the tensors of a weights file, without a network: no rule that needs one can be judged, for the `reason`.
+    """Measure the tensors of a weights file without a network; rules that need one are skipped for the `reason`.
 
     Raises:
         UsageError: If `path` is no weights file but another form of MODEL.
-        CheckpointError: If the file holds names without values.
-        HookscopeError: As `read_checkpoint` raises it.
+        HookscopeError: As `read_checkpoint` and `measure_read` raise it.
     """
     began = time.perf_counter()
     return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
@@ -73,16 +72,15 @@ def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -
         raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
     if not os.path.lexists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
-    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
+    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global)))
 
 
 def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
-    """Measure a state dict, or one inside what a training checkpoint holds, as `measure_file` does a file of it.
+    """Measure a state dict, or one inside what a training script saves, as `measure_file` does a file of it.
 
     Raises:
         CheckpointError: If there are no tensors by name, or names without values.
-        UsageError: If it holds several sets of weights, and the settings name none.
-        NothingMatchedError: If there is nothing where they say.
+        UsageError: If it holds several sets of weights, and the settings name none, or a missing one.
     """
     began = time.perf_counter()
     held = content if isinstance(content, dict) else dict(content)
@@ -123,7 +121,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         no_network=reason,
         optimisers=optimiser_values(read.training),
         scalers=scaler_values(read.training),
-        copies=copy_values(read.training),
+        copies=tuple(copy_values(read.training)),
         idle_adapters=() if alone is None else alone.idle,
         warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, adapters), *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
@@ -151,11 +149,10 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
     values = values if differ else "their values are equal"
     is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
     choice = f": {arg('key')} {second.rstrip('.')} chooses the second" if is_prefix else ""
-    yield f"{name} holds {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
+    yield f"{name} has {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors have the same type and bits."""
     try:
         bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (first, second)]
         return first.dtype == second.dtype and torch.equal(*bits)
@@ -166,26 +163,23 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 def _lack_of_values(stored: Sequence[StoredValues]) -> str:
     """Return which tensors stand for values that are kept elsewhere, in words; "" for a file that may hold its weights.
 
-    ZeRO-3 leaves parameters of shape (0,), or of shape (1,) with anything in it. A few tensors without values may be by
-    design, as in `nn.Linear(0, 5)` and in observers that have seen nothing, but no weight has the shape (0,).
+    ZeRO-3 leaves parameters of shape (0,), or of shape (1,). A few may be by design, but no weight has the shape (0,).
     """
     parameters = [values for values in stored if values.role == "parameter" and not _RANGES.search(values.name)]
     empty = [values for values in stored if not values.element_count]
     lacking = [values for values in empty if values.shape == (0,) and values.name.rpartition(".")[2] == "weight"]
     if lacking or sum(not parameter.element_count for parameter in parameters) > len(parameters) / 2:
         first = printable((lacking or empty)[0].name, 80)
-        return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"
+        return f"{len(empty):,} of {counted(len(stored), 'tensor')} have no values, such as '{first}'"
     if len(parameters) >= _FEWEST_STUBS and all(parameter.element_count == 1 for parameter in parameters):
-        return f"each of its {len(parameters):,} parameters holds a single value"
+        return f"each of its {len(parameters):,} parameters has a single value"
     return ""
 
 
 def as_named(state: Mapping[str, Any]) -> nn.Module:
     """Return modules that hold the tensors of a state dict as its names and shapes say, enough for `stored_tensors`.
 
-    A running mean and variance belong to a BatchNorm; a "weight" with three axes or more is a kernel, and one with two
-    axes and a bias for each row a matrix; all else is of no known kind, such as an embedding without a bias. What is
-    not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
+    What is not floating-point, or is named as BatchNorm's statistics or a mask, becomes a buffer.
     """
     owners: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _distinct(named_tensors(state)):

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappush, heappushpop
+from heapq import nlargest
 from typing import NamedTuple
 
 import torch
@@ -25,14 +25,9 @@ from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import printable
 
-# Wrong pictures that are kept with their details. As many as a reader looks through.
-_WORST = 8
-
-# The part of a SHA-256 that is kept: enough that among a million pictures two are alike once in ten million times.
-_DIGEST_DIGITS = 16
-
-# What a probability must exceed for its label to be given: torchmetrics' default.
-_THRESHOLD = 0.5
+_WORST = 8  # wrong pictures that are kept with their details, as many as a reader looks through
+_DIGEST_DIGITS = 16  # of a SHA-256: among a million pictures two are alike once in ten million times
+_THRESHOLD = 0.5  # what a probability must exceed for its label to be given: torchmetrics' default
 
 Classes = Mapping[str, tuple[int, ...]]
 """The indices of the network's classes that each label stands for."""
@@ -41,9 +36,8 @@ Classes = Mapping[str, tuple[int, ...]]
 def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: InspectedNetwork) -> LabelledResult | None:
     """Classify the labelled pictures; None if there are none.
 
-    What is kept of each is a digest and whether it is right. A picture is right if its greatest score is that of its
-    label, the first of equal ones; with several labels for each picture, if exactly these have a sigmoid above 0.5. One
-    with NaN among its scores is wrong.
+    A picture is right if its label has the greatest score, the first of equal ones; with several labels for each
+    picture, if exactly these have a sigmoid above 0.5. One with NaN among its scores is wrong.
 
     Raises:
         ImageError: If a picture cannot be read.
@@ -58,10 +52,10 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
         for batch in prepared.data_batches():
             scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
             if isinstance(scores, str):
-                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be judged. {scores}")
+                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be used. {scores}")
             if scores.shape[1] < 2 and not data.multi_label:
                 raise UsageError(
-                    f"{arg('data')} {printable(data.source)} cannot be judged: the network has one score per "
+                    f"{arg('data')} {printable(data.source)} cannot be used: the network has one score per "
                     f"input ({arg('multi_label')} for a label that is there or not)."
                 )
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
@@ -99,12 +93,10 @@ def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int)
 def classes_of(
     labels: Sequence[str], categories: Sequence[str], class_count: int, *, in_folders: bool, columns: Sequence[str] = ()
 ) -> tuple[Classes, str]:
-    """Return the classes that labels stand for, and how that is known, in a sentence.
+    """Return the classes that labels stand for, and how that is known, in a sentence; UsageError for an unknown label.
 
-    Labels are names of classes, whatever their case, with "_" for a space; else all of them are indices; else, as many
-    folders as there are classes are taken in sorted order, which is what torchvision's ImageFolder numbers them by, and
-    as many columns in their own order.
-    Raises UsageError for a label that is no class.
+    Labels are names of classes, whatever their case, with "_" for a space; else all are indices; else there is a folder
+    or column for each class: folders in sorted order, as torchvision's ImageFolder numbers them, columns in their own.
     """
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):
@@ -210,11 +202,7 @@ class _Counting:
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 
     def _keep(self, surety: float, picture: WrongPicture) -> None:
-        wrong = _Wrong(surety, -self.count, picture)
-        if len(self.worst) < _WORST:
-            heappush(self.worst, wrong)
-        else:
-            heappushpop(self.worst, wrong)
+        self.worst = nlargest(_WORST, [*self.worst, _Wrong(surety, -self.count, picture)])
 
     def _name(self, index: int) -> str:
         if self.categories:
@@ -223,7 +211,7 @@ class _Counting:
 
     def result(self) -> LabelledResult:
         classes = tuple(self._class(label) for label in self.seen)
-        worst = tuple(wrong.picture for wrong in sorted(self.worst, reverse=True))
+        worst = tuple(wrong.picture for wrong in self.worst)
         mapping = self.mapping
         if self.data.multi_label:
             mapping += (

@@ -3,7 +3,7 @@
 import glob
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,6 @@ from hookscope.commands.check.measuring.outputs import best_classes, returned_te
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.commands.check.measuring.stored import stored_tensors
-from hookscope.commands.check.measuring.surveyed import read_survey_of, survey_words
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
@@ -34,27 +33,28 @@ from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
-from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.network import InspectedNetwork, inspected_network, model_digest
 from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.models.user_code import load_function
+from hookscope.parameters import arg
 from hookscope.results.accuracy import mapping_words
-from hookscope.results.activations import Activations
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues, StoredValues
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
+from hookscope.results.runs.reading import read_run, refusal
+from hookscope.results.survey import Survey
 from hookscope.rules import RULES
-from hookscope.rules.rule import Needs, of_modules
+from hookscope.rules.rule import Needs, module_of, of_modules
 from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
+from hookscope.text import counted, safe_text
 
 # What needs a forward pass; gradients have one in `inspect_gradients`.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
-
 _FEWEST_CLASSES = 5
-
-# Losses that fit every output and need no target: where they do not, the network has nothing to differentiate.
-_FIT_ALL = ("projection", "sum")
+_FIT_ALL = ("projection", "sum")  # losses that fit every output, unless there is nothing to differentiate
 
 # What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
 # log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
@@ -66,13 +66,10 @@ SMOOTH = frozenset(
         *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
     }
 )
-
-# The same as functions.
 _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
 
 
 def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
-    """Return the labels of the smooth activations of a network, and the names of smooth functions."""
     modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
     return frozenset(modules) | _SMOOTH_FUNCTIONS
 
@@ -97,26 +94,22 @@ def measure(
 ) -> CheckMeasurements:
     """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
 
-    Parameters and buffers are read once. The network runs over all inputs once with every module hooked, then over the
-    first batch again and over two of its inputs alone, each only if a rule wants it; where NaN or Inf shows, once more
-    to find where it begins; and forward and backward if a rule is about gradients. It comes out as it went in.
-    Signatures of the outputs are for a baseline.
+    The network runs over all inputs once with every module hooked, and again only as far as rules need it. It comes out
+    as it went in. Signatures of the outputs are for a baseline.
 
     Raises:
-        ImageError: If an input cannot be read.
-        InputError: If the settings name a survey that cannot be read.
-        UsageError: If the settings name an output, a loss or a target that does not exist, or a survey of another
-            network.
+        InputError: If an input, or the survey of the settings, cannot be read.
+        UsageError: If the settings name an output, a loss or a target that does not exist, or another survey.
     """
     measuring, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
-    survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
+    survey = None if settings.survey is None else _read_survey_of(settings.survey, subject)
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with measuring.timed("stored"):
         stored = measuring.read_stored(subject)
         optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
         scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
-        copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
+        copies = tuple(copy_values(loaded.training)) if "averaged-weights" in wanted else ()
     smooth = _smooth_labels(subject) if "quiet-channels" in wanted else frozenset()
     peaks: dict[str, Tensor] = {}
     signatures = OutputSignatures() if with_signatures else None
@@ -142,7 +135,7 @@ def measure(
         with measuring.timed("gradients"):
             measuring.take_gradients()
     if survey is not None and settings.survey is not None and forward is not None:
-        measuring.warnings.append(survey_words(settings.survey, survey, forward.rows))
+        measuring.warnings.append(_survey_words(settings.survey, survey, forward.rows))
     if labelled is not None:
         measuring.warnings.append(mapping_words(labelled.accuracy))
     return CheckMeasurements(
@@ -167,16 +160,13 @@ def measure(
     )
 
 
-def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence[str]) -> Activations:
-    """Run the inputs again, as far as the forward pass comes, and keep feature maps of the first: for evidence.
+def measure_layers(prepared: Prepared, settings: CheckSettings, rows: Sequence[LayerRow]) -> Activations:
+    """Run the inputs again and keep feature maps of the first, of what these rows are of: for evidence.
 
-    Hooked are the layers of the labels, as `LayerRow.label` has them, or names; all calls and outputs are kept. Raises
-    LayerNotFoundError if a label belongs to no layer, ImageError if an input cannot be read.
+    Raises ImageError if an input cannot be read.
     """
-    modules = inspected_network(prepared.loaded).modules
-    patterns = [_pattern_of(label, modules) for label in labels]
+    options = ForwardOptions(layers=[*map(_pattern_of, rows)], **_options(settings), grids_for=1, summaries=True)
     try:
-        options = ForwardOptions(layers=patterns, **_options(settings), grids_for=1, summaries=True)
         return inspect(prepared.loaded, prepared.batches(), options)
     except ForwardError as error:
         return error.inspection
@@ -186,22 +176,10 @@ def _options(settings: CheckSettings) -> dict[str, Any]:
     return {"seed": settings.seed, "output_key": settings.output_key}
 
 
-def _pattern_of(label: str, layers: Mapping[str, object]) -> str:
-    """Return the pattern of the operation that a label is about, or of the layer."""
-    place = label.partition("#")[0]
-    owner, colon, operation = place.rpartition(":")
-    is_called = colon and operation.isidentifier() and place not in layers and glob.escape(owner) == owner
-    if is_called and (owner == "(model)" or owner in layers):
-        return label
-    return rf"name:/\A{re.escape(_layer_of(label, layers))}\Z/"
-
-
-def _layer_of(label: str, layers: Iterable[str]) -> str:
-    """Return the name of the layer that a label is about: the longest that it begins with."""
-    if label.startswith("(model)"):
-        return ""
-    fitting = [name for name in layers if name and re.match(rf"{re.escape(name)}(\Z|[#.\[])", label)]
-    return max(fitting, key=len, default=label)
+def _pattern_of(row: LayerRow) -> str:
+    if row.owner is not None and row.kind.isidentifier() and glob.escape(row.owner) == row.owner:
+        return f"{row.owner or '(model)'}:{row.kind}"
+    return rf"name:/\A{re.escape(module_of(row))}\Z/"
 
 
 @dataclass(slots=True)
@@ -304,7 +282,7 @@ class _Measuring:
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
             if broken:
-                sentence = f"Input {broken} holds NaN or Inf itself"
+                sentence = f"Input {broken} has NaN or Inf itself"
                 sentence += ", so no module is to blame." if self.origin is None else "."
                 self.warnings.append(sentence)
                 if self.origin is None:
@@ -347,3 +325,31 @@ class _Measuring:
             **_options(self.settings),
             input_count=self.prepared.input_count,
         )
+
+
+def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
+    survey = read_run(folder).result
+    if not isinstance(survey, Survey):
+        raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
+    where, dtype = safe_text(str(folder)), subject.placed[1]
+    if survey.dtype != dtype:
+        raise UsageError(
+            f"{arg('survey')} '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}."
+        )
+    if survey.model_digest != model_digest(subject.network):
+        of = safe_text(f"{survey.model.name}, {survey.model.weights}")
+        raise UsageError(
+            f"{arg('survey')} '{where}' does not fit: it was made with a different network or different weights "
+            f"({of}). Survey this one first."
+        )
+    return survey
+
+
+def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
+    surveyed = survey.by_label()
+    covered = sum(row.label in surveyed for row in rows)
+    others = "" if covered == len(rows) else ", and at the others over the inputs given"
+    return (
+        f"Rules about activations look at {covered:,} of {counted(len(rows), 'output')} in the survey "
+        f"'{safe_text(str(folder))}' of {counted(survey.input_count, 'input')}{others}."
+    )

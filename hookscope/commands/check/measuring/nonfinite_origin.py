@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +38,10 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
     Returns that origin, or None, and which input is not finite itself, in words, or "".
 
-    Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
-    the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
-    though none before it made it, code between modules did: then the origin is the innermost module around it whose own
-    inputs are finite, with `between` set and the counts of that input. An input of the network that is not finite is
-    handed on by its modules; one that is given finite values all the same, as the network has replaced them, may be the
-    origin.
-
-    -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
-    as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
-    that makes that is the origin. Where the network returns -Inf, the first module to make some is.
-
-    Named as its parameters are those of the module itself that are not finite, and those of modules inside it that it
-    uses without calling them, as MultiheadAttention does with `out_proj`. The inputs that lead to it are found by
-    running each input of the batch alone.
+    Each batch runs again, and inputs and outputs of all modules are looked at, until one shows the origin. Where a
+    module is given NaN or Inf that no module before it made, code between modules did: the origin is then the innermost
+    module around it whose own inputs are finite. -Inf alone, from a module without parameters, is a mask: it counts
+    only if NaN or +Inf comes of it, or the network returns it.
     """
     broken_input = ""
     for batch in batches:
@@ -63,7 +54,6 @@ def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int
 
 
 def _with_inputs(origin: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
-    """Add which inputs of a batch lead to an origin."""
     count, guilty, layer = len(batch.indices), [], _layer_of(origin)
     around = {name: part for name, part in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
     for alone in in_batches(batch, 1) if count > 1 else [batch]:
@@ -97,10 +87,7 @@ def _broken_inputs(batch: Batch) -> str:
 
 
 def _position(tensor: Tensor) -> tuple[int | None, ...]:
-    """Return the index of the first value that is not finite; None for an axis along which all are not.
-
-    () where all are not finite, and for what torch cannot look at so.
-    """
+    """Return the index of the first value that is not finite, None for an axis where all are not; () if unknown."""
     try:
         broken = ~torch.isfinite(tensor.detach())
         if broken.layout is not torch.strided or broken.is_nested or not broken.any():
@@ -135,10 +122,7 @@ class _Counts:
         return bool(self.nan or self.above)
 
     def __add__(self, other: "_Counts") -> "_Counts":
-        """Return the counts of two tensors together."""
-        return _Counts(
-            self.nan + other.nan, self.above + other.above, self.below + other.below, self.elements + other.elements
-        )
+        return _Counts(*map(add, astuple(self), astuple(other)))
 
 
 _FINITE = _Counts()
@@ -165,9 +149,8 @@ def _counts(tensor: Tensor) -> _Counts:
 class _Search:
     """One pass, looking for the first module that makes what is not finite.
 
-    As long as there is no origin, a module that was given NaN or +Inf has them from the network's inputs: otherwise
-    what is around it would be the origin. On the stack are calls that have begun, each with what it was given that is
-    not finite.
+    On the stack are calls that have begun, each with what it was given that is not finite: before there is an origin,
+    that comes from the network's inputs.
     """
 
     subject: InspectedNetwork
@@ -237,7 +220,6 @@ class _Search:
         return counts
 
     def _given_to(self, layer: str) -> _Counts:
-        """Return what a module that is running was given that is not finite."""
         return next((counts for name, counts in reversed(self._stack) if name == layer), _FINITE)
 
     def _end(self, layer: str) -> _Counts:
@@ -250,10 +232,7 @@ class _Search:
         return _FINITE
 
     def _around(self, layer: str) -> str:
-        """Return the innermost module that is running around one that has just begun.
-
-        Modules without a floating-point input, such as an embedding, are not on the stack: they are found by name.
-        """
+        """Return the innermost module that is running around one that has just begun, by the stack or by names."""
         outer = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer
         while around and self.captured is not None:
@@ -310,7 +289,6 @@ class _Search:
         return False
 
     def _broken_parameters(self, origin: NonFiniteOrigin) -> tuple[str, ...]:
-        """Return the parameters and buffers that a module uses itself and that are not finite."""
         layer = _layer_of(origin)
         called = self.captured.called if self.captured is not None else set()
         broken = []

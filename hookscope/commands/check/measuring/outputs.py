@@ -72,8 +72,7 @@ def greatest(first: float | None, second: float | None) -> float | None:
 def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
     """Return for each input of a batch, by path, what of the result is its own.
 
-    A network that takes a list of inputs and returns a list as long, as detectors do, has a result for each: its paths
-    lose their first step. Of other networks it is the slices along axis 0, where that is as long as the batch.
+    A detector returns a list with a result for each input; other networks slices along axis 0, if it is as long.
     """
     count = len(batch.indices)
     if is_listed(returned, batch):
@@ -110,9 +109,8 @@ def _item(path: str) -> int | None:
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
 
-    Mirroring alone would not do, because a network whose first layers look at one pixel at a time returns the same for
-    both; nor would scaling, for a network that normalises its input. Whole numbers are only mirrored: they may be
-    indices.
+    A mirrored input alone looks the same pixel by pixel, a scaled one the same once it is normalised. Whole numbers are
+    only mirrored: they may be indices.
     """
     alone = part_of(batch, 0)
     joined_args = tuple(_with_its_mirror(argument) for argument in alone.args)
@@ -123,7 +121,6 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
 
 
 def _doubled_by_name(alone: Batch, name: str, *, mirrors: bool) -> Any:
-    """Return an input by name with itself, or with its mirrored negative, in a batch of two."""
     value = alone.kwargs[name]
     if name in alone.listed:
         return _with_its_mirror(value) if mirrors else [*value, *value]
@@ -175,8 +172,7 @@ def best_classes(
 ) -> list[Prediction] | str:
     """Return the `count` best classes for each input, with probabilities, or why there are none, in a sentence.
 
-    Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
-    indices alone. Which output counts is as in `class_scores`.
+    Without names of classes there are indices alone. Which output counts is as in `class_scores`.
     """
     scores = class_scores(returned, len(indices), output_key)
     if isinstance(scores, str):

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from PIL.Image import Image
@@ -24,27 +23,21 @@ from hookscope.inspection.session import open_session
 from hookscope.models import FileOptions, LoadedModel, load_model
 from hookscope.models.classes import with_classes
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.options import InputOptions, PictureOptions
+from hookscope.options import InputOptions, taken
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.noise_shapes import NoiseShapes, parse_noise_shapes
+from hookscope.results.noise_shapes import parse_noise_shapes
 from hookscope.rules.settings import CheckSettings
 
-# How many of the labelled pictures every layer is measured with where no others are given. A few batches,
-# enough for the rules about BatchNorm and dead channels.
-_MOST_OF_DATA = 32
-
-# Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
-# cannot be seen with one.
-_NOISE_INPUTS = 2
+_MOST_OF_DATA = 32  # labelled pictures that stand in for other inputs, enough for BatchNorm and dead channels
+_NOISE_INPUTS = 2  # with one, nobody sees whether an output depends on its input, or on the rest of its batch
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A network on its device, and its inputs.
 
-    `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
-    those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
-    `data_batches` reads the labelled pictures of `data`, and `preprocessing` is how pictures become inputs.
+    `batches` reads the inputs anew at every call, those of settings before those of expectations, each path once;
+    `data_batches` the labelled pictures of `data`.
     """
 
     loaded: LoadedModel
@@ -67,10 +60,7 @@ def prepare(
     """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
 
     A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
-
-    Raises:
-        HookscopeError: As `load_model` and `find_inputs` raise it, if the network cannot be loaded, a folder of
-            pictures is empty, or it is not known what input the network takes.
+    Raises HookscopeError if the network cannot be loaded, or its inputs are not found or not known.
     """
     began = time.perf_counter()
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
@@ -82,7 +72,7 @@ def prepare(
     if loaded.example_shape is not None:  # an exported program may take no other number of inputs
         batch_size = min(batch_size, loaded.example_shape[0])
     data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
-    shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
+    shapes = () if settings.input_shape is None else parse_noise_shapes(settings.input_shape)
     images: Images = settings.images
     if isinstance(images, tuple):
         images = [*images, *(expectation.image for expectation in settings.expectations)]
@@ -95,8 +85,7 @@ def prepare(
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
     if not isinstance(images, list) or images:
         shapes = tuple(shape for shape in shapes if shape.name)
-    prepared = {setting.name: getattr(settings, setting.name) for setting in fields(PictureOptions)}
-    option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
+    option = taken(InputOptions, settings, input_shape=shapes or None)
     session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
     files = [*session.inputs.files]
@@ -129,9 +118,11 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
     return load_model(
         model,
         arch=settings.arch,
-        model_arguments=settings.model_arguments,
+        model_arguments=settings.model_arg,
         seed=settings.seed,
         options=FileOptions(
-            trust, settings.key, settings.allow_missing, settings.allow_unexpected, settings.allow_global
+            trust,
+            settings.key,
+            *map(tuple[str, ...], (settings.allow_missing, settings.allow_unexpected, settings.allow_global)),
         ),
     )

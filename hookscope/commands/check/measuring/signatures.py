@@ -1,8 +1,4 @@
-"""Tell outputs with equal statistics apart: exact quantiles, and values at fixed places.
-
-Moments of each channel show where they differ. Values and quantiles are taken of each input by itself, so that they do
-not depend on how inputs are batched.
-"""
+"""Tell outputs with equal statistics apart: quantiles of each input, values at fixed places, moments of channels."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,25 +19,12 @@ from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.storage import as_real_floats, plain_array
 
-# A quantile of more values than this is first bracketed in a sample of this size. Twice as fast as a
-# partition of all from about here on.
-_SAMPLE_SIZE = 4096
-_MANY = 8 * _SAMPLE_SIZE
-
-# Width of the bracket around a quantile's place in the sample, in standard errors of that place. Where the
-# quantile lies outside, all values are sorted.
-_STANDARD_ERRORS = 4
-
 
 @dataclass(slots=True)
-class _Sums:
-    """Over the batches so far.
+class _Part:
+    """Of one batch: sums of quantiles, weighted by counts, (7,), and of the values of channels and squares, (2, C)."""
 
-    `kept` are the `kept_values` of each batch, `quantiles` sums of each input's times its count of finite values, (7,),
-    `channels` those of the values of each channel and of their squares, (2, C), and `channel_size` how many they are.
-    """
-
-    kept: tuple[NDArray[np.floating], ...] | None
+    kept: NDArray[np.floating] | None
     quantiles: NDArray[np.float64]
     count: int
     channels: NDArray[np.float64] | None
@@ -55,15 +38,14 @@ class OutputSignatures:
     Attributes:
         inputs: How many inputs are in the network.
         is_operation: Whether the call whose output comes next is of an operation, which no baseline keeps.
-        seen: By label, in execution order.
         given: The `kept_values` of each batch, of each tensor that the network is given.
     """
 
     inputs: int = 1
     is_operation: bool = False
-    seen: dict[str, _Sums | None] = field(default_factory=dict)
+    seen: dict[str, list[_Part | None]] = field(default_factory=dict)
     given: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
-    _latest: tuple[weakref.ref[Tensor], int, int | None, _Sums | None] | None = None
+    _latest: tuple[weakref.ref[Tensor], int, int | None, _Part | None] | None = None
 
     def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches, each when the network has seen the one before."""
@@ -92,54 +74,39 @@ class OutputSignatures:
 
     def add(self, label: str, tensor: Tensor, channel_axis: int | None = None) -> None:
         """Add one output of a module; what cannot be read has no signature."""
-        sums = self._signed(tensor, channel_axis)
-        if label not in self.seen:
-            self.seen[label] = sums
-            return
-        total = self.seen[label]
-        self.seen[label] = None if total is None or sums is None else _added(total, sums)
+        self.seen.setdefault(label, []).append(self._signed(tensor, channel_axis))
 
     def results(self) -> dict[str, OutputSignature]:
         """Return the signatures of all outputs that have one, and under "" that of the network's input."""
         inputs = [joined(batches) for batches in self.given.values()]
         if len({*map(len, inputs)}) > 1:
             inputs = [values.reshape(1, -1) for values in inputs]
-        return {
-            **({"": OutputSignature(None, np.concatenate(inputs, 1))} if inputs else {}),
-            **{
-                label: OutputSignature(
-                    tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
-                    None if sums.kept is None else joined(sums.kept),
-                    _moments(sums),
-                )
-                for label, sums in self.seen.items()
-                if sums is not None
-            },
-        }
+        results = {"": OutputSignature(None, np.concatenate(inputs, 1))} if inputs else {}
+        read = {label: [part for part in parts if part] for label, parts in self.seen.items() if all(parts)}
+        return results | {label: _signature(parts) for label, parts in read.items()}
 
-    def _signed(self, tensor: Tensor, axis: int | None) -> _Sums | None:
+    def _signed(self, tensor: Tensor, axis: int | None) -> _Part | None:
         version = version_of(tensor)
         if self._latest is not None:
-            latest, latest_version, latest_axis, sums = self._latest
+            latest, latest_version, latest_axis, part = self._latest
             if latest() is tensor and version == latest_version >= 0 and axis == latest_axis:
-                return sums
-        sums = None
+                return part
+        part = None
         if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and not tensor.is_quantized:
             with torch.no_grad():
-                sums = _sums_of(tensor.detach(), self.inputs, axis)
-        self._latest = (weakref.ref(tensor), version, axis, sums)
-        return sums
+                part = _part_of(tensor.detach(), self.inputs, axis)
+        self._latest = (weakref.ref(tensor), version, axis, part)
+        return part
 
 
-def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
-    """Return values and quantiles of one tensor, and the sums of its channels."""
+def _part_of(tensor: Tensor, inputs: int, axis: int | None) -> _Part:
     slices = inputs if tensor.dim() and inputs == tensor.shape[0] else 1
     values = plain_array(as_real_floats(tensor.reshape(-1).resolve_neg()).cpu()).reshape(slices, -1)
     total, count = np.zeros(len(QUANTILE_LEVELS)), 0
     for value in values:
         finite = value if np.isfinite(value).all() else value[np.isfinite(value)]
         if finite.size:
-            total += exact_quantiles(finite, QUANTILE_LEVELS) * finite.size
+            total += np.quantile(finite.astype(np.float64), QUANTILE_LEVELS) * finite.size
             count += finite.size
     channels, channel_size = None, 0
     if axis is not None and tensor.is_floating_point() and tensor.numel():
@@ -148,72 +115,23 @@ def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
         with np.errstate(all="ignore"):
             channels = np.stack([mean, variance + mean**2]) * channel_size
     kept = kept_values(tensor, axis, inputs)
-    return _Sums(None if kept is None else (as_array(kept),), total, count, channels, channel_size)
+    return _Part(None if kept is None else as_array(kept), total, count, channels, channel_size)
 
 
-def _added(sums: _Sums, other: _Sums) -> _Sums:
-    kept = None if sums.kept is None or other.kept is None else sums.kept + other.kept
-    channels = None
-    if sums.channels is not None and other.channels is not None and sums.channels.shape == other.channels.shape:
-        channels = sums.channels + other.channels
-    size = sums.channel_size + other.channel_size
-    return _Sums(kept, sums.quantiles + other.quantiles, sums.count + other.count, channels, size)
-
-
-def _moments(sums: _Sums) -> NDArray[np.float64] | None:
-    """Return mean and standard deviation of each channel, (2, C)."""
-    if sums.channels is None:
-        return None
-    with np.errstate(all="ignore"):
-        mean, squares = sums.channels / sums.channel_size
-        return np.stack([mean, np.sqrt(np.maximum(squares - mean**2, 0.0))])
-
-
-def exact_quantiles(values: NDArray[np.floating], levels: Sequence[float]) -> NDArray[np.float64]:
-    """Return quantiles of finite values, (n,), as `numpy.quantile` defines them by default; float64.
-
-    Of many values each quantile is first bracketed by two values of a sample; the result is exact whatever the sample.
-    """
-    positions = np.multiply(levels, values.size - 1)
-    below = positions.astype(np.int64)
-    above = np.minimum(below + 1, values.size - 1)
-    if values.size <= _MANY:
-        lows, highs = _ranked(values, below), _ranked(values, above)
-    else:
-        sample = np.sort(values[:: values.size // _SAMPLE_SIZE | 1])
-        pairs = [_neighbours(values, sample, *ranks) for ranks in zip(below.tolist(), above.tolist(), strict=True)]
-        lows, highs = np.array(pairs, np.float64).T
-    shares = positions - below
-    between: NDArray[np.float64] = np.where(lows == highs, lows, lows * (1 - shares) + highs * shares)
-    return between
-
-
-def _ranked(values: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.partition(values, np.unique(ranks))[ranks].astype(np.float64)
-
-
-def _neighbours(
-    values: NDArray[np.floating], sample: NDArray[np.floating], below: int, above: int
-) -> tuple[float, float]:
-    """Return the values at two ranks next to each other, 0 for the smallest."""
-    share = above / values.size
-    place = share * sample.size
-    margin = 2 + _STANDARD_ERRORS * (sample.size * share * (1 - share)) ** 0.5
-    first, last = int(place - margin), int(place + margin) + 1
-    low = sample[first] if first >= 0 else -np.inf
-    high = sample[last] if last < sample.size else np.inf
-    smaller = int(np.count_nonzero(values < low))
-    if low == high:
-        if smaller <= below and above < smaller + int(np.count_nonzero(values == low)):
-            return float(low), float(low)
-        near = values
-        smaller = 0
-    else:
-        near = values.compress((values >= low) & (values <= high))  # twice as fast as an index
-        if not smaller <= below <= above < smaller + near.size:
-            near, smaller = values, 0
-    ordered = np.partition(near, (below - smaller, above - smaller))
-    return float(ordered[below - smaller]), float(ordered[above - smaller])
+def _signature(parts: Sequence[_Part]) -> OutputSignature:
+    count = sum(part.count for part in parts)
+    kept = [part.kept for part in parts if part.kept is not None]
+    channels = [part.channels for part in parts if part.channels is not None]
+    moments = None
+    if len(channels) == len(parts) and len({sums.shape for sums in channels}) == 1:
+        with np.errstate(all="ignore"):
+            mean, squares = sum(channels[1:], channels[0]) / sum(part.channel_size for part in parts)
+            moments = np.stack([mean, np.sqrt(np.maximum(squares - mean**2, 0.0))])
+    return OutputSignature(
+        tuple((np.sum([part.quantiles for part in parts], 0) / count).tolist()) if count else None,
+        joined(kept) if len(kept) == len(parts) else None,
+        moments,
+    )
 
 
 # From the finest to the coarsest: float16 has 11 significant bits, bfloat16 8.
@@ -221,10 +139,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def weights_precision(network: nn.Module) -> str:
-    """Return the floating dtype that holds all parameters exactly, and is the narrowest to do so: "bfloat16".
-
-    A network of float32 whose weights were once stored in half precision has lost what half precision does not hold.
-    """
+    """Return the narrowest floating dtype that holds all parameters exactly: "bfloat16" for rounded weights."""
     parameters = [
         parameter.detach()
         for parameter in network.parameters()

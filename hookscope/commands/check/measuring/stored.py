@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from hookscope.commands.check.measuring.float8 import float8_values
 from hookscope.commands.check.measuring.weight_structure import (
     SUBNORMAL_BELOW,
+    float8_values,
     longest_run,
     outlier_ratio,
     repeated_filters,
@@ -23,30 +23,21 @@ from hookscope.results.check import StoredValues
 from hookscope.rules.stored import is_weight
 from hookscope.statistics.storage import stored_values
 
-# Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
+# Half of the smallest magnitude, which rounds to zero; and halfway from float8_e4m3fn's greatest, 448, to what would be
+# next, which rounds to 448 (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
 _FP16_VANISHES = 2.0**-25
-
-# Half of float8_e4m3fn's smallest magnitude; and halfway from its greatest, 448, to what would be next, which is
-# rounded to 448, being even (OCP 8-bit Floating Point Specification, 2023).
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
-# What stays in a processor's own cache while it is read several times.
-_PIECE_ELEMENTS = 2**16
-
-# Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
-_GREATEST_INTEGER = 2**15
-
-# The eps of torch's BatchNorm unless another is given: programs and state dicts do not hold it beside the statistics.
-_EPS = 1e-5
+_PIECE_ELEMENTS = 2**16  # what stays in a processor's own cache while it is read several times
+_GREATEST_INTEGER = 2**15  # weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole
+_EPS = 1e-5  # of torch's BatchNorm by default: programs and state dicts have none beside the statistics
 
 Role = Literal["parameter", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One tensor of a network, its owner, and its other names."""
-
     name: str
     module: nn.Module
     role: Role
@@ -55,15 +46,11 @@ class _Found:
 
 
 def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
-    """Measure every parameter and every buffer that belongs to the state dict, each tied one once, in its order.
+    """Measure every parameter and buffer of the state dict, each tied one once, in its order.
 
-    Buffers that are not saved are left out: they are computed when the network is built, and often hold -Inf on
-    purpose, as attention masks do. The weights that int8 modules keep packed are measured by the values they stand for.
-    Sparse tensors are measured by what they store, and the rest counts as zero. Output channels are counted along
-    axis 0 of weights of Conv*d, Linear, RNNs and MultiheadAttention, and along axis 1 and the groups of
-    ConvTranspose*d; of other modules, such as Embedding, whose rows are no filters, they are not counted.
-
-    Returned beside the measurements is a sentence for each tensor whose values cannot be read.
+    Beside them is a sentence for each tensor whose values cannot be read. Packed weights of int8 modules are measured
+    by the values they stand for. Output channels are counted along axis 0 of weights of Conv*d, Linear, RNNs and
+    MultiheadAttention, along axis 1 and the groups of ConvTranspose*d, and not for other modules, such as Embedding.
     """
     measured: list[StoredValues] = []
     remarks: list[str] = []
@@ -141,10 +128,7 @@ def _measure(entry: _Found) -> StoredValues:
 
 
 def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
-    """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
-
-    A mean whose square is below a hundredth of eps makes no difference to the output.
-    """
+    """Return the channels of a BatchNorm without variance whose squared mean is above a hundredth of eps."""
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()
     mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)
@@ -211,7 +195,6 @@ class _Totals:
 
 
 def _bounds(piece: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value; NaN if there is one."""
     low, high = torch.aminmax(piece)
     return float(low), float(high)
 
@@ -238,7 +221,6 @@ def _groups(module: nn.Module) -> int:
 
 
 def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
-    """Return a weight as (output channels, input channels of each, places of the kernel)."""
     places = math.prod(shape[2:])
     if _is_transposed(entry.module):  # (groups * inputs, outputs, ...)
         values = values.reshape(_groups(entry.module), -1, shape[1], places).transpose(1, 2)
@@ -252,7 +234,6 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 
 
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
-    """Add which of a weight's filters and values stand out."""
     rounded = tensor.is_quantized or filters.itemsize < 2
     plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
     return replace(

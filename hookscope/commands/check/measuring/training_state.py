@@ -14,12 +14,9 @@ from hookscope.results.training_state import CopyValues, OptimiserValues, Scaler
 from hookscope.statistics.storage import stored_values, without_float8
 from hookscope.text import figure, printable
 
-# Means of squares, under the names that torch's optimisers and others give them.
+# Means of squares in torch's optimisers and others; counters, which are not averaged.
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
-
-# The counter of the averaging itself, and BatchNorm's, which is not averaged.
 _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initted", "step")
-
 _RUNNING = ("running_mean", "running_var")
 
 # torch's optimisers refuse infinite values of the first settings, and negative ones of the second. Some settings of
@@ -27,16 +24,9 @@ _RUNNING = ("running_mean", "running_var")
 _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
-# Relative difference up to which two learning rates count as the same: a schedule may round differently.
-_RATE_TOLERANCE = 1e-6
-
-# Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.
-_FEWEST_FOR_COSINE = 2048
-
-# Below the first spread a tensor looks random, from the second on trained; the same numbers as for untrained-weight.
-_RANDOM_SPREAD = 3.0
-_TRAINED_SPREAD = 10.0
-
+_RATE_TOLERANCE = 1e-6  # relative difference of equal learning rates: a schedule may round differently
+_FEWEST_FOR_COSINE = 2048  # as for `spread_beyond_chance`
+_RANDOM_SPREAD, _TRAINED_SPREAD = 3.0, 10.0  # a tensor looks random below, trained from there on: see untrained-weight
 _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 
@@ -44,7 +34,8 @@ def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, 
     """Measure the states of the optimisers beside the weights."""
     if entries is None:
         return ()
-    rates = _rates(entries.schedules[0][1]) if len(entries.schedules) == len(entries.optimisers) == 1 else []
+    is_paired = len(entries.schedules) == len(entries.optimisers) == 1
+    rates = _plain(dict.get(entries.schedules[0][1], "_last_lr")) if is_paired else []
     return tuple(_optimiser(key, state, rates) for key, state in entries.optimisers)
 
 
@@ -67,8 +58,8 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         faults = len(broken) + len(negative)
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
-            if name == "step" and (step := _number(value)) is not None:
-                steps[step] += 1
+            if name == "step":
+                steps.update(_plain(value)[:1])
             if not isinstance(value, Tensor):
                 continue
             count += 1
@@ -115,10 +106,7 @@ def moves_by(group: dict[Any, Any]) -> list[str]:
 
 
 def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
-    """Yield the parameters of a group of torch's Adam or AdamW, each with its beta2; nothing for other optimisers.
-
-    Others may define their moments differently. Adam and AdamW are recognised by `amsgrad`, which only they have.
-    """
+    """Yield the parameters of a group of torch's Adam or AdamW, known by `amsgrad`, each with its beta2."""
     betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
     if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
         return
@@ -156,10 +144,6 @@ def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
                 yield f"param_groups.{at}.{_shown(name)} is {figure(number, 6)}"
 
 
-def _rates(schedule: dict[Any, Any]) -> list[float]:
-    return _plain(dict.get(schedule, "_last_lr"))
-
-
 def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
     """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
     stored = [_plain(dict.get(group, "lr")) for group in groups]
@@ -177,23 +161,17 @@ def _plain(value: object) -> list[float]:
     for item in several:
         if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
             numbers.append(float(item.detach()))
-        elif (
-            isinstance(item, int | float)
-            and not isinstance(item, bool)
-            and (isinstance(item, float) or abs(item) < 2**64)
-        ):
+        elif isinstance(item, float) or (isinstance(item, int) and not isinstance(item, bool) and abs(item) < 2**64):
             numbers.append(float(item))
         else:
             return []
     return numbers
 
 
-def copy_values(entries: TrainingEntries | None) -> tuple[CopyValues, ...]:
+def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
     """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
-    return tuple(_copies(entries)) if entries else ()
-
-
-def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
+    if entries is None:
+        return
     loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
     for copy in entries.copies:
         paired = set(copy.names.values())
@@ -231,7 +209,6 @@ def _cosine(average: Tensor, weight: Tensor) -> float | None:
 
 
 def _is_stale(average: Tensor, weight: Tensor) -> bool:
-    """Tell whether an average looks as initialised, though the weights look trained."""
     if not (_is_matrix(average) and _is_matrix(weight)):
         return False
     random = _spread(average)
@@ -277,11 +254,10 @@ def _varies(tensor: Tensor) -> bool:
 
 
 def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
-    """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
     if _leaf(name) != "num_batches_tracked":
         return None
-    counts = [_number(average), _number(weight)]
-    theirs, mine = (-1 if count is None or not math.isfinite(count) else int(count) for count in counts)
+    counts = [(*_plain(tensor), -1.0)[0] for tensor in (average, weight)]
+    theirs, mine = (int(count) if math.isfinite(count) else -1 for count in counts)
     return (theirs, mine) if theirs > mine >= 0 else None
 
 
@@ -310,16 +286,6 @@ def _bounds(tensor: Tensor) -> tuple[float, float] | None:
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return 0.0, 0.0
     return low, high
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, Tensor):
-        if value.is_meta or value.numel() != 1 or value.is_complex():
-            return None
-        return float(value.detach())
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53:
-        return float(value)
-    return None
 
 
 def _shown(key: object) -> str:

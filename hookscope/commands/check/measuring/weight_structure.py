@@ -1,4 +1,4 @@
-"""What stands out in a weight's values: outliers, repeated filters, runs of one value, and pure chance."""
+"""What stands out in a weight's values: outliers, repeated filters, runs of one value, pure chance, and float8."""
 
 import math
 
@@ -6,46 +6,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.results.check import ConstantRun
+from hookscope.results.check import ConstantRun, Float8Values
 from hookscope.statistics.storage import plain_array
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-# As in `stored`: what stays in a processor's cache.
-_PIECE_ELEMENTS = 2**16
-
-# This many values, evenly spaced, show about where the greatest thousandth begins.
-_SAMPLE_ELEMENTS = 4096
-
-# With fewer values, the second greatest is no measure of the usual size.
-_FEWEST_FOR_OUTLIERS = 16
+_PIECE_ELEMENTS = 2**16  # as in `stored`: what stays in a processor's cache
+_SAMPLE_ELEMENTS = 4096  # these many values, evenly spaced, show about where the greatest thousandth begins
+_FEWEST_FOR_OUTLIERS = 16  # of fewer values, the second greatest is no measure of the usual size
 
 # Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
+_ROUNDED_VALUES = range(4, 257)  # counts of different values in a weight of four times as many: up to eight bits
+_PROBED_COLUMNS = 8  # filters that are not equal nearly always differ in one of them
 
-# Different values that up to eight bits hold, whatever the type, in a weight of four times as many.
-_ROUNDED_VALUES = range(4, 257)
+_SHORTEST_RUN = 32
+_DEAD_BELOW = 0.01  # share of the greatest magnitude that a dead filter stays below; one quantum of int8 does
+SUBNORMAL_BELOW = 2.0**-126  # the least normal number of float32 (IEEE 754); smaller values count as zero in a run
 
-# Columns of which one at least differs, in nearly all filters that are not equal.
-_PROBED_COLUMNS = 8
-
-_SHORTEST_RUN = 32  # shorter ones are not looked for
-
-# Smaller magnitudes count as zero in a run: float32 holds them with fewer digits (IEEE 754), integers that were read as
-# float32 are so small, and no training makes many beside each other.
-SUBNORMAL_BELOW = 2.0**-126
-
-# A filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
-_DEAD_BELOW = 0.01
-
-# With fewer values, or groups of fewer, spreads say little.
+# With fewer values, or groups of fewer, spreads say little; with a greater kurtosis than this a few values have all the
+# energy. That of the normal distribution is 3.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
-
-# With a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
-# distribution is 3.
 _HEAVIEST_TAILS = 100.0
+
+# Dtypes of weights; the values of a wider weight are compared with the first two. float8_e8m0fnu is for scales.
+_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_LOOKED_UP = _DTYPES[:2]
+_FEWEST_MAGNITUDES = 6  # binary and ternary weights and blurs have fewer, which float8 has by accident
+_FLOAT8_SAMPLE = 256  # these many values, evenly spaced, nearly always show that a weight was not rounded
 
 
 def outlier_ratio(values: Tensor) -> float | None:
@@ -80,8 +70,8 @@ def _magnitudes(piece: Tensor) -> Tensor:
 def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     """Return the filters, of (filters, inputs, places), that equal one before them; `rounded` to eight bits or fewer.
 
-    Filters of few values other than zero are left out, and those of a depthwise weight that repeats a single kernel,
-    which is done on purpose, for a blur say.
+    Left out are filters of few values other than zero, and a depthwise weight that repeats a single kernel, as a blur
+    does.
     """
     is_depthwise = filters.shape[1] == 1
     filters = filters.flatten(1)
@@ -119,11 +109,7 @@ def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def longest_run(weight: Tensor) -> ConstantRun | None:
-    """Return the longest run of one value in the memory of a weight; None below 32 values.
-
-    Dead channels and places, zero or nearly so, are removed first: training and structured pruning leave them. A run
-    may go on from one channel to the next. What is below float32's least normal number counts as zero.
-    """
+    """Return the longest run of one value in the memory of a weight without its dead channels; None below 32."""
     laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
     first = next((size for size in laid_out.shape if size > 1), 1)
     matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
@@ -216,3 +202,30 @@ def spread_beyond_chance(values: Tensor) -> float | None:
         spread_of_energies = float((squares / size).var()) / (fourth / size)
         excesses += [(spread - 1) * math.sqrt(groups / 2) for spread in (spread_of_means, spread_of_energies)]
     return max(excesses, default=None)
+
+
+def float8_values(values: Tensor) -> Float8Values | None:
+    """Measure a weight stored in float8, or one that float8 holds exactly, as after loading; None for all others."""
+    if values.dtype in _DTYPES:
+        return _counted(values.float(), values.dtype)
+    if not values.is_floating_point() or values.itemsize < 2 or not values.numel():
+        return None
+    sample = values.flatten()[:: max(1, values.numel() // _FLOAT8_SAMPLE)]
+    for dtype in _LOOKED_UP:
+        if _holds(dtype, sample) and _holds(dtype, values):
+            few = len(values.abs().unique()) < _FEWEST_MAGNITUDES  # type: ignore[no-untyped-call]
+            return None if few else _counted(values.float(), dtype)
+    return None
+
+
+def _holds(dtype: torch.dtype, values: Tensor) -> bool:
+    return torch.equal(values, values.to(dtype).to(values.dtype))
+
+
+def _counted(values: Tensor, dtype: torch.dtype) -> Float8Values | None:
+    finite = values[values.isfinite()]
+    if not finite.numel():
+        return None
+    saturated = int((finite.abs() == torch.finfo(dtype).max).sum())
+    rms = float(finite.double().square().mean().sqrt())
+    return Float8Values(str(dtype).removeprefix("torch."), saturated, rms)

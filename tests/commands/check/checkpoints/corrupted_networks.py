@@ -51,7 +51,7 @@ def demo() -> Sound:
     given = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "96", "crop": "96"}
     return _sound(
         loaded.module,
-        CheckSettings(shape=(2, 3, 96, 96)),
+        CheckSettings(input_shape=(2, 3, 96, 96)),
         CheckSettings(images=(SAMPLES,), **given),  # type: ignore[arg-type]
     )
 
@@ -87,7 +87,7 @@ def residual() -> Sound:
             how = Preprocessing(resize=96, crop=(96, 96))
             for batch in load_batches(sorted(SAMPLES.glob("*.jpg")), how, 4):
                 net.train()(*batch.args)
-    noise = CheckSettings(shape=(2, 3, 96, 96))
+    noise = CheckSettings(input_shape=(2, 3, 96, 96))
     return _sound(net.eval(), noise, CheckSettings(images=(SAMPLES,), resize="96", crop="96"))
 
 
@@ -105,7 +105,7 @@ def transformer() -> Sound:
                 nn.init.kaiming_uniform_(each, a=5**0.5)
                 sizes = [torch.randn(size).mul(0.4).exp() for size in each.shape[:2]]
                 each.mul_(torch.outer(*sizes).view(*each.shape[:2], *[1] * (each.dim() - 2)))
-    noise = CheckSettings(shape=(2, 3, 64, 64))
+    noise = CheckSettings(input_shape=(2, 3, 64, 64))
     return _sound(net.eval(), noise, CheckSettings(images=(SAMPLES,), resize="64", crop="64"))
 
 
@@ -117,7 +117,7 @@ def trained(folder: Path) -> Sound:
     rules = {rule: RuleSettings(limits={"min_fraction": least}) for rule, least in limits.items()}
     shown = tuple(sorted((folder / "data").glob("*/*.png")))
     source = f"{folder / 'net.py'}:network"
-    noise = CheckSettings(arch=source, key="model", shape=(8, 3, 16, 16))
+    noise = CheckSettings(arch=source, key="model", input_shape=(8, 3, 16, 16))
     pictures = CheckSettings(arch=source, key="model", images=shown, data=folder / "data", rules=rules, **PREPARATION)
     network = trained_on_gratings()
     torch.save(training_checkpoint(network), folder / "sound.pt")

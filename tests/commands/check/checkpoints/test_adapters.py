@@ -171,7 +171,7 @@ def test_a_network_that_holds_its_own_adapters_is_no_file_of_adapters(tmp_path: 
     (tmp_path / "net.py").write_text(NET, "utf-8")
     arch = f"{tmp_path / 'net.py'}:build"
     state = load_model(arch).module.state_dict()
-    report = checked(tmp_path / "net.safetensors", state, arch=arch, shape=(2, 16))
+    report = checked(tmp_path / "net.safetensors", state, arch=arch, input_shape=(2, 16))
     assert (report.exit_code, report.error) == (0, "")
     assert report.model is not None
     assert report.model.kind == "Sequential"

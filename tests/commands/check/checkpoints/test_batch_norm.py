@@ -15,7 +15,8 @@ from torch import nn
 from torchvision import models
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.measuring import measure, prepare
+from hookscope.commands.check.measuring.network_passes import measure
+from hookscope.commands.check.measuring.preparing import prepare
 from hookscope.inputs.batches import load_batches
 from hookscope.models import LoadedModel, load_model
 from hookscope.results.check import RuleOutcome
@@ -202,7 +203,7 @@ def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> N
     found = stored_outcome(network, tmp_path / "w.pt")
     assert found.status == "warn"
     assert [each.where for each in found.findings] == [""]
-    assert "looks as saved before training" in found.findings[0].message
+    assert "Looks untrained" in found.findings[0].message
     norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
     for norm in norms:  # as after one batch of anything
         norm.running_mean += 0.01  # type: ignore[operator]
@@ -211,7 +212,7 @@ def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> N
 
 
 def test_a_network_that_was_just_built_is_no_file_and_passes() -> None:
-    settings = CheckSettings(shape=(2, 3, 64, 64))
+    settings = CheckSettings(input_shape=(2, 3, 64, 64))
     report = check_checkpoint(models.resnet18(), settings, {"untrained-norm"})
     assert [each.status for each in report.outcomes if each.rule == "untrained-norm"] == ["pass"]
 
@@ -294,7 +295,7 @@ def test_statistics_beside_a_trained_weight_and_bias_were_never_updated(fault: s
     beside = "as a new layer's, though weight and bias of the same layer are trained."
     stored = ("untrained-norm", level, f"{start}, {beside}")
     assert verdicts(arch="none") == [stored]
-    assert verdicts(arch="net.py:batch", shape=(4, 3, 12, 12)) == [stored]
+    assert verdicts(arch="net.py:batch", input_shape=(4, 3, 12, 12)) == [stored]
     (rule, level, message), other = sorted(verdicts(arch="net.py:batch", images=(Path("x.pth"),)))
     assert (rule, level, other) == (RULE, "fail", stored)
     assert "It stores mean 0 and variance 1 in all channels, as a new layer does." in message
@@ -334,7 +335,7 @@ def test_scales_and_biases_that_repvgg_draws_at_random_are_not_said_to_be_traine
         nn.init.normal_(norm.weight, 0.1, 0.1)  # type: ignore[arg-type]
         nn.init.normal_(norm.bias, 0.0, 0.1)  # type: ignore[arg-type]
     (finding,) = stored_outcome(net, tmp_path / "w.pt").findings
-    assert finding.message.startswith("The file looks as saved before training")
+    assert finding.message.startswith("Looks untrained: BatchNorm")
     for norm in net[1::2]:  # near where torch starts them: trained for seconds
         nn.init.normal_(norm.weight, 1.0, 0.02)  # type: ignore[arg-type]
     (finding,) = stored_outcome(net, tmp_path / "w.pt").findings

@@ -70,7 +70,7 @@ def test_a_random_network_passes_with_the_warnings_that_one_expects(name: str) -
         torch.manual_seed(0)
         network = timm.create_model(name).eval()
     side = 224 if name in OF_ONE_SIZE else 96
-    noise = CheckSettings(shape=(2, 3, side, side))
+    noise = CheckSettings(input_shape=(2, 3, side, side))
     for settings in (noise, CheckSettings(images=(SAMPLES,), resize=str(side), crop=str(side))):
         report = check_checkpoint(network, settings, wanted_rules(settings))
         assert (report.error, found(report)) == ("", RANDOM[name])
@@ -82,7 +82,7 @@ def test_gates_of_an_untrained_network_may_be_closed_by_noise() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = timm.create_model("hardcorenas_b").eval()
-    settings = CheckSettings(shape=(2, 3, 96, 96))
+    settings = CheckSettings(input_shape=(2, 3, 96, 96))
     (finding,) = check_checkpoint(network, settings, wanted_rules(settings)).findings
     assert (finding.rule, finding.level) == ("saturated-activation", "warn")
     assert "(Hardsigmoid): 80." in finding.message
@@ -96,7 +96,7 @@ def test_auxiliary_heads_that_were_never_trained_are_named_as_such() -> None:
         for name, weight in network.named_parameters():
             if weight.dim() > 1 and not name.startswith("aux"):  # filters of unequal norm, as trained ones are
                 weight.mul_(torch.rand(len(weight), *[1] * (weight.dim() - 1)) + 0.1)
-    settings = CheckSettings(shape=(1, 3, 64, 64))
+    settings = CheckSettings(input_shape=(1, 3, 64, 64))
     report = check_checkpoint(network, settings, {"untrained-weight"})
     assert found(report) == {"(untrained-weight)"}
     (finding,) = report.findings

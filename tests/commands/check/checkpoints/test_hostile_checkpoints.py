@@ -165,7 +165,7 @@ def test_the_junit_report_is_read_by_a_parser_and_counts_every_checkpoint(junit:
 
 def refused(case: Case, path: str, networks: Path) -> None:
     """Check a file in this process, and assert that the error says what it should."""
-    settings = CheckSettings(arch=f"{networks}:tiny", shape=(2, 3, 16, 16))
+    settings = CheckSettings(arch=f"{networks}:tiny", input_shape=(2, 3, 16, 16))
     report = check_checkpoint(path, settings, wanted_rules(settings), trust=bool(case.options))
     assert report.exit_code == case.code
     assert not [phrase for phrase in case.phrases if not re.search(phrase, report.error, re.IGNORECASE)]

@@ -289,7 +289,7 @@ PAIRS = [
     Pair(
         "dead-filter of wide at first.weight",
         spots("first.weight", 0, slice(15, 20), slice(14, 19)),
-        "the last 5 of 20 output channels hold only zeros, which by chance has a probability of 7e-7",
+        "the last 5 of 20 output channels are all 0, which by chance has a probability of 7e-7",
     ),
     # The greatest other value of the 270 is about 0.19, a ten-thousandth.
     Pair("outlier-weight of plain at first.weight", puts("first.weight", 3000, 15, at=(4, 1, 2, 0))),
@@ -593,7 +593,7 @@ def picture(tmp_path: Path) -> Path:
 
 def settings_of(pair: Pair, folder: Path) -> CheckSettings:
     """Return settings under which every rule is on, and fails."""
-    given: dict[str, Any] = {"shape": (2, 3, 16, 16)}
+    given: dict[str, Any] = {"input_shape": (2, 3, 16, 16)}
     if pair.expects:
         given = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
     if pair.label is not None:

@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[4] / "configs"
 CAT = Path(__file__).parents[4] / "sample_images" / "cat.jpg"
 
 # BatchNorm in eval mode passes on what it is given until it is trained, and networks rely on it for their scale.
-FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
+FADES = {("constant-output", "BatchNorm is untrained and does not normalise yet.")}
 # Quantised before anything was trained: the scales are those of no data, and the steps too coarse for what remains.
 NEVER_TRAINED = ("untrained-norm", "mean 0 and variance 1, and the weights as drawn at random.")
 FADES_INTO_STEPS = {("constant-output", "Its weights are random.")}
@@ -74,10 +74,10 @@ def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.get_model(seeded.name, weights=None, **(seeded.options or {})).eval()
-    report, expected = checked("smoke.toml", network, shape=seeded.shape), seeded.warnings
+    report, expected = checked("smoke.toml", network, input_shape=seeded.shape), seeded.warnings
     if seeded.name in IN_A_FILE:
         torch.save(network.state_dict(), tmp_path / "model.pt")
-        report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, shape=seeded.shape)
+        report = checked("smoke.toml", str(tmp_path / "model.pt"), arch=seeded.name, input_shape=seeded.shape)
         expected |= {NEVER_TRAINED} if seeded.name == "ssdlite320_mobilenet_v3_large" else set()
     assert (report.exit_code, report.error) == (0, "")
     assert {finding.level for finding in report.findings} <= {"warn"}
@@ -165,7 +165,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
     parameter, activation = failures
     assert parameter.where == weight
     assert f"'{weight}'" in parameter.message
-    assert " holds 1 NaN and 0 Inf in " in parameter.message
+    assert " has 1 NaN and 0 Inf in " in parameter.message
     assert activation.where.partition("#")[0] == layer  # a module that is called twice has a label for each call
     assert f"; its '{weight}' is not finite" in activation.message
     assert report.exit_code == 1
@@ -176,7 +176,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
 def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, size = NETWORKS[name].build().eval(), PLANTED[name]
-    settings = CheckSettings(shape=(1, 3, size, size))
+    settings = CheckSettings(input_shape=(1, 3, size, size))
     called, chance = called_modules(network, size), random.Random(name)
     layers = [layer for layer, each in network.named_modules() if isinstance(getattr(each, "weight", None), Tensor)]
     # MultiheadAttention and Swin's attention use the weights of layers inside them without calling those.

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hookscope.commands.check.configuration import read_settings
-from hookscope.rules import RULES, Limit, Rule
+from hookscope.rules import RULES
+from hookscope.rules.rule import Limit, Rule
 from hookscope.rules.settings import CheckSettings
 
 Read = Callable[[str], CheckSettings]

@@ -266,7 +266,7 @@ def test_a_value_of_any_depth_is_one_line(read: Read, depth: int, opening: str, 
     for key in ("model.key", "model.arguments.x", "unknown"):
         text = f"{key} = {opening * depth}1{closing * depth}\n"
         try:
-            assert read(text).model_arguments  # a list of lists is a literal
+            assert read(text).model_arg  # a list of lists is a literal
         except UsageError as error:
             assert re.search("line 1: |is nested too deeply", str(error))  # noqa: PT017 - each depth may go either way
 

@@ -12,7 +12,8 @@ from hookscope.commands.check.configuration import default_text, read_settings
 from hookscope.commands.check.configuration.schema import SECTIONS
 from hookscope.options import Check
 from hookscope.results.noise_shapes import NoiseShape
-from hookscope.rules import RULES, Limit
+from hookscope.rules import RULES
+from hookscope.rules.rule import Limit
 from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings, with_options
 from tests.commands.check.configuration.conftest import Read
 
@@ -26,7 +27,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
         "model",
         "arguments",
         "{ width = 2, name = '2', on = true, sizes = [1, 2.5] }",
-        "model_arguments",
+        "model_arg",
         {"width": 2, "name": "2", "on": True, "sizes": [1, 2.5]},
     ),
     ("model", "key", "'ema'", "key", "ema"),
@@ -38,10 +39,10 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("input", "images", "['/data/cat.jpg']", "images", (Path("/data/cat.jpg"),)),
     ("input", "data", "'val'", "data", Path("val")),
     ("input", "survey", "'run'", "survey", Path("run")),
-    ("input", "shape", "[2, 3, 224, 224]", "shape", (NoiseShape((2, 3, 224, 224)),)),
-    ("input", "shape", "'2,9:int64<7'", "shape", (NoiseShape((2, 9), "", "int64", 7),)),
-    ("input", "shape", "[[2, 9], 'm=2,5']", "shape", (NoiseShape((2, 9)), NoiseShape((2, 5), "m"))),
-    ("input", "shape", "{ m = [2, 5], t = '2,9<7' }", "shape", _NAMED_NOISE),
+    ("input", "shape", "[2, 3, 224, 224]", "input_shape", (NoiseShape((2, 3, 224, 224)),)),
+    ("input", "shape", "'2,9:int64<7'", "input_shape", (NoiseShape((2, 9), "", "int64", 7),)),
+    ("input", "shape", "[[2, 9], 'm=2,5']", "input_shape", (NoiseShape((2, 9)), NoiseShape((2, 5), "m"))),
+    ("input", "shape", "{ m = [2, 5], t = '2,9<7' }", "input_shape", _NAMED_NOISE),
     ("input", "resize", "256", "resize", 256),
     ("input", "resize", "'240x320'", "resize", "240x320"),
     ("input", "crop", "'none'", "crop", "none"),
@@ -51,7 +52,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("input", "max-pixels", "1000", "max_pixels", 1000),
     ("input", "batch-axis", "0", "batch_axis", 0),
     ("input", "batch-axis", "'none'", "batch_axis", "none"),
-    ("input", "named", "{ sr = 16000, b = 'in/b.npy' }", "named", {"sr": 16000, "b": Path("in/b.npy")}),
+    ("input", "named", "{ sr = 16000, b = 'in/b.npy' }", "input", {"sr": 16000, "b": Path("in/b.npy")}),
     ("input", "batch-size", "3", "batch_size", 3),
     ("input", "seed", "7", "seed", 7),
     ("output", "shape", "['N', 1000, '*']", "output_shape", ("N", 1000, "*")),
@@ -78,7 +79,7 @@ def test_a_key_changes_its_setting_and_no_other(
 
 def test_no_key_and_no_setting_is_left_out_of_these_tests() -> None:
     assert {(table, key) for table, key, *_ in _KEYS} == {
-        (table, key) for table, keys in SECTIONS.items() for key in keys
+        (table, key) for table, section in SECTIONS.items() for key in [*section.keys()]
     }
     elsewhere = {"rules", "layers", "expectations", "source"}
     assert {setting for *_, setting, _ in _KEYS} == {field.name for field in fields(CheckSettings)} - elsewhere
@@ -89,7 +90,7 @@ def test_what_an_argument_comes_to_is_what_the_model_is_built_with(read: Read) -
 
     settings = read("[model.arguments]\na = 1\nb = '1'\nc = \"x='\\\"\"\nd = [true, 1e-3]\n")
     expected = {"a": 1, "b": "1", "c": "x='\"", "d": [True, 1e-3]}
-    assert parse_arguments(settings.model_arguments) == expected
+    assert parse_arguments(settings.model_arg) == expected
 
 
 @pytest.mark.usefixtures("limited_rule")
@@ -247,17 +248,17 @@ def test_every_example_in_the_default_file_can_be_turned_on(read: Read) -> None:
     # A shape is for noise, and may not stand beside pictures.
     text = re.sub(r"^#shape = \[2, .*\n", "", default_text(), flags=re.MULTILINE)
     settings = read(_uncommented(text))
-    left_alone = {"batch_size", "seed", "output_key", "loss", "mode", "rules", "source", "shape"}
+    left_alone = {"batch_size", "seed", "output_key", "loss", "mode", "rules", "source", "input_shape"}
     for name in CheckSettings.__dataclass_fields__.keys() - left_alone:
         assert getattr(settings, name) != getattr(CheckSettings(), name), name
     assert settings.output_key == "logits"
-    assert read("[input]\nshape = [2, 3, 224, 224]\n").shape == (NoiseShape((2, 3, 224, 224)),)
+    assert read("[input]\nshape = [2, 3, 224, 224]\n").input_shape == (NoiseShape((2, 3, 224, 224)),)
 
 
 def test_the_default_file_shows_every_key() -> None:
     shown = tomllib.loads(_uncommented(default_text()))
     assert {(table, key) for table in SECTIONS for key in shown[table]} == {
-        (table, key) for table, keys in SECTIONS.items() for key in keys
+        (table, key) for table, section in SECTIONS.items() for key in [*section.keys()]
     }
 
 

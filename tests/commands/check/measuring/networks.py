@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring import Prepared, measure
+from hookscope.commands.check.measuring.network_passes import measure
+from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.inputs import Batch
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel

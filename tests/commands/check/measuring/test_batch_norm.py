@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from hookscope.commands.check.measuring import measure
+from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.results.check import BatchNormInput, CheckMeasurements, RuleOutcome
 from hookscope.rules.judging import judge
 from hookscope.rules.settings import CheckSettings
@@ -131,7 +131,7 @@ def test_statistics_as_they_start_are_skipped() -> None:
     found = outcome(measure_network(nn.BatchNorm2d(2), pictures(4), wanted=WANTED))
     assert (found.status, found.reason) == (
         "skipped",
-        "All statistics of BatchNorm are as they start: mean 0, variance 1.",
+        "BatchNorm statistics are at their initial values: mean 0, variance 1.",
     )
 
 

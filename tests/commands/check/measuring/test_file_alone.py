@@ -11,8 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring import measure_file
-from hookscope.commands.check.measuring.file_alone import as_named
+from hookscope.commands.check.measuring.file_alone import as_named, measure_file
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.results.check import StoredValues
@@ -116,23 +115,23 @@ def without_parameters(stub: Tensor) -> dict[str, Tensor]:
 WITHOUT_VALUES = {
     "every tensor is empty": (
         {name: torch.empty(0) for name in resnet18_state()},
-        "122 of 122 tensors hold no values, 'conv1.weight' for one",
+        "122 of 122 tensors have no values, such as 'conv1.weight'",
     ),
     "as ZeRO-3 saves it": (
         {"module": without_parameters(torch.empty(0)), "ds_version": "0.14.4", "param_shapes": [{"w": (64, 3, 7, 7)}]},
-        "62 of 122 tensors hold no values, 'conv1.weight' for one",
+        "62 of 122 tensors have no values, such as 'conv1.weight'",
     ),
     "as ZeRO-3 saves it, with a value in each": (
         {"module": without_parameters(torch.ones(1)), "ds_version": "0.14.4"},
-        "each of its 62 parameters holds a single value",
+        "each of its 62 parameters has a single value",
     ),
     "empty with two axes": (
         {name: torch.empty(0, 3) for name in resnet18_state()},
-        "122 of 122 tensors hold no values, 'conv1.weight' for one",
+        "122 of 122 tensors have no values, such as 'conv1.weight'",
     ),
     "one weight of many": (
         {**resnet18_state(), "layer1.0.conv1.weight": torch.empty(0)},
-        "1 of 122 tensors hold no values, 'layer1.0.conv1.weight' for one",
+        "1 of 122 tensors have no values, such as 'layer1.0.conv1.weight'",
     ),
 }
 
@@ -183,7 +182,7 @@ def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> N
     (said,) = remarks(path, state | behind(prefix, copy))
     shown = f"('0.weight' and '{prefix}0.weight')"
     choice = f"A network takes one set: --key {prefix.rstrip('.')} chooses the second."
-    assert said == f"model.pt holds 3 names twice, without and with '{prefix}' {shown}; their values differ. {choice}"
+    assert said == f"model.pt has 3 names twice, without and with '{prefix}' {shown}; their values differ. {choice}"
     chosen = remarks(path, state | behind(prefix, copy), prefix.rstrip("."))
     assert not any("twice" in each for each in chosen)
     assert any(f"'{prefix.rstrip('.')}'" in each for each in chosen)
@@ -195,18 +194,14 @@ def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> N
 def test_a_part_that_is_there_compiled_and_not_is_told(tmp_path: Path) -> None:
     state = behind("head.", two_layers()) | {"stem.weight": torch.ones(2, 2)}
     (said,) = remarks(tmp_path / "x.pt", state | behind("head._orig_mod.", two_layers()))
-    assert said.startswith(
-        "x.pt holds 3 names twice, without and with '_orig_mod.' ('head.0.weight' and 'head._orig_mod"
-    )
+    assert said.startswith("x.pt has 3 names twice, without and with '_orig_mod.' ('head.0.weight' and 'head._orig_mod")
     assert said.endswith("A network takes one set.")
 
 
 def test_two_copies_in_wrappers_are_told(tmp_path: Path) -> None:
     state = behind("student.", two_layers()) | behind("teacher.", two_layers())
     (said,) = remarks(tmp_path / "x.pt", state)
-    assert said.startswith(
-        "x.pt holds 3 names twice, under 'student.' and 'teacher.' ('student.0.bias' and 'teacher.0.b"
-    )
+    assert said.startswith("x.pt has 3 names twice, under 'student.' and 'teacher.' ('student.0.bias' and 'teacher.0.b")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring.float8 import float8_values
 from hookscope.commands.check.measuring.stored import stored_tensors
+from hookscope.commands.check.measuring.weight_structure import float8_values
 
 DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 NORMAL = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.ao.quantization import disable_observer, get_default_qat_qconfig, prepare_qat, quantize_dynamic
 
-from hookscope.commands.check.measuring import measure, measure_layers
-from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.commands.check.measuring.network_passes import measure, measure_layers
+from hookscope.errors import UsageError
+from hookscope.results.activations import Activations
 from hookscope.rules import RULES
 from hookscope.rules.settings import CheckSettings, Expectation
 from tests.commands.check.measuring.networks import measure_network, prepared
@@ -404,10 +405,16 @@ def test_detectors_are_given_targets_in_train_mode() -> None:
 # --- evidence ---
 
 
+def seen_again(network: nn.Module, inputs: torch.Tensor, *labels: str) -> Activations:
+    plan = prepared(network, (inputs,))
+    rows = measure(plan, CheckSettings(), {"forward"}).forward.rows
+    return measure_layers(plan, CheckSettings(), [row for row in rows if row.label in labels])
+
+
 def test_layers_are_run_again_by_their_labels() -> None:
     network = Written(lambda net, x: net.act(net.body(net.act(x))), act=nn.ReLU(), body=nn.Conv2d(3, 4, 3))
     inputs = pictures(2, 3, 8, 8)
-    inspection = measure_layers(prepared(network, (inputs,)), CheckSettings(), ["act#1", "(model)"])
+    inspection = seen_again(network, inputs, "act#1", "(model)")
     assert [row.label for row in inspection.rows] == ["act", "act#1", "(model)"]
     maps = {each.label: each for each in inspection.feature_maps}
     assert {each.input_index for each in inspection.feature_maps} == {0}
@@ -417,10 +424,13 @@ def test_layers_are_run_again_by_their_labels() -> None:
 
 def test_only_the_layer_meant_is_run_whatever_begins_alike_and_with_all_its_outputs() -> None:
     network = Written(lambda net, x: net.conv2(net.conv(x)), conv=nn.Conv2d(3, 3, 1), conv2=nn.Conv2d(3, 3, 1))
-    plan = prepared(network, (pictures(1, 3, 4, 4),))
-    assert [row.label for row in measure_layers(plan, CheckSettings(), ["conv"]).rows] == ["conv"]
-    with pytest.raises(LayerNotFoundError):
-        measure_layers(plan, CheckSettings(), ["nowhere"])
+    assert [row.label for row in seen_again(network, pictures(1, 3, 4, 4), "conv").rows] == ["conv"]
     network = Written(lambda net, x: net.pair(x)["left"], pair=Written(lambda _, x: {"left": x, "right": x.neg()}))
-    inspection = measure_layers(prepared(network, (pictures(1, 4),)), CheckSettings(), ["pair['right']"])
+    inspection = seen_again(network, pictures(1, 4), "pair['right']")
     assert [row.label for row in inspection.rows] == ["pair['left']", "pair['right']"]
+
+
+def test_an_operation_is_run_again_by_its_name() -> None:
+    network = Written(lambda net, x: torch.log(net.conv(x)), conv=nn.Conv2d(3, 3, 1))
+    inspection = seen_again(network, pictures(1, 3, 4, 4), "(model):log")
+    assert [row.label for row in inspection.rows] == ["(model):log"]

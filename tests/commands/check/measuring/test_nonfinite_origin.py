@@ -195,7 +195,7 @@ def test_what_makes_nan_or_inf_is_named_and_what_passes_it_on_is_not(name: str) 
 def test_an_input_that_is_not_finite_blames_no_module() -> None:
     measured = measure_network(chain(nn.Linear(4, 4)), torch.tensor([[0.0, 1.0, 2.0, math.nan]] * 2), wanted=WANTED)
     assert measured.origin is None
-    sentence = "Input 0 ('input 0'), at [3], holds NaN or Inf itself, so no module is to blame."
+    sentence = "Input 0 ('input 0'), at [3], has NaN or Inf itself, so no module is to blame."
     assert measured.unmeasured == {"non-finite-activation": sentence}
     assert sentence in measured.warnings
 
@@ -334,7 +334,7 @@ def test_a_module_with_finite_inputs_is_blamed_though_an_input_of_the_network_is
     assert measured.origin is not None
     assert (measured.origin.layer, measured.unmeasured) == (layer, {})
     assert measured.origin.inputs == ((0, "input 0"), (1, "input 1"))
-    assert "Input 1 ('input 1'), at [2], holds NaN or Inf itself." in measured.warnings
+    assert "Input 1 ('input 1'), at [2], has NaN or Inf itself." in measured.warnings
 
 
 def test_modules_that_hand_on_an_input_that_is_not_finite_are_not_blamed() -> None:
@@ -344,5 +344,5 @@ def test_modules_that_hand_on_an_input_that_is_not_finite_are_not_blamed() -> No
     measured = measure_network(network, x, wanted=WANTED)
     assert measured.origin is None
     assert measured.unmeasured == {
-        "non-finite-activation": "Input 1 ('input 1'), at [2], holds NaN or Inf itself, so no module is to blame."
+        "non-finite-activation": "Input 1 ('input 1'), at [2], has NaN or Inf itself, so no module is to blame."
     }

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring import Prepared, measure, prepare
+from hookscope.commands.check.measuring.network_passes import measure
+from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import ImageError, NothingMatchedError, UsageError
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
@@ -52,7 +53,7 @@ def test_a_network_without_pictures_gets_two_different_inputs_of_noise() -> None
 
 
 def test_noise_has_the_shape_that_is_asked_for_in_batches_that_fit() -> None:
-    prepared = prepare(nn.Linear(6, 2), CheckSettings(shape=(5, 3, 6), batch_size=2))
+    prepared = prepare(nn.Linear(6, 2), CheckSettings(input_shape=(5, 3, 6), batch_size=2))
     assert shapes(prepared) == [(2, 3, 6), (2, 3, 6), (1, 3, 6)]
     assert [batch.indices for batch in prepared.batches()] == [(0, 1), (2, 3), (4,)]
     assert prepared.input_count == 5
@@ -61,7 +62,7 @@ def test_noise_has_the_shape_that_is_asked_for_in_batches_that_fit() -> None:
 def test_noise_for_a_detector_is_a_list() -> None:
     module = nn.Conv2d(3, 4, 1)
     loaded = LoadedModel(module, inspected_network(module).info, Preprocessing(kind="detection"))
-    (batch,) = prepare(loaded, CheckSettings(shape=(2, 3, 8, 8))).batches()
+    (batch,) = prepare(loaded, CheckSettings(input_shape=(2, 3, 8, 8))).batches()
     assert [tuple(each.shape) for each in batch.args[0]] == [(3, 8, 8), (3, 8, 8)]
 
 
@@ -73,7 +74,7 @@ def test_a_network_that_does_not_tell_its_input_needs_a_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [CheckSettings(shape=()), CheckSettings(shape=(0, 6)), CheckSettings(batch_size=0)]
+    "settings", [CheckSettings(input_shape=()), CheckSettings(input_shape=(0, 6)), CheckSettings(batch_size=0)]
 )
 def test_noise_that_cannot_be_is_refused(settings: CheckSettings) -> None:
     with pytest.raises(UsageError):
@@ -122,14 +123,14 @@ def test_inputs_by_name_go_with_pictures_with_noise_or_alone(folder: Path) -> No
     np.save(folder / "b.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
     named = ("rate=2", f"b={folder / 'b.npy'}")
     files = tuple(folder / name for name in ("a.png", "b.png", "c.png"))
-    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=files, named=named, batch_size=2))
+    prepared = prepare(nn.Conv2d(3, 4, 1), CheckSettings(images=files, input=named, batch_size=2))
     batches = list(prepared.batches())
     assert [batch.kwargs["b"].tolist() for batch in batches] == [[[0, 1], [2, 3]], [[4, 5]]]
     assert [batch.kwargs["rate"] for batch in batches] == [2, 2]
-    prepared = prepare(nn.Linear(6, 2), CheckSettings(shape=(3, 6), named=named))
+    prepared = prepare(nn.Linear(6, 2), CheckSettings(input_shape=(3, 6), input=named))
     (batch,) = prepared.batches()
     assert (batch.args[0].shape, batch.kwargs["b"].shape) == ((3, 6), (3, 2))
-    prepared = prepare(nn.Linear(6, 2), CheckSettings(named=named, batch_size=2))
+    prepared = prepare(nn.Linear(6, 2), CheckSettings(input=named, batch_size=2))
     assert [(batch.args, len(batch.kwargs["b"])) for batch in prepared.batches()] == [((), 2), ((), 1)]
     assert prepared.input_count == 3
 
@@ -156,7 +157,7 @@ def test_inputs_that_cannot_be_read_are_errors(
 def test_a_weights_file_is_loaded_into_the_network_that_the_settings_name(folder: Path) -> None:
     layers = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 2))
     torch.save(layers.state_dict(), folder / "model.pt")
-    settings = CheckSettings(arch=f"{folder / 'net.py'}:small", model_arguments=("width=7",))
+    settings = CheckSettings(arch=f"{folder / 'net.py'}:small", model_arg=("width=7",))
     prepared = prepare(str(folder / "model.pt"), settings)
     measured = measure(prepared, settings, {"output-shape", "zero-parameter"})
     assert [values.shape for values in measured.stored] == [(7, 6), (7,), (2, 7), (2,)]

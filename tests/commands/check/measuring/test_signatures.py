@@ -10,36 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring.signatures import OutputSignatures, exact_quantiles, weights_precision
+from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.inputs import Batch
 from hookscope.results.check import OutputSignature
-from hookscope.results.statistics import QUANTILE_LEVELS
 from tests.inspections import inspect
 from tests.networks import batch_of
-
-RNG = np.random.default_rng(0)
-NORMAL = RNG.standard_normal(200_003).astype(np.float32)
-
-OF_MANY_KINDS = {
-    "few": NORMAL[:7],
-    "one": NORMAL[:1],
-    "normal": NORMAL,
-    "rectified": NORMAL.clip(0),
-    "clipped": NORMAL.clip(-0.01, 0.01),
-    "constant": np.full(100_000, 3, np.float32),
-    "in steps": np.round(NORMAL * 3),
-    "ascending": np.sort(NORMAL),
-    # The sample is of every 25th value or so: here it is of nothing but zeros.
-    "unlike the sample": np.where(np.arange(102_400) % 25 == 0, 0, np.resize(NORMAL, 102_400)),
-    "double": RNG.standard_cauchy(50_000),
-}
-
-
-@pytest.mark.parametrize("name", OF_MANY_KINDS)
-def test_quantiles_are_numpys(name: str) -> None:
-    values = OF_MANY_KINDS[name]
-    expected = np.quantile(values.astype(np.float64), QUANTILE_LEVELS)
-    np.testing.assert_allclose(exact_quantiles(values, QUANTILE_LEVELS), expected, rtol=1e-12, atol=1e-12)
 
 
 def batches(values: Tensor, *sizes: int) -> Iterator[Batch]:

@@ -65,7 +65,7 @@ def test_rules_see_the_one_input_that_a_few_do_not_have(run: Path, tmp_path: Pat
     greatest = 30_000 * (4 + 0.001 * 54 - 1)  # the brightest patch has the mean of rows and columns 5 to 7
     [message] = found(beyond, "fp16-headroom")
     assert f"'scale' (Conv2d) reaches {round(greatest, -2):,.0f}," in message
-    assert any("judge 3 of 5 outputs by the survey" in each for each in beyond.warnings)
+    assert any("look at 3 of 5 outputs in the survey" in each for each in beyond.warnings)
 
 
 def test_a_survey_of_other_weights_or_dtype_is_refused_in_one_line(run: Path) -> None:
@@ -106,7 +106,7 @@ def test_nan_over_the_data_set_is_named(tmp_path: Path) -> None:
         network, images=torch.zeros(FEW), survey=made.save(tmp_path / "run"), select="non-finite-activation"
     )
     [message] = found(report, "non-finite-activation")
-    assert "'0' (Conv2d): the first output with NaN or Inf over 40 inputs of the survey" in message
+    assert "Inf starts at '0' (Conv2d), the first output with any over 40 inputs of the survey" in message
     assert not report.passed
 
 
