@@ -105,6 +105,11 @@ class Break:
     error: BaseException | None = None
     overwritten: bool = False
 
+    @property
+    def raised(self) -> bool:
+        """Whether the model or its loss raised an error of its own."""
+        return self.error is not None and not self.overwritten
+
 
 @dataclass(slots=True, kw_only=True)
 class Run:
