@@ -151,11 +151,6 @@ class Operation(NamedTuple):
         return (*self.numbers, *self.extra, *(["channels"] if self.by_channel else []))
 
 
-def _zero(values: Tensor, _edit: Edit) -> Tensor:
-    # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
-    return values.masked_fill(torch.ones((), dtype=torch.bool, device=values.device), 0)
-
-
 def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
     """Scale the whole tensor to an L2 norm of `max` if it has a larger one."""
     # In float64: an exploding gradient, which this is for, would overflow when squared. Apple's GPUs have no float64.
@@ -195,7 +190,8 @@ ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """What `round` takes."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    "zero": Operation(_zero, {}, 0),
+    # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
+    "zero": Operation(lambda values, _edit: values.masked_fill(values.new_ones((), dtype=torch.bool), 0), {}, 0),
     "scale": Operation(lambda values, edit: values * edit.arguments["by"], {"by": "finite"}, 1),
     "add": Operation(lambda values, edit: values + edit.arguments["value"], {"value": "finite"}, 1),
     "clamp": Operation(
@@ -213,7 +209,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 _PLACE = re.compile(r"(?=:[ \t]*(input|output|grad|value)[ \t]*(:))")
-_FREEZE = re.compile(r"\s*param:(?P<pattern>.*):[ \t]*(?P<operation>freeze)\s*", re.DOTALL)
+_FREEZE = re.compile(r"\s*param:(.*):[ \t]*(freeze)\s*", re.DOTALL)
 _OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
 _HIGHEST_CHANNEL = 2**31 - 1
 _LONGEST_RANGE = 2**16  # more channels than layers have, and no more memory than a few MB
@@ -240,32 +236,25 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
             the place.
     """
     places = list(_PLACE.finditer(text))
-    if not places:
-        if freeze := _FREEZE.fullmatch(text):
-            return _frozen(text, freeze, training=training)
+    freeze = None if places else _FREEZE.fullmatch(text)
+    if freeze and not training:
+        _fail(text, freeze.start(2), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
+    if not places and not freeze:
         _refuse_place(text)
-    place = places[-1]
-    pattern, parameters_only = text[: place.start()].strip(), False
-    if pattern.startswith("param:"):
-        pattern, parameters_only = pattern.removeprefix("param:").strip(), True
-        if place[1] not in ("grad", "value"):
-            _fail(text, place.start(1), f"a parameter has no {place[1]}: give grad or value")
-    elif place[1] == "value":
+    end = freeze.end(1) if freeze else places[-1].start()
+    parameters_only = text[:end].strip().startswith("param:")
+    pattern = text[:end].strip().removeprefix("param:").strip()
+    kind: EditSite = "freeze" if freeze else places[-1][1]  # type: ignore[assignment] # the expression has one of four
+    if parameters_only and kind in ("input", "output"):
+        _fail(text, places[-1].start(1), f"a parameter has no {kind}: give grad or value")
+    if kind == "value" and not parameters_only:
         _fail(text, 0, "only a parameter has a value: begin with param:")
     if not pattern:
-        _fail(text, place.start(), "the pattern of layers or parameters is missing")
-    call = _Call(text, place.end(2))
-    kind: EditSite = place[1]  # type: ignore[assignment] # the expression has one of three
+        _fail(text, end, "the pattern of layers or parameters is missing")
+    if freeze:
+        return Edit(text, pattern, kind, parameters_only, "freeze", {})
+    call = _Call(text, places[-1].end(2))
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
-
-
-def _frozen(text: str, match: re.Match[str], *, training: bool) -> Edit:
-    pattern = match["pattern"].strip()
-    if not training:
-        _fail(text, match.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
-    if not pattern:
-        _fail(text, match.start("operation") - 1, "the pattern of layers or parameters is missing")
-    return Edit(text, pattern, "freeze", True, "freeze", {})
 
 
 def _fail(text: str, position: int, message: str) -> NoReturn:
@@ -367,7 +356,10 @@ class _Call:
         elif parameter == "seed":
             self.seed = self.read_whole("a seed", 2**63 - 1)
         elif parameter == "dtype":
-            self.dtype = self.read_dtype()
+            token = self.take()
+            if token.text not in ROUNDED:
+                self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
+            self.dtype = token.text
         else:
             self.read_number(parameter)
 
@@ -395,12 +387,6 @@ class _Call:
         if not re.fullmatch("[0-9]{1,19}", token.text) or int(token.text) > most:
             self.fail(token, f"{subject} is a whole number from 0 to {most}")
         return int(token.text)
-
-    def read_dtype(self) -> str:
-        token = self.take()
-        if token.text not in ROUNDED:
-            self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
-        return token.text
 
     def read_number(self, parameter: str) -> None:
         token = self.take()
