@@ -13,16 +13,17 @@ training can freeze.
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
+from hookscope.hooks.selection import select_layers
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -91,34 +92,48 @@ class Edit:
 
 
 def bind_edits(
-    edits: Sequence[Edit], select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
+    edits: Sequence[Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]] | None = None
 ) -> tuple[tuple[str, Edit], ...]:
-    """Return (name of layer or parameter, edit) for each that an edit selects.
+    """Return (name of layer or parameter, edit) for each layer and parameter that an edit selects.
 
     An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
-    names are matched like those of layers, for the places "value" and "freeze" too. Noise has another seed for each
-    name, so that equal shapes do not get equal noise.
+    names are matched as names of layers are, for the places "value" and "freeze" too. A tied parameter has its first
+    name. Noise has another seed for each name, so that equal shapes do not get equal noise.
+
+    Args:
+        edits: In the order in which they are made.
+        network: The network.
+        execution_order: As for `select_layers`.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
         UsageError: If a pattern is malformed.
     """
-    bound = []
+    bound: list[tuple[str, Edit]] = []
+    done: set[tuple[str, int]] = set()
+    parameters = dict(network.named_parameters(remove_duplicate=False)) if edits else {}
     for edit in edits:
-        names, place = _selected(edit, select_layers, parameter_names)
+        names, place = _selected(edit, network, execution_order, [*parameters])
         for name in names:
+            if place in ("parameter grad", "value", "freeze"):
+                if (key := (edit.text, id(parameters[name]))) in done:
+                    continue
+                done.add(key)
             seed = (edit.seed + zlib.crc32(name.encode(errors="surrogatepass"))) % 2**63
             bound.append((name, replace(edit, place=place, seed=seed)))
     return tuple(bound)
 
 
 def _selected(
-    edit: Edit, select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
-) -> tuple[Sequence[str], EditSite]:
+    edit: Edit,
+    network: nn.Module,
+    execution_order: Callable[[], Sequence[str]] | None,
+    parameter_names: Sequence[str],
+) -> tuple[Iterable[str], EditSite]:
     missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
     if not edit.parameters_only:
         try:
-            return select_layers(edit.pattern), edit.place
+            return select_layers(network, [edit.pattern], execution_order), edit.place
         except LayerNotFoundError as error:
             if edit.place != "grad":
                 raise
@@ -222,6 +237,11 @@ _TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
+
+
+def parsed_edits(edits: Sequence[str | Edit]) -> list[Edit]:
+    """Parse those edits that are expressions; UsageError if one is malformed."""
+    return [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
 
 
 def parse_edit(text: str, *, training: bool = False) -> Edit:
