@@ -124,9 +124,9 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
         done = _again(run, batch, began)
     if first and done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
-        for give_up in (_give_up_tracking, _give_up_aliases):
+        for _ in ("tracked inputs", "aliases"):
             differs = run.verification is not None and run.verification.status == "differs"
-            if done.broken is None and differs and give_up(run):
+            if done.broken is None and differs and _give_up(run):
                 done = _again(run, batch, began)
                 if done.broken is None:
                     _verify(run, batch, done, began)
@@ -175,17 +175,14 @@ def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
         run.state.rewind()
 
 
-def _give_up_tracking(run: GradientRun) -> bool:
-    """Stop making inputs require a gradient, which parameters inside an operator may get another gradient by."""
-    was_tracking, run.track_inputs = run.track_inputs, run.track_inputs and not run.ends_at_parameters
-    return was_tracking != run.track_inputs
-
-
-def _give_up_aliases(run: GradientRun) -> bool:
-    watch = run.captured.watch
-    gave_aliases = watch.gave_aliases
+def _give_up(run: GradientRun) -> bool:
+    """Give up the first thing that may change the gradients of parameters, and tell whether there was one."""
+    if run.track_inputs and run.ends_at_parameters:  # parameters inside an operator may get another gradient
+        run.track_inputs = False
+        return True
+    gave_aliases = run.captured.watch.gave_aliases
     if gave_aliases:
-        watch.give_up_aliases(_NO_ALIASES.format("the network computes a different result"))
+        run.captured.watch.give_up_aliases(_NO_ALIASES.format("the network computes a different result"))
     return gave_aliases
 
 
@@ -375,7 +372,6 @@ def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
-    """Compute the loss, and check that it is one number."""
     value = loss(output, batch)
     if isinstance(value, Tensor):
         value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())

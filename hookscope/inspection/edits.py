@@ -278,13 +278,11 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
 
 
 def _fail(text: str, position: int, message: str) -> NoReturn:
-    """Refuse an expression, with a caret under the place."""
     before, after = safe_text(text[:position]), safe_text(text[position:])
     raise UsageError(f"Bad edit: {safe_text(message).rstrip('.')}.\n{before}{after}\n{' ' * len(before)}^")
 
 
 def _refuse_place(text: str) -> NoReturn:
-    """Return what is wrong with an expression that has no `:PLACE:`."""
     if match := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
         place = match["place"].strip()
         hint = nearest(place, ("input", "output", "grad", "value"), count=1)

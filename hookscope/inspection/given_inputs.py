@@ -69,17 +69,14 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
             for at, part in enumerate(first.records)
         ]
         return replace(first, args=content, records=tuple(records)), ()
-    if (
-        isinstance(content, dict)
-        and content
-        and all(
-            isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
-            for name, value in content.items()
-        )
-    ):
+    if isinstance(content, dict) and content and all(_is_argument(*item) for item in content.items()):
         named = (NamedInput(name, item, replace(record, shape=tuple(item.shape))) for name, item in content.items())
         return (), tuple(named)
     return images, ()
+
+
+def _is_argument(name: object, value: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
 
 
 # What else people give, by class name: neither is imported here.

@@ -2,7 +2,7 @@
 
 Counted are matrix products, convolutions, attention and recurrent layers, by the shapes they were given, dense and
 without regard to masks: half of what `torch.utils.flop_counter` calls FLOPs. Elementwise arithmetic, normalisation,
-pooling and resampling count as 0, as is usual. What belongs to neither is not known.
+pooling and resampling count as 0, as is usual. For all other operations the number is not known.
 """
 
 import re
@@ -54,7 +54,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _convolution(args: Sequence[Any], output: Any) -> int:
-    """Return those of input (N, I, ...), weight (O, I / groups, ...), or (I, O / groups, ...) of a transposed one."""
+    """Input (N, I, ...), weight (O, I / groups, ...); transposed, the weight is (I, O / groups, ...)."""
     inputs, weight, transposed = args[0], args[1], len(args) > 6 and args[6]
     return int((inputs if transposed else _first(output)).numel() * prod(weight.shape[1:]))
 
@@ -65,13 +65,13 @@ def _product(at: int) -> Formula:
 
 
 def _attention(args: Sequence[Any], _output: object) -> int:
-    """Return those of queries (..., H, S, E), keys (..., T, E) and values (..., T, V): scores, and their mean."""
+    """Scores of queries (..., H, S, E) and keys (..., T, E), and means of values (..., T, V)."""
     query, key, value = (argument.shape for argument in args[:3])
     return int(prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
 
 def _recurrent(args: Sequence[Any], matrices: Iterable[Tensor]) -> int:
-    """Return those of a layer over an input (T, N, I), or packed (steps, I): its matrices once a step."""
+    """An input (T, N, I), or packed (steps, I): each matrix is used once a step."""
     return int(prod(args[0].shape[:-1]) * sum(matrix.numel() for matrix in matrices))
 
 

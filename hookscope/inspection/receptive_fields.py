@@ -1,16 +1,16 @@
-"""Where the cells of a map lie on the picture and how much of it they see, in closed form from the layers before it.
+"""Where the cells of a map lie on the picture and how much of it they see, in closed form from the layers before.
 
 Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0 (Araujo,
 Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3). Where branches
-meet, the window is the smallest around all of theirs (section 4). What holds for the axes of a picture holds for the
-one axis of a sequence and the three of a clip.
+meet, the window is the smallest around all windows of the branches (section 4). The same holds for the one axis of a
+sequence and the three axes of a clip.
 
 For attribution the middle of a kernel is the centre of mass of its squared weights: with uneven padding, kernels learn
 to look to one side (Alsallakh et al., Mind the Pad, ICLR 2021), and where branches with other centres meet, their mean
 counts. An even stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2
 with padding 1 it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
 
-What lies before a tensor is read from autograd's graph, where functions stand like modules.
+The layers before a tensor are read from autograd's graph, where each is a function.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hookscope.results.concentration import Extent
 
-# Functions that leave each value where it is, and add none of other places.
+# Functions that leave each value in its place, and mix in no values of other places.
 _IN_PLACE = re.compile(
     r"(Relu\w*|Gelu|Silu|Elu|Celu|Mish|Hardtanh|Hardswish|Hardsigmoid|Softplus|Threshold|Prelu\w*|RreluWithNoise|"
     r"LeakyRelu|Sigmoid|LogSigmoid|Tanh|Clamp\w*|Maximum|Minimum|Add|Sub|Rsub|Mul|Div|Neg|Pow|Exp|Log|Sqrt|Rsqrt|Abs|"
@@ -193,7 +193,7 @@ def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> Recep
 def _joined(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
     """Return the field where branches meet, None where they are of different sizes or steps.
 
-    A branch of one place, the factors of a gate, does not count among others; nor does one that is not known.
+    Branches of a single place, as the factors of a gate, count only where there are no others; unknown ones never.
     """
     branches = [(_shape(parent), of_branch) for parent, of_branch in inputs if of_branch is not None]
     with_places = [(shape, of_branch) for shape, of_branch in branches if _has_places(shape, of_branch)]
@@ -240,7 +240,6 @@ def _moved(of_map: ReceptiveField, windows: Sequence[_Window] | Mapping[int, _Wi
 def _sliding(
     sizes: Sequence[int], pads: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> list[_Window]:
-    """Return the windows of kernels that slide over places."""
     axes = zip(sizes, pads, dilations, strides, strict=True)
     return [_window(-pad, (size - 1) * step - pad, stride) for size, pad, step, stride in axes]
 
@@ -371,7 +370,6 @@ def _viewed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Recepti
 
 
 def _linear(_node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    """Allow a linear layer over the last axis."""
     if not of_map.flattened and max(of_map.axes) == -1:
         raise ValueError("places are mixed")
     return of_map

@@ -175,7 +175,7 @@ def _softmax_warning(output: Output, task: Task) -> str:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    # What has come out as 0 counts as the smallest normal number, so that its logarithm stays finite.
+    # 0 counts as the smallest normal number, so that its logarithm stays finite.
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
@@ -211,7 +211,6 @@ def _binary_cross_entropy(output: Output, task: Task) -> Result:
 
 
 def _binary_labels(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
-    """Return a label from 0 to 1 for each element."""
     if task.target.kind == "default":
         return torch.full_like(values, 0.5), "0.5 everywhere"
     if task.target.kind != "class":
@@ -324,14 +323,13 @@ def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
 
 
 def _class_axes(values: Tensor) -> set[int]:
-    """Return the axes that may count classes."""
     return {min(1, values.dim() - 1), values.dim() - 1} if values.dim() else set()
 
 
 def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
-    """List the axes that normalisations reduce, with the number of values: all of an input, and all of a channel.
+    """List the axes of an input and of a channel, which normalisations reduce, with how many values they have.
 
-    What is normalised within smaller groups is normalised within these.
+    Values that are normalised within smaller groups are normalised within these.
     """
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}

@@ -267,7 +267,6 @@ def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """Return the dense tensors that a sparse, nested or quantised one consists of."""
     if tensor.is_nested:
         return [*tensor.unbind()]
     if tensor.is_quantized:
