@@ -49,17 +49,24 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) if all(shape) else 0
 
 
-def _lacking_in_parts(tensor: Tensor) -> Iterator[str]:
-    parts: tuple[Tensor, ...] = ()
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...] | None:
+    """Return the tensors that a sparse tensor or a wrapper consists of; None for one with memory of its own."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        parts = tuple(getattr(tensor, name) for name in names)
-    elif tensor.layout == torch.sparse_coo:
-        parts = tensor._indices(), tensor._values()
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+        return tuple(getattr(tensor, name) for name in names)
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return None
+
+
+def _lacking_in_parts(tensor: Tensor) -> Iterator[str]:
+    parts = parts_of(tensor)
+    if parts is not None:
+        yield from map(missing_memory, parts)
     elif tensor.is_nested:
         described = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
         extents = [_extent(tuple(size), tuple(step)) for size, step in zip(*map(Tensor.tolist, described), strict=True)]
@@ -67,4 +74,3 @@ def _lacking_in_parts(tensor: Tensor) -> Iterator[str]:
         yield _lacking(tensor, max(map(sum, zip(begins, extents, strict=True)), default=0))
     elif tensor.layout == torch.strided:
         yield _lacking(tensor, _end_of(tensor))
-    yield from map(missing_memory, parts)

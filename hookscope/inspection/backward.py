@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from hookscope.inspection.gradient_rows import (
     parameter_rows,
     step_rows,
 )
-from hookscope.inspection.network import BatchQueue, inspected_network, queue_of
+from hookscope.inspection.network import inspected_network, queue_of
 from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
@@ -107,7 +108,8 @@ def inspect_gradients(
         preserved(network, options.seed, options.mode, modules.values()) as state,
     ):
         parameters = inspected.parameters()
-        ends = _ends(parameters, queue, include_inputs=options.include_inputs)
+        trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
+        ends_at_outputs = not any(trainable) and not _has_floating_inputs(queue.peek())
         for parameter in parameters:
             parameter.grad = None
         with capture(
@@ -116,7 +118,7 @@ def inspect_gradients(
             recorder.observe,
             gradients=gradient_recorder.observe,
             with_inputs=options.include_inputs,
-            track=ends.at_outputs,
+            track=ends_at_outputs,
             edits=chosen.edits.by_name,
             operations=chosen.operations,
         ) as captured:
@@ -131,19 +133,18 @@ def inspect_gradients(
                 state=state,
                 captured=captured,
                 loss=loss,
-                track_inputs=ends.at_inputs,
-                ends_at_parameters=ends.at_parameters,
+                track_inputs=not any(trainable) or (options.include_inputs and all(trainable)),
+                ends_at_parameters=any(trainable),
                 gradient_recorder=gradient_recorder,
                 parameter_ids={*map(id, parameters)},
             )
-            batches = _Batches(run)
             ended = run_batches(
                 queue,
-                batches.run_one,
+                partial(_run_one, run),
                 run.records,
                 on_batch,
-                keep=batches.keep,
-                undo=batches.undo,
+                keep=partial(_keep, run),
+                undo=partial(_undo, run),
                 takes_apart=options.mode == "eval",
             )
             with torch._C.DisableTorchFunction():  # which would see `.grad` read
@@ -155,7 +156,9 @@ def inspect_gradients(
             setattr(run, name, value)
     merge_batch(run)
     run.end(broken)
-    run.loss_warnings += ends.warnings()
+    if not any(trainable):
+        end = "first floating tensors that layers return" if ends_at_outputs else "input of the network"
+        run.loss_warnings.append(f"No parameter is trainable: gradients are taken down to the {end}.")
     if not options.verify:  # aliases may have needed it
         run.verification = None
     inspection = _result(run, broken, named)
@@ -164,61 +167,37 @@ def inspect_gradients(
     return inspection
 
 
-class _Ends(NamedTuple):
-    """Where backward passes end: at parameters, at the network's floating inputs, at the first outputs of layers."""
-
-    at_parameters: bool
-    at_inputs: bool
-    at_outputs: bool
-
-    def warnings(self) -> list[str]:
-        if self.at_parameters:
-            return []
-        end = "first floating tensors that layers return" if self.at_outputs else "input of the network"
-        return [f"No parameter is trainable: gradients are taken down to the {end}."]
-
-
-def _ends(parameters: Sequence[nn.Parameter], queue: BatchQueue, *, include_inputs: bool) -> _Ends:
-    trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
-    if any(trainable):
-        return _Ends(at_parameters=True, at_inputs=include_inputs and all(trainable), at_outputs=False)
-    has_floating_inputs = any(map(differentiable, _first_inputs(queue)))
-    return _Ends(at_parameters=False, at_inputs=True, at_outputs=not has_floating_inputs)
-
-
-def _first_inputs(queue: BatchQueue) -> list[Tensor]:
-    first = queue.peek()
-    return [] if first is None else [tensor for _, tensor in tensors_given(first.args, first.kwargs)]
+def _has_floating_inputs(batch: Batch | None) -> bool:
+    return batch is not None and any(differentiable(tensor) for _, tensor in tensors_given(batch.args, batch.kwargs))
 
 
 def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParameter]) -> Gradients:
     """Return what a run has gathered, or did until it was broken, as rows."""
     inspected, recorder, mode = run.inspected, run.gradient_recorder, run.options.mode
     layers, operations, _ = run.chosen
-    raised = broken is not None and broken.error is not None and not broken.overwritten
-    failure = None if broken is None else broken.failure
+    raised, failure = (False, None) if broken is None else (broken.raised, broken.failure)
     rows = layer_rows(inspected, run.rows)
     gradients = gradient_rows(inspected, run.gradients, rows, run.differentiated, recorder.nodes, raised=raised)
-    outputs = (row for row in gradients if row.role == "output")
-    called, broke_off = run.captured.called, failure is not None
+    maps = feature_maps((row for row in gradients if row.role == "output"), recorder.maps.kept)
+    called, traced, losses = run.captured.called, run.captured.traced, run.losses
+    sums = f"Loss and gradients of parameters are sums over {len(losses)} batches, as training accumulates them."
     device, dtype = inspected.placed
     return Gradients(
         model=inspected.info,
         inputs=tuple(run.records),
-        loss=loss_record(run.losses),
+        loss=loss_record(losses),
         rows=rows,
         gradients=gradients,
         parameters=parameter_rows(named, recorder.on_tensor, run.recorder.reducer, raised=raised),
         uncalled=uncalled(
-            inspected, layers, called, run.silent, broke_off=broke_off, mode=mode, traced=run.captured.traced
+            inspected, layers, called, run.silent, broke_off=failure is not None, mode=mode, traced=traced
         ),
         gradient_maps=tuple(
-            replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
-            for maps in feature_maps(outputs, recorder.maps.kept)
+            replace(kept, note="; ".join(filter(None, ("gradient of the loss", kept.note)))) for kept in maps
         ),
         predictions=tuple(run.best),
         warnings=run.warnings(run.loss_warnings),
-        notes=(*run.notes(), *_sum_note(len(run.losses))),
+        notes=(*run.notes(), *([sums] if len(losses) > 1 else [])),
         failure=failure,
         over_time=step_rows(run.steps),
         mode=mode,
@@ -237,56 +216,35 @@ _GATHERED = ("records", "best", "losses", "loss_warnings")
 _SHOWN = ("rows", "gradients", "steps")
 
 
-@dataclass(slots=True)
-class _Batches:
-    """The batches of a run; one that the model raises on can be left out and leaves no trace.
-
-    Attributes:
-        lengths: Of what the run had gathered before the latest batch.
-        held: Copies of the parameters' gradients from before it.
-    """
-
-    run: GradientRun
-    lengths: dict[str, int] = field(default_factory=dict)
-    held: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-
-    def run_one(self, batch: Batch) -> Break | None:
-        run = self.run
-        merge_batch(run)
-        self.lengths = {name: len(getattr(run, name)) for name in _GATHERED}
-        parameters = run.inspected.parameters() if run.queue.on_error is not None and run.losses else []
-        self.held = {parameter: _held(parameter.grad) for parameter in parameters if parameter.grad is not None}
-        return run_batch(run, batch)
-
-    def keep(self, _batch: Batch) -> dict[str, Any]:
-        run = self.run
-        merge_batch(run)
-        seen = {name: getattr(run, name) for name in _SHOWN} | {name: [*getattr(run, name)] for name in _GATHERED}
-        if not self.lengths["records"]:
-            run.rows, run.gradients, run.steps = Rows(), {}, {}
-        return seen
-
-    def undo(self) -> None:
-        run = self.run
-        run.captured.restart()
-        run.recorder.forget()
-        run.gradient_recorder.maps.forget()
-        run.state.rewind()
-        for name, length in self.lengths.items():
-            del getattr(run, name)[length:]
-        for parameter in run.inspected.parameters():
-            parameter.grad = self.held.get(parameter)
+def _run_one(run: GradientRun, batch: Batch) -> Break | None:
+    """Run a batch; `_undo` removes every trace of it if the model raises on it."""
+    merge_batch(run)
+    run.lengths_before = {name: len(getattr(run, name)) for name in _GATHERED}
+    parameters = run.inspected.parameters() if run.queue.on_error is not None and run.losses else []
+    gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+    run.gradients_before = {
+        parameter: grad if missing_memory(grad) else grad.clone() for parameter, grad in gradients.items()
+    }
+    return run_batch(run, batch)
 
 
-def _held(gradient: Tensor) -> Tensor:
-    return gradient if missing_memory(gradient) else gradient.clone()
+def _keep(run: GradientRun, _batch: Batch) -> dict[str, Any]:
+    merge_batch(run)
+    seen = {name: getattr(run, name) for name in _SHOWN} | {name: [*getattr(run, name)] for name in _GATHERED}
+    if not run.lengths_before["records"]:
+        run.rows, run.gradients, run.steps = Rows(), {}, {}
+    return seen
 
 
-def _sum_note(batch_count: int) -> tuple[str, ...]:
-    note = (
-        f"The loss and the gradients of parameters are sums over {batch_count} batches, as training accumulates them."
-    )
-    return (note,) if batch_count > 1 else ()
+def _undo(run: GradientRun) -> None:
+    run.captured.restart()
+    run.recorder.forget()
+    run.gradient_recorder.maps.forget()
+    run.state.rewind()
+    for name, length in run.lengths_before.items():
+        del getattr(run, name)[length:]
+    for parameter in run.inspected.parameters():
+        parameter.grad = run.gradients_before.get(parameter)
 
 
 def gradients_by_input(
@@ -308,13 +266,8 @@ def gradients_by_input(
                 raise
             on_error(batch.records[0], error)
             continue
+        name, loss = inspection.inputs[0].name, math.nan if inspection.loss is None else inspection.loss.value
         norms = [row.gradient.l2 for row in inspection.parameters if row.gradient.l2 is not None]
-        results.append(
-            InputGradients(
-                name=inspection.inputs[0].name,
-                loss=math.nan if inspection.loss is None else inspection.loss.value,
-                parameters_l2=math.hypot(*norms) if norms else None,
-                rows_l2={row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"},
-            )
-        )
+        rows = {row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"}
+        results.append(InputGradients(name, loss, math.hypot(*norms) if norms else None, rows))
     return tuple(results)

@@ -12,17 +12,15 @@ class BatchShapes:
 
     seen: dict[tuple[int, Shape], int] = field(default_factory=dict)
 
-    def add(self, count: int, shape: Sequence[int]) -> None:
-        """Note the shape in a batch of `count` inputs."""
-        self._add((count, tuple(shape)), 1)
+    def add(self, count: int, shape: Sequence[int], times: int = 1) -> None:
+        """Note the shape in so many batches of `count` inputs."""
+        key = count, tuple(shape)
+        self.seen[key] = self.seen.get(key, 0) + times
 
     def merge(self, other: "BatchShapes") -> None:
         """Note what another has seen."""
-        for name, times in other.seen.items():
-            self._add(name, times)
-
-    def _add(self, key: tuple[int, Shape], times: int) -> None:
-        self.seen[key] = self.seen.get(key, 0) + times
+        for (count, shape), times in other.seen.items():
+            self.add(count, shape, times)
 
     @property
     def whole(self) -> Shape:
@@ -30,9 +28,9 @@ class BatchShapes:
         axis = self._batch_axis() if len(self) > 1 else None
         if axis is None:
             return next(iter(self.seen))[1]
-        first = self._shapes()[0][1]
-        length = sum(shape[axis] * times for (_, shape), times in self.seen.items())
-        return (*first[:axis], length, *first[axis + 1 :])
+        whole = [*self._shapes()[0][1]]
+        whole[axis] = sum(shape[axis] * times for (_, shape), times in self.seen.items())
+        return tuple(whole)
 
     @property
     def varies(self) -> bool:

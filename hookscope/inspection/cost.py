@@ -7,8 +7,9 @@ input requires a gradient; times are those of passes without either.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.errors import ModelError
 from hookscope.hooks.autograd import history_is_lost
+from hookscope.hooks.memory import parts_of
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_given, tensors_in
@@ -29,7 +31,7 @@ from hookscope.hooks.running import unfused
 from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inspection.execution import copied_inputs
 from hookscope.inspection.failures import reraise_internal
-from hookscope.inspection.multiply_adds import is_known, multiply_adds, name_of
+from hookscope.inspection.multiply_adds import formula_of, name_of
 from hookscope.inspection.receptive_fields import ReceptiveFields
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation
@@ -64,28 +66,19 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     call = call._replace(network=unwrap(call.network))
     modules, _ = module_index(call.network)
     counts, notes = _counted(call, modules)
-    fields, remark = _fields_of(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
+    fields, remark = receptive_fields(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
     notes += [remark] if remark else []
-    first = next(
-        (tensor for module in modules.values() for tensor in module._parameters.values() if tensor is not None), None
-    )
-    device = torch.device("cpu") if first is None else first.device
+    device = next((parameter.device for parameter in call.network.parameters()), torch.device("cpu"))
     timed = timed and device.type != "meta"
     times = _times(call, modules, device) if timed else {}
     if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
         notes.append("nn.TransformerEncoderLayer runs unfused while it is timed.")
     rows = tuple(_rows(modules, counts, fields, times))
-    leaves, outside = CostSums(), CostSums()
-    for name, row in zip(modules, rows, strict=True):
-        if modules[name]._modules:
-            outside += row.own
-        else:
-            leaves += row.own
     return NetworkCost(
         input_shapes=tuple(tuple(shape_of(tensor)) for _, tensor in tensors_given(tuple(call.args), call.kwargs)),
         modules=rows,
-        leaves=leaves,
-        outside=outside,
+        leaves=sum((row.own for row in rows if not modules[row.layer]._modules), CostSums()),
+        outside=sum((row.own for row in rows if modules[row.layer]._modules), CostSums()),
         uncounted=tuple(UncountedOperation(name, count, layer) for name, (count, layer) in counts.uncounted.items()),
         pass_count=max(map(len, times.values()), default=0),
         device=str(device),
@@ -97,52 +90,34 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
 def _rows(
     modules: Mapping[str, nn.Module],
     counts: "_Counts",
-    fields: Mapping[str, ReceptiveField],
+    fields: Mapping[tuple[str, int], ReceptiveField],
     times: Mapping[str, Sequence[float]],
 ) -> Iterator[ModuleCost]:
-    held = _own_parameters(modules)
+    counted: set[nn.Parameter] = set()
     for name, module in modules.items():
         inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
-        sums = _sums(held[name], counts.own[name])
-        if name in counts.entered:
-            computed = counts.inclusive[name]
-        else:  # a ModuleList, or a module whose forward was called by name
-            computed = _Computed(
-                sum(counts.own[path].multiply_adds for path in inside), sum(counts.own[path].saved for path in inside)
-            )
-        parameters = {id(parameter): parameter for parameter in module.parameters()}
+        computed = counts.inclusive[name]
+        if name not in counts.entered:  # a ModuleList, or a module whose forward was called by name
+            computed = sum((counts.own[path] for path in inside), Counter())
+        own = {*module.parameters(recurse=False)} - counted  # a tied parameter belongs to the first module
+        counted |= own
         yield ModuleCost(
             name,
-            _sums([*parameters.values()], computed),
-            sums,
+            _sums([*module.parameters()], computed),
+            _sums(own, counts.own[name]),
             counts.output_bytes.get(name),
-            fields.get(name),
+            fields.get((name, 0)),
             median(times[name]) if name in times else None,
         )
 
 
-def _own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters that each module holds itself; one that is tied belongs to the first."""
-    seen: set[int] = set()
-    held: dict[str, list[nn.Parameter]] = {}
-    for name, module in modules.items():
-        parameters = {
-            id(parameter): parameter
-            for parameter in module._parameters.values()
-            if parameter is not None and id(parameter) not in seen
-        }
-        seen |= parameters.keys()
-        held[name] = [*parameters.values()]
-    return held
-
-
-def _sums(parameters: Sequence[nn.Parameter], computed: "_Computed") -> CostSums:
+def _sums(parameters: Collection[nn.Parameter], computed: Counter[str]) -> CostSums:
     return CostSums(
-        computed.multiply_adds,
+        computed["multiply_adds"],
         sum(parameter.numel() for parameter in parameters),
         sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        computed.saved,
+        computed["saved"],
     )
 
 
@@ -183,26 +158,20 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Computed:
-    multiply_adds: int = 0
-    saved: int = 0
-
-
-@dataclass(slots=True)
 class _Counts:
-    """What a pass has shown.
+    """The counts of a pass.
 
     Attributes:
-        own: Of each module without those inside it.
-        inclusive: Of each module with what it calls.
+        own: "multiply_adds" and "saved" bytes of each module without the modules inside it.
+        inclusive: The same of each module with the modules that it calls.
         uncounted: For each operation without a formula, how often it was called, and by which module first.
     """
 
     running: _Running = field(default_factory=_Running)
     entered: set[str] = field(default_factory=set)
-    own: defaultdict[str, _Computed] = field(default_factory=lambda: defaultdict(_Computed))
-    inclusive: defaultdict[str, _Computed] = field(default_factory=lambda: defaultdict(_Computed))
-    output_bytes: dict[str, int] = field(default_factory=dict)
+    own: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    inclusive: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    output_bytes: Counter[str] = field(default_factory=Counter)
     uncounted: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def enter(self, name: str) -> None:
@@ -212,47 +181,22 @@ class _Counts:
     def leave(self, name: str, output: object) -> None:
         self.running.leave(name)
         with torch._C.DisableTorchFunctionSubclass():
-            total = sum(_bytes_of(tensor) for _, tensor in tensors_in(output))
-        self.output_bytes[name] = self.output_bytes.get(name, 0) + total
+            self.output_bytes[name] += sum(_bytes_of(tensor) for _, tensor in tensors_in(output))
 
-    def computes(self, operation: Any, count: int | None) -> None:
-        layer = self.running.innermost
-        if count is None:
-            name = name_of(operation)
-            calls, first = self.uncounted.get(name, (0, layer))
-            self.uncounted[name] = (calls + 1, first)
-        elif count:
-            for computed in self._concerned():
-                computed.multiply_adds += count
+    def lacks_formula(self, operation: str) -> None:
+        calls, first = self.uncounted.get(operation, (0, self.running.innermost))
+        self.uncounted[operation] = (calls + 1, first)
 
-    def saves(self, size: int) -> None:
-        for computed in self._concerned():
-            computed.saved += size
-
-    def _concerned(self) -> Iterator[_Computed]:
-        yield self.own[self.running.innermost]
+    def add(self, quantity: str, amount: int) -> None:
+        self.own[self.running.innermost][quantity] += amount
         for name in {layer for layer, _ in self.running.stack}:
-            yield self.inclusive[name]
+            self.inclusive[name][quantity] += amount
 
 
 def _bytes_of(tensor: Tensor) -> int:
     if tensor.layout == torch.strided:
         return tensor.numel() * tensor.element_size()
-    return sum(map(_bytes_of, _parts_of(tensor)))
-
-
-def _parts_of(tensor: Tensor) -> list[Tensor]:
-    """Return the plain tensors that a tensor without a storage of its own consists of."""
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        return [getattr(tensor, name) for name in names]
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
+    return sum(map(_bytes_of, parts_of(tensor) or ()))
 
 
 def _counted(call: Call, modules: Mapping[str, nn.Module]) -> tuple[_Counts, list[str]]:
@@ -301,21 +245,23 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and count it; one without a formula is taken apart if torch can."""
-        keywords = kwargs or {}
-        name = name_of(func)
+        keywords, name, formula = kwargs or {}, name_of(func), formula_of(func)
         if name in _ABOUT_SHAPES:  # tensors with a layout of their own answer these themselves
             return NotImplemented
-        if not is_known(func) and isinstance(func, torch._ops.OpOverload):
+        if formula is None and isinstance(func, torch._ops.OpOverload):
             with self:
                 output = func.decompose(*args, **keywords)
             if output is not NotImplemented:
                 return output
         output = func(*args, **keywords)
         try:
-            count = multiply_adds(func, args, output)
+            count = None if formula is None else formula(args, output)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):  # nested tensors, keywords
             count = None
-        self._counts.computes(func, count)
+        if count is None:
+            self._counts.lacks_formula(name)
+        elif count:
+            self._counts.add("multiply_adds", count)
         return output
 
 
@@ -344,7 +290,7 @@ class _SavedStorages:
         with torch._C.DisableTorchFunctionSubclass():
             size = sum(storage.nbytes() for storage in _storages_of(tensor) if self._is_new(storage))
             if size:
-                self._counts.saves(size)
+                self._counts.add("saved", size)
             return tensor.detach()  # without its graph, which would hold itself
 
     def _is_new(self, storage: torch.UntypedStorage) -> bool:
@@ -353,10 +299,9 @@ class _SavedStorages:
 
 
 def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    parts = _parts_of(tensor)
-    if parts:
-        for part in parts:
-            yield from _storages_of(part)
+    parts = parts_of(tensor)
+    if parts is not None:
+        yield from chain.from_iterable(map(_storages_of, parts))
         return
     try:
         yield tensor.untyped_storage()
@@ -365,12 +310,6 @@ def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 # --- Receptive fields ---
-
-
-def _fields_of(call: Call) -> tuple[dict[str, ReceptiveField], str]:
-    """Return the receptive fields of modules by name, as those of their first calls; or why they are missing."""
-    fields, missing = receptive_fields(call)
-    return {name: region for (name, number), region in fields.items() if not number}, missing
 
 
 def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField], str]:

@@ -4,10 +4,11 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,8 @@ class GradientRun(Run):
         ends_at_parameters: Whether parameters require one.
         parameter_ids: The ids of the parameters that the network came with.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
+        lengths_before: Lengths of the lists that the run fills, from before the latest batch.
+        gradients_before: Copies of the parameters' gradients from before it, where it may be left out.
     """
 
     options: GradientOptions
@@ -93,6 +96,8 @@ class GradientRun(Run):
     differentiated: Tensor | None = None
     loss_warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
+    lengths_before: dict[str, int] = field(default_factory=dict)
+    gradients_before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
 
 class _Pass(NamedTuple):
@@ -112,14 +117,16 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
         run.state.mark()
     run.finish(batch)
     began = copy.copy(run.state)
-    done = _differentiated(run, batch)
-    if first and _aliases_may_have_failed(run, done) and not _fails_without_hooks(run, batch):
-        run.captured.watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
+    done, watch = _differentiated(run, batch), run.captured.watch
+    raised = done.broken is not None and done.broken.raised
+    if first and raised and watch.gave_aliases and not _fails_without_hooks(run, batch):
+        watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
         done = _again(run, batch, began)
     if first and done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
-        for give_up in (_give_up_tracking, _give_up_aliases):
-            if done.broken is None and _differs(run) and give_up(run):
+        for _ in ("tracked inputs", "aliases"):
+            differs = run.verification is not None and run.verification.status == "differs"
+            if done.broken is None and differs and _give_up(run):
                 done = _again(run, batch, began)
                 if done.broken is None:
                     _verify(run, batch, done, began)
@@ -130,7 +137,7 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
         run.losses.append((done.value, done.amount))
         run.loss_warnings.extend(done.value.warnings)
         with torch.no_grad():
-            run.predict(done.output, _places(run, batch))
+            run.predict(done.output, run.recorder.indices)
     return done.broken
 
 
@@ -156,16 +163,11 @@ def _aliases_may_matter(run: GradientRun) -> bool:
     return run.options.include_inputs or watch.aliases_meet or asks_for_identity(run.inspected.modules.values())
 
 
-def _aliases_may_have_failed(run: GradientRun, done: _Pass) -> bool:
-    raised = done.broken is not None and done.broken.error is not None and not done.broken.overwritten
-    return raised and run.captured.watch.gave_aliases
-
-
 def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
     """Tell whether the network by itself raises, forward or backward; its state is as at the mark then."""
     run.state.rewind()
     try:
-        with _quietly(), run.captured.detached():
+        with warnings.catch_warnings(action="ignore"), run.captured.detached():
             return _fails_backward(_output_and_loss(run, batch, tracks=run.track_inputs)[1].value)
     except (Exception, SystemExit):  # noqa: BLE001 - the model's code may raise anything
         return True
@@ -173,21 +175,14 @@ def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
         run.state.rewind()
 
 
-def _differs(run: GradientRun) -> bool:
-    return run.verification is not None and run.verification.status == "differs"
-
-
-def _give_up_tracking(run: GradientRun) -> bool:
-    """Stop making inputs require a gradient, which parameters inside an operator may get another gradient by."""
-    was_tracking, run.track_inputs = run.track_inputs, run.track_inputs and not run.ends_at_parameters
-    return was_tracking != run.track_inputs
-
-
-def _give_up_aliases(run: GradientRun) -> bool:
-    watch = run.captured.watch
-    gave_aliases = watch.gave_aliases
+def _give_up(run: GradientRun) -> bool:
+    """Give up the first thing that may change the gradients of parameters, and tell whether there was one."""
+    if run.track_inputs and run.ends_at_parameters:  # parameters inside an operator may get another gradient
+        run.track_inputs = False
+        return True
+    gave_aliases = run.captured.watch.gave_aliases
     if gave_aliases:
-        watch.give_up_aliases(_NO_ALIASES.format("the network computes a different result"))
+        run.captured.watch.give_up_aliases(_NO_ALIASES.format("the network computes a different result"))
     return gave_aliases
 
 
@@ -234,7 +229,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
     is_exact = run.inspected.placed[0] == "cpu"
 
     def forward() -> Outcome:
-        with _quietly():
+        with warnings.catch_warnings(action="ignore"):
             output, loss = _output_and_loss(run, batch, tracks=run.track_inputs and not run.ends_at_parameters)
             outcome = outcome_of(output, _amount(loss))
             if not run.verifies:
@@ -267,13 +262,13 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
         return broken
 
     run.state.rewind()  # before other hooks are put on: it takes away those that came since the mark
-    with _quietly(), run.captured.detached():
+    with warnings.catch_warnings(action="ignore"), run.captured.detached():
         write = find_overwriting(
             run.inspected.modules, lambda: _output_and_loss(run, batch, tracks=run.track_inputs)[1].value
         )
     _forget_batch(run)
     run.state.rewind()
-    with _quietly(), torch.autograd.graph.allow_mutation_on_saved_tensors():
+    with warnings.catch_warnings(action="ignore"), torch.autograd.graph.allow_mutation_on_saved_tensors():
         _, value, again = _forward(run, batch)
         if value is not None and again is None:
             _backward(run, value.value)
@@ -296,11 +291,6 @@ def _axis(measured: Measured | None) -> int | None:
     return measured.known.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
 
 
-def _places(run: GradientRun, batch: Batch) -> tuple[int, ...]:
-    """Return the positions of a batch's inputs among those of the run; it is the latest."""
-    return tuple(range(len(run.records) - len(batch.records), len(run.records)))
-
-
 def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[object, LossValue]:
     with _autocast(run):
         args, kwargs = _given(batch, tracks=tracks)
@@ -311,7 +301,7 @@ def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[o
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
     """Run the model and its loss, repeated until every gradient is seen."""
     expected: float | None = None
-    places = _places(run, batch)
+    places = tuple(range(len(run.records) - len(batch.records), len(run.records)))  # it is the latest
     while True:
         run.recorder.start(places, pictures=batch.pictures)
         run.gradient_recorder.maps.start(places)
@@ -357,19 +347,12 @@ def _amount(loss: LossValue) -> float:
 
 
 def _same(first: float, second: float) -> bool:
-    if first == second or math.isnan(first):
-        return True
-    return abs(first - second) <= _SAME_LOSS * max(abs(first), abs(second))
+    return math.isnan(first) or math.isclose(first, second, rel_tol=_SAME_LOSS)
 
 
 def _autocast(run: GradientRun) -> AbstractContextManager[object]:
     dtype = run.options.autocast
     return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=dtype) if dtype else nullcontext()
-
-
-def _quietly() -> AbstractContextManager[object]:
-    """Silence the warnings of a pass whose results are not reported."""
-    return warnings.catch_warnings(action="ignore")
 
 
 def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -389,7 +372,6 @@ def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
-    """Compute the loss, and check that it is one number."""
     value = loss(output, batch)
     if isinstance(value, Tensor):
         value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())
@@ -423,7 +405,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     if leaves:  # the forward pass may have registered parameters
         registered = {id(parameter) for parameter in run.inspected.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in registered]
-    with _gradients_kept(leaves), _listening(run):
+    with _gradients_kept(leaves):
+        run.captured.listen(on=True)
         try:
             loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
@@ -435,6 +418,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
                 failure = _after_the_last_gradient(run, error)
             overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
             return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+        finally:
+            run.captured.listen(on=False)
     return None
 
 
@@ -442,25 +427,16 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
 def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
     kept = [leaf.grad for leaf in leaves]
+
+    def give(gradients: Iterable[Tensor | None]) -> None:
+        for leaf, gradient in zip(leaves, gradients, strict=False):
+            leaf.grad = gradient
+
     try:
-        _set_gradients(leaves, [None] * len(leaves))
+        give(repeat(None))
         yield
     finally:
-        finished(partial(_set_gradients, leaves, kept))
-
-
-def _set_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        leaf.grad = gradient
-
-
-@contextmanager
-def _listening(run: GradientRun) -> Iterator[None]:
-    run.captured.listen(on=True)
-    try:
-        yield
-    finally:
-        run.captured.listen(on=False)
+        finished(partial(give, kept))
 
 
 def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:

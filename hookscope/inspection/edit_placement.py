@@ -10,12 +10,9 @@ from hookscope.errors import UsageError
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
-from hookscope.hooks.selection import select_layers
-from hookscope.inspection.edits import Edit, bind_edits, parse_edit
+from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
-from hookscope.text import safe_text
-
-_NAMED = 3  # layers that a note names
+from hookscope.text import safe_text, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +48,12 @@ class PlacedEdits:
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each edit that selects several layers: a plain word may match more than expected."""
-        return tuple(
-            f"Edit '{safe_text(text)}' changes {len(names)} layers: {', '.join(map(safe_text, names[:_NAMED]))}"
-            f"{', …' if len(names) > _NAMED else '.'}"
-            for text, names in self.layers.items()
-            if len(names) > 1
-        )
+        return tuple(note_of_several(text, names) for text, names in self.layers.items() if len(names) > 1)
+
+
+def note_of_several(text: str, names: Sequence[str], kind: str = "layers") -> str:
+    """Return a sentence that names some of the layers or parameters that an edit changes."""
+    return f"Edit '{safe_text(text)}' changes {len(names):,} {kind}: {some_of([*map(safe_text, names)], 3)}."
 
 
 def parameter_channel_axis(owner: nn.Module | str, parameter: Tensor) -> int | None:
@@ -85,24 +82,21 @@ def place_edits(
         LayerNotFoundError: If an edit names nothing.
         UsageError: If an expression is malformed.
     """
-    parsed = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
-    parameters = dict(network.named_parameters(remove_duplicate=False)) if parsed else {}
+    parsed = parsed_edits(edits)
     about_operations = [edit for edit in parsed if is_operation_pattern(edit.pattern) and not edit.parameters_only]
     others = [edit for edit in parsed if edit not in about_operations]
-    bound = bind_edits(others, lambda pattern: list(select_layers(network, [pattern], execution_order)), [*parameters])
     applications = {edit.text: 0 for edit in parsed}
-
-    def channel_axis(edit: Edit, maker: nn.Module | str, tensor: Tensor) -> int | None:
-        if edit.place == "parameter grad":
-            return parameter_channel_axis(maker, tensor)
-        return None if tensor.is_nested else axes.channel_axis(maker, tuple(tensor.shape))
 
     def intervention(edit: Edit) -> Intervention:
         def apply(maker: nn.Module | str, tensor: Tensor) -> Tensor:
             if missing := missing_memory(tensor):
                 name = maker if isinstance(maker, str) else type(maker).__name__
                 raise UsageError(f"{edit.text!r} cannot change a tensor of {name}: {missing}.")
-            edited = edit.moved(turn()).apply(tensor, channel_axis(edit, maker, tensor))
+            if edit.place == "parameter grad":
+                axis = parameter_channel_axis(maker, tensor)
+            else:
+                axis = None if tensor.is_nested else axes.channel_axis(maker, tuple(tensor.shape))
+            edited = edit.moved(turn()).apply(tensor, axis)
             applications[edit.text] += edited is not tensor
             return edited
 
@@ -112,15 +106,12 @@ def place_edits(
 
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
-    tied: set[tuple[int, str]] = set()
-    for name, edit in bound:
-        if edit.place == "parameter grad":
-            if (key := (id(parameters[name]), edit.text)) in tied:  # one gradient under several names
-                continue
-            tied.add(key)
+    for name, edit in bind_edits(others, network, execution_order):
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
-    if one_call := next((pattern.text for pattern, _ in of_operations if pattern.call is not None), None):
-        raise UsageError(f"An edit changes every call of an operation: leave out #{one_call.rpartition('#')[2]}.")
+    for pattern, _ in of_operations:
+        if pattern.call is not None:
+            call = pattern.text.rpartition("#")[2]
+            raise UsageError(f"An edit changes every call of an operation: leave out #{call}.")
     return PlacedEdits(by_name, of_operations, applications, layers)

@@ -13,16 +13,17 @@ training can freeze.
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
+from hookscope.hooks.selection import select_layers
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -91,34 +92,48 @@ class Edit:
 
 
 def bind_edits(
-    edits: Sequence[Edit], select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
+    edits: Sequence[Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]] | None = None
 ) -> tuple[tuple[str, Edit], ...]:
-    """Return (name of layer or parameter, edit) for each that an edit selects.
+    """Return (name of layer or parameter, edit) for each layer and parameter that an edit selects.
 
     An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
-    names are matched like those of layers, for the places "value" and "freeze" too. Noise has another seed for each
-    name, so that equal shapes do not get equal noise.
+    names are matched as names of layers are, for the places "value" and "freeze" too. A tied parameter has its first
+    name. Noise has another seed for each name, so that equal shapes do not get equal noise.
+
+    Args:
+        edits: In the order in which they are made.
+        network: The network.
+        execution_order: As for `select_layers`.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
         UsageError: If a pattern is malformed.
     """
-    bound = []
+    bound: list[tuple[str, Edit]] = []
+    done: set[tuple[str, int]] = set()
+    parameters = dict(network.named_parameters(remove_duplicate=False)) if edits else {}
     for edit in edits:
-        names, place = _selected(edit, select_layers, parameter_names)
+        names, place = _selected(edit, network, execution_order, [*parameters])
         for name in names:
+            if place in ("parameter grad", "value", "freeze"):
+                if (key := (edit.text, id(parameters[name]))) in done:
+                    continue
+                done.add(key)
             seed = (edit.seed + zlib.crc32(name.encode(errors="surrogatepass"))) % 2**63
             bound.append((name, replace(edit, place=place, seed=seed)))
     return tuple(bound)
 
 
 def _selected(
-    edit: Edit, select_layers: Callable[[str], Sequence[str]], parameter_names: Sequence[str]
-) -> tuple[Sequence[str], EditSite]:
+    edit: Edit,
+    network: nn.Module,
+    execution_order: Callable[[], Sequence[str]] | None,
+    parameter_names: Sequence[str],
+) -> tuple[Iterable[str], EditSite]:
     missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
     if not edit.parameters_only:
         try:
-            return select_layers(edit.pattern), edit.place
+            return select_layers(network, [edit.pattern], execution_order), edit.place
         except LayerNotFoundError as error:
             if edit.place != "grad":
                 raise
@@ -149,11 +164,6 @@ class Operation(NamedTuple):
     def parameters(self) -> tuple[str, ...]:
         """Names of all arguments in order."""
         return (*self.numbers, *self.extra, *(["channels"] if self.by_channel else []))
-
-
-def _zero(values: Tensor, _edit: Edit) -> Tensor:
-    # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
-    return values.masked_fill(torch.ones((), dtype=torch.bool, device=values.device), 0)
 
 
 def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
@@ -195,7 +205,8 @@ ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """What `round` takes."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    "zero": Operation(_zero, {}, 0),
+    # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
+    "zero": Operation(lambda values, _edit: values.masked_fill(values.new_ones((), dtype=torch.bool), 0), {}, 0),
     "scale": Operation(lambda values, edit: values * edit.arguments["by"], {"by": "finite"}, 1),
     "add": Operation(lambda values, edit: values + edit.arguments["value"], {"value": "finite"}, 1),
     "clamp": Operation(
@@ -213,7 +224,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 _PLACE = re.compile(r"(?=:[ \t]*(input|output|grad|value)[ \t]*(:))")
-_FREEZE = re.compile(r"\s*param:(?P<pattern>.*):[ \t]*(?P<operation>freeze)\s*", re.DOTALL)
+_FREEZE = re.compile(r"\s*param:(.*):[ \t]*(freeze)\s*", re.DOTALL)
 _OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
 _HIGHEST_CHANNEL = 2**31 - 1
 _LONGEST_RANGE = 2**16  # more channels than layers have, and no more memory than a few MB
@@ -228,6 +239,11 @@ _TOKEN = re.compile(
 )
 
 
+def parsed_edits(edits: Sequence[str | Edit]) -> list[Edit]:
+    """Parse those edits that are expressions; UsageError if one is malformed."""
+    return [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
+
+
 def parse_edit(text: str, *, training: bool = False) -> Edit:
     """Parse an edit expression, see the top of this file.
 
@@ -240,42 +256,33 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
             the place.
     """
     places = list(_PLACE.finditer(text))
-    if not places:
-        if freeze := _FREEZE.fullmatch(text):
-            return _frozen(text, freeze, training=training)
+    freeze = None if places else _FREEZE.fullmatch(text)
+    if freeze and not training:
+        _fail(text, freeze.start(2), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
+    if not places and not freeze:
         _refuse_place(text)
-    place = places[-1]
-    pattern, parameters_only = text[: place.start()].strip(), False
-    if pattern.startswith("param:"):
-        pattern, parameters_only = pattern.removeprefix("param:").strip(), True
-        if place[1] not in ("grad", "value"):
-            _fail(text, place.start(1), f"a parameter has no {place[1]}: give grad or value")
-    elif place[1] == "value":
+    end = freeze.end(1) if freeze else places[-1].start()
+    parameters_only = text[:end].strip().startswith("param:")
+    pattern = text[:end].strip().removeprefix("param:").strip()
+    kind: EditSite = "freeze" if freeze else places[-1][1]  # type: ignore[assignment] # the expression has one of four
+    if parameters_only and kind in ("input", "output"):
+        _fail(text, places[-1].start(1), f"a parameter has no {kind}: give grad or value")
+    if kind == "value" and not parameters_only:
         _fail(text, 0, "only a parameter has a value: begin with param:")
     if not pattern:
-        _fail(text, place.start(), "the pattern of layers or parameters is missing")
-    call = _Call(text, place.end(2))
-    kind: EditSite = place[1]  # type: ignore[assignment] # the expression has one of three
+        _fail(text, end, "the pattern of layers or parameters is missing")
+    if freeze:
+        return Edit(text, pattern, kind, parameters_only, "freeze", {})
+    call = _Call(text, places[-1].end(2))
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
 
 
-def _frozen(text: str, match: re.Match[str], *, training: bool) -> Edit:
-    pattern = match["pattern"].strip()
-    if not training:
-        _fail(text, match.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
-    if not pattern:
-        _fail(text, match.start("operation") - 1, "the pattern of layers or parameters is missing")
-    return Edit(text, pattern, "freeze", True, "freeze", {})
-
-
 def _fail(text: str, position: int, message: str) -> NoReturn:
-    """Refuse an expression, with a caret under the place."""
     before, after = safe_text(text[:position]), safe_text(text[position:])
     raise UsageError(f"Bad edit: {safe_text(message).rstrip('.')}.\n{before}{after}\n{' ' * len(before)}^")
 
 
 def _refuse_place(text: str) -> NoReturn:
-    """Return what is wrong with an expression that has no `:PLACE:`."""
     if match := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
         place = match["place"].strip()
         hint = nearest(place, ("input", "output", "grad", "value"), count=1)
@@ -367,7 +374,10 @@ class _Call:
         elif parameter == "seed":
             self.seed = self.read_whole("a seed", 2**63 - 1)
         elif parameter == "dtype":
-            self.dtype = self.read_dtype()
+            token = self.take()
+            if token.text not in ROUNDED:
+                self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
+            self.dtype = token.text
         else:
             self.read_number(parameter)
 
@@ -395,12 +405,6 @@ class _Call:
         if not re.fullmatch("[0-9]{1,19}", token.text) or int(token.text) > most:
             self.fail(token, f"{subject} is a whole number from 0 to {most}")
         return int(token.text)
-
-    def read_dtype(self) -> str:
-        token = self.take()
-        if token.text not in ROUNDED:
-            self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
-        return token.text
 
     def read_number(self, parameter: str) -> None:
         token = self.take()

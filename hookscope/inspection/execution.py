@@ -1,7 +1,7 @@
 """Run a network once with all its modules hooked: in which order they finish, and the shapes they take and return."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +17,7 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall, Operation, physical_shape, shape_of
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import module_index
+from hookscope.inputs import Batch
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.state.preservation import preserved
@@ -82,9 +83,7 @@ def first_calls(
     return calls, failure
 
 
-def calls_in_operators(
-    network: nn.Module, modules: Mapping[str, nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
-) -> dict[str, str]:
+def calls_in_operators(network: nn.Module, modules: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
     """Find modules that run inside operators that torch traces; return these by module, such as "cond at net.py:14".
 
     It takes a pass without gradients, in which the operators run as written.
@@ -97,28 +96,20 @@ def calls_in_operators(
             places.setdefault(call.layer, operator.place)
 
     with preserved(network, seed=0), capture(network, modules, note):
-        copies = copied_inputs(args, kwargs)
-        # If this pass raises, though the same with gradients has just run, the calls until then are used.
-        with torch.no_grad(), suppress(Exception):
-            network(*copies[0], **copies[1])
+        _run_again(network, batch)
     return places
 
 
-def may_call_forward(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether some code of these modules names the attribute `forward`, whose call by name skips hooks."""
-    kinds = {*map(type, modules)}
-    return any(map(_names_forward, {base for kind in kinds for base in kind.__mro__}))
+def calls_of_forward(modules: Mapping[str, nn.Module], silent: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
+    """Find `silent` modules whose `forward` the network calls by name, which skips their hooks; return lines by module.
 
-
-def calls_of_forward(
-    network: nn.Module, modules: Mapping[str, nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
-) -> dict[str, str]:
-    """Find modules whose `forward` the network calls by name, which skips their hooks; return the lines, by module.
-
-    A line is "net.py:14", "" if it is unknown. It takes a pass without hooks.
+    A line is "net.py:14", "" if it is unknown. It takes a pass without hooks, if code of the network names `forward`.
     """
-    names = {id(module): name for name, module in modules.items()}
-    codes = {code for layer in modules.values() if (code := code_of(layer.forward)) is not None}
+    kinds = {*map(type, modules.values())}
+    if not any(map(_names_forward, {base for kind in kinds for base in kind.__mro__})):
+        return {}
+    names = {id(module): name for name, module in silent.items()}
+    codes = {code for layer in silent.values() if (code := code_of(layer.forward)) is not None}
     lines: dict[str, str] = {}
 
     def look(frame: FrameType, event: str, _argument: object) -> None:
@@ -129,30 +120,34 @@ def calls_of_forward(
             lines.setdefault(name, source_line(caller))
 
     before = sys.getprofile()
-    with preserved(network, seed=0):
-        copies = copied_inputs(args, kwargs)
+    with preserved(modules[""], seed=0):
         sys.setprofile(look)
         try:
-            # The same pass has just run. If it raises all the same, the lines that were found until then are used.
-            with torch.no_grad(), suppress(Exception):
-                network(*copies[0], **copies[1])
+            _run_again(modules[""], batch)
         finally:
             sys.setprofile(before)
     return lines
 
 
+def _run_again(network: nn.Module, batch: Batch) -> None:
+    """Run a pass that has just run; if it raises all the same, what was found until then is used."""
+    args, kwargs = copied_inputs(batch.args, batch.kwargs)
+    with torch.no_grad(), suppress(Exception):
+        network(*args, **kwargs)
+
+
 def _names_forward(base: type) -> bool:
     """Tell whether a method that a class defines, other than torch's own, names the attribute `forward`."""
-    methods = map(code_of, vars(base).values())
-    return any("forward" in code.co_names and whose_code(code) == "network" for code in methods if code is not None)
+    codes = filter(None, map(code_of, vars(base).values()))
+    return any("forward" in code.co_names and whose_code(code) == "network" for code in codes)
 
 
 def copied_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of what a network is called with: it may overwrite its inputs."""
-    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))
+
+    def copy(tensor: Tensor) -> Tensor:
+        copied = tensor if missing_memory(tensor) else tensor.detach().clone()
+        return copied.requires_grad_(tensor.requires_grad)
+
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copy, (tuple(args), dict(kwargs)))
     return copies
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    copied = tensor if missing_memory(tensor) else tensor.detach().clone()
-    return copied.requires_grad_(tensor.requires_grad)

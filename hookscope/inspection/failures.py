@@ -2,9 +2,10 @@
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +30,26 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
     names = {id(module): name for name, module in modules.items()}
     module = modules[""]
     inputs: list[tuple[str, Tensor]] = []
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
+    frames = [trace.tb_frame for trace in _traces(error)]
+    for frame in frames:
         running = frame.f_locals.get("self")
         if frame.f_code.co_name == "_call_impl" and isinstance(running, nn.Module) and id(running) in names:
             module = running
             inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
+    with torch._C.DisableTorchFunctionSubclass():
+        shapes = tuple(
+            f"{path} {tensor.size(0)} nested" if tensor.is_nested else f"{path} {tuple(tensor.shape)}"
+            for path, tensor in inputs
+        )
+    hint = _known_arguments(module, error) or _name_in_tensor(modules[""], frames[-1:])
+    return Failure(names[id(module)], type(module).__name__, shapes, exception_line(error) + hint)
+
+
+def _traces(error: BaseException) -> Iterator[TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
         trace = trace.tb_next
-    shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
-    words = exception_line(error) + (_known_arguments(module, error) or _name_in_tensor(modules[""], error))
-    return Failure(names[id(module)], type(module).__name__, shapes, words)
 
 
 def _known_arguments(module: nn.Module, error: BaseException) -> str:
@@ -52,34 +62,21 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
     return f"; its arguments are {', '.join(names)}" if names else "; it has no arguments"
 
 
-def _name_in_tensor(network: nn.Module, error: BaseException) -> str:
+def _name_in_tensor(network: nn.Module, innermost: Sequence[FrameType]) -> str:
     """Return what helps where the network's code looks up a name in a tensor; "" for any other error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code is not run_networks.__code__:
+    called = [frame.f_locals for frame in innermost if frame.f_code is run_networks.__code__]
+    if not called or not looks_up_a_name(called[0]["func"], called[0]["args"]):
         return ""
-    called = trace.tb_frame.f_locals
-    if not looks_up_a_name(called["func"], called["args"]):
-        return ""
-    wanted = f"; its code looks up '{printable(called['args'][-1], 80)}' in this tensor, as in a dict"
+    wanted = f"; its code looks up '{printable(called[0]['args'][-1], 80)}' in this tensor, as in a dict"
     names = [printable(parameter) for parameter in inspect.signature(network.forward).parameters]
     return f"{wanted}; its one argument is {names[0]}" if len(names) == 1 else wanted
 
 
-def _shape_text(tensor: Tensor) -> str:
-    with torch._C.DisableTorchFunctionSubclass():
-        return f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape))
-
-
 def reraise_internal(error: BaseException) -> BaseException:
     """Return the error if the model raised it; one that comes out of a hook is ours, and is raised again."""
-    trace = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the call of the model
-    while trace is not None:
-        is_ours = trace.tb_frame.f_code.co_filename.startswith(_HOOKSCOPES_OWN)
-        if is_ours and not is_networks_own(trace):
+    for trace in islice(_traces(error), 1, None):  # the first frame is the call of the model
+        if trace.tb_frame.f_code.co_filename.startswith(_HOOKSCOPES_OWN) and not is_networks_own(trace):
             raise error
-        trace = trace.tb_next
     return error
 
 
@@ -89,12 +86,9 @@ def reraise_of_own_loss(error: BaseException, output: object) -> None:
     Tensors without data or elements, without a history that they should have, of subclasses and of dtypes that torch
     does not compute with are the model's.
     """
-    if not is_out_of_memory(error) and all(map(_is_ordinary, (tensor for _, tensor in tensors_in(output)))):
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename.startswith(_LOSSES):
-                raise error
-            trace = trace.tb_next
+    is_in_loss = any(trace.tb_frame.f_code.co_filename.startswith(_LOSSES) for trace in _traces(error))
+    if is_in_loss and not is_out_of_memory(error) and all(_is_ordinary(tensor) for _, tensor in tensors_in(output)):
+        raise error
 
 
 def _is_ordinary(tensor: Tensor) -> bool:
@@ -111,9 +105,8 @@ def failure_message(model: str, failure: Failure, error: BaseException, phase: s
     if len(failure.input_shapes) == 1:
         inputs = f"an input of shape {inputs.removeprefix('[0] ')}"
     remark = f", given {inputs}" if phase == "forward" else ""
+    place = f"in its {phase} pass at {where}{remark}"
     if is_out_of_memory(error):
-        return (
-            f"{model} ran out of memory in its {phase} pass at {where}{remark}: give fewer inputs at a time (a smaller "
-            f"batch) or smaller ones. {failure.error}"
-        )
-    return f"{model} raised in its {phase} pass at {where}{remark}: {failure.error}{failure.remedy}"
+        hint = "give fewer inputs at a time (a smaller batch) or smaller ones"
+        return f"{model} ran out of memory {place}: {hint}. {failure.error}"
+    return f"{model} raised {place}: {failure.error}{failure.remedy}"

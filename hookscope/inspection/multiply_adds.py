@@ -2,11 +2,11 @@
 
 Counted are matrix products, convolutions, attention and recurrent layers, by the shapes they were given, dense and
 without regard to masks: half of what `torch.utils.flop_counter` calls FLOPs. Elementwise arithmetic, normalisation,
-pooling and resampling count as 0, as is usual. What belongs to neither is not known.
+pooling and resampling count as 0, as is usual. For all other operations the number is not known.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,21 +17,20 @@ Formula = Callable[[Sequence[Any], Any], int]
 """Computes multiply-adds from an operation's arguments and what it returned."""
 
 
-def multiply_adds(operation: Any, args: Sequence[Any], output: object) -> int | None:
-    """Return the multiply-adds of a call of an operation that torch has dispatched; None if they are not known.
+def formula_of(operation: Any) -> Formula | None:
+    """Return the formula of an operation that torch has dispatched; None if its multiply-adds are not known.
 
     Formulas that were registered with `torch.utils.flop_counter.register_flop_formula` count too.
     """
-    name = name_of(operation)
-    formula = _FORMULAS.get(name)
+    formula = _FORMULAS.get(name_of(operation))
     if formula is not None:
-        return formula(args, output)
-    return 0 if takes_none(operation) else _registered(operation, args, output)
+        return formula
+    if _takes_none(operation):
+        return lambda _args, _output: 0
+    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - rarely needed
 
-
-def is_known(operation: Any) -> bool:
-    """Tell whether the multiply-adds of an operation are known, be they none."""
-    return name_of(operation) in _FORMULAS or takes_none(operation) or _registered_for(operation) is not None
+    registered = flop_registry.get(getattr(operation, "_overloadpacket", operation))
+    return registered and (lambda args, output: int(registered(*args, out_val=output)) // 2)
 
 
 def name_of(operation: Any) -> str:
@@ -40,7 +39,7 @@ def name_of(operation: Any) -> str:
     return str(packet).rstrip("_")
 
 
-def takes_none(operation: Any) -> bool:
+def _takes_none(operation: Any) -> bool:
     """Tell whether an operation sums no products, as far as its name and torch's tags tell."""
     tags = getattr(operation, "tags", ())
     if getattr(operation, "is_view", False) or any(tag in _TAGS_OF_NONE for tag in tags):
@@ -49,30 +48,15 @@ def takes_none(operation: Any) -> bool:
     return _NONE.get(space, _NEVER).fullmatch(name) is not None
 
 
-def _registered(operation: Any, args: Sequence[Any], output: object) -> int | None:
-    formula = _registered_for(operation)
-    return None if formula is None else int(formula(*args, out_val=output)) // 2
-
-
-def _registered_for(operation: Any) -> Callable[..., int] | None:
-    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - rarely needed
-
-    return flop_registry.get(getattr(operation, "_overloadpacket", operation))
-
-
 def _first(output: Any) -> Tensor:
     tensor: Tensor = output[0] if isinstance(output, tuple | list) else output
     return tensor
 
 
 def _convolution(args: Sequence[Any], output: Any) -> int:
-    """Return those of input (N, I, ...), weight (O, I / groups, ...), or (I, O / groups, ...) of a transposed one."""
+    """Input (N, I, ...), weight (O, I / groups, ...); transposed, the weight is (I, O / groups, ...)."""
     inputs, weight, transposed = args[0], args[1], len(args) > 6 and args[6]
     return int((inputs if transposed else _first(output)).numel() * prod(weight.shape[1:]))
-
-
-def _deformed(args: Sequence[Any], output: Any) -> int:
-    return int(_first(output).numel() * prod(args[1].shape[1:]))
 
 
 def _product(at: int) -> Formula:
@@ -80,34 +64,15 @@ def _product(at: int) -> Formula:
     return lambda args, output: int(_first(output).numel() * args[at].shape[-1])
 
 
-def _dot(args: Sequence[Any], _output: object) -> int:
-    return int(args[0].numel())
-
-
-def _summed_products(args: Sequence[Any], _output: object) -> int:
-    """Return those of `addbmm`: matrices (b, m, k) and (b, k, n), summed over b."""
-    return int(args[1].numel() * args[2].shape[-1])
-
-
 def _attention(args: Sequence[Any], _output: object) -> int:
-    """Return those of queries (..., H, S, E), keys (..., T, E) and values (..., T, V): scores, and their mean."""
+    """Scores of queries (..., H, S, E) and keys (..., T, E), and means of values (..., T, V)."""
     query, key, value = (argument.shape for argument in args[:3])
     return int(prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
 
-def _recurrent_cpu(args: Sequence[Any], _output: object) -> int:
-    """Return those of a layer in one direction over an input (T, N, I): its two matrices once a step."""
-    return int(prod(args[0].shape[:-1]) * (args[1].numel() + args[2].numel()))
-
-
-def _recurrent_cuda(args: Sequence[Any], _output: object) -> int:
-    """Return those of all layers over an input (T, N, I), or packed (steps, I)."""
-    return int(prod(args[0].shape[:-1]) * sum(weight.numel() for weight in args[1] if weight.dim() > 1))
-
-
-def _time_convolution(args: Sequence[Any], output: Any) -> int:
-    """Return those of `conv_tbc`: an output (T, N, O), a weight (K, I, O)."""
-    return int(_first(output).numel() * args[1].shape[0] * args[1].shape[1])
+def _recurrent(args: Sequence[Any], matrices: Iterable[Tensor]) -> int:
+    """An input (T, N, I), or packed (steps, I): each matrix is used once a step."""
+    return int(prod(args[0].shape[:-1]) * sum(matrix.numel() for matrix in matrices))
 
 
 _FORMULAS: Mapping[str, Formula] = {
@@ -119,12 +84,14 @@ _FORMULAS: Mapping[str, Formula] = {
         ),
         _convolution,
     ),
-    "aten.conv_tbc": _time_convolution,
-    "torchvision.deform_conv2d": _deformed,
+    # An output (T, N, O), a weight (K, I, O).
+    "aten.conv_tbc": lambda args, output: int(_first(output).numel() * prod(args[1].shape[:2])),
+    "torchvision.deform_conv2d": lambda args, output: int(_first(output).numel() * prod(args[1].shape[1:])),
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.mv", "aten._scaled_mm", "aten._int_mm", "aten.linear"), _product(0)),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm", "aten.addmv", "aten._addmm_activation"), _product(1)),
-    "aten.addbmm": _summed_products,
-    **dict.fromkeys(("aten.dot", "aten.vdot"), _dot),
+    # Matrices (b, m, k) and (b, k, n), summed over b.
+    "aten.addbmm": lambda args, _output: int(args[1].numel() * args[2].shape[-1]),
+    **dict.fromkeys(("aten.dot", "aten.vdot"), lambda args, _output: int(args[0].numel())),
     **{
         f"aten._scaled_dot_product_{kind}": _attention
         for kind in (
@@ -132,8 +99,12 @@ _FORMULAS: Mapping[str, Formula] = {
             *("fused_attention_overrideable", "attention_math_for_mps"),
         )
     },
-    "aten.mkldnn_rnn_layer": _recurrent_cpu,
-    **dict.fromkeys(("aten._cudnn_rnn", "aten.miopen_rnn"), _recurrent_cuda),
+    # One layer in one direction; all layers with their biases.
+    "aten.mkldnn_rnn_layer": lambda args, _output: _recurrent(args, args[1:3]),
+    **dict.fromkeys(
+        ("aten._cudnn_rnn", "aten.miopen_rnn"),
+        lambda args, _output: _recurrent(args, (weight for weight in args[1] if weight.dim() > 1)),
+    ),
 }
 
 _TAGS_OF_NONE = frozenset(

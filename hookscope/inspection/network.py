@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -47,17 +47,16 @@ class InspectedNetwork:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without building names."""
-        held = [param for module in self.modules.values() for param in module._parameters.values() if param is not None]
-        return [*{id(param): param for param in held}.values()]
+        held = chain.from_iterable(module._parameters.values() for module in self.modules.values())
+        return [*{id(parameter): parameter for parameter in held if parameter is not None}.values()]
 
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        held = (param for module in self.modules.values() for param in module._parameters.values())
-        parameter = next((param for param in held if param is not None and param.is_floating_point()), None)
-        if parameter is None:
-            return "cpu", "none"
-        return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
+        for parameter in chain.from_iterable(module._parameters.values() for module in self.modules.values()):
+            if parameter is not None and parameter.is_floating_point():
+                return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
+        return "cpu", "none"
 
 
 def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
@@ -193,22 +192,15 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], 
     counts: dict[str, int] = {}
     elements: dict[int, int] = {}
     for name, module in modules.items():
-        count = 0
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                if type(parameter) is not nn.Parameter and is_lazy(parameter):
-                    raise _lazy(name, module)
-                elements[id(parameter)] = size = parameter.numel()
-                count += size
-        counts[name] = count
-        for buffer in module._buffers.values():
-            if type(buffer) is not Tensor and buffer is not None and is_lazy(buffer):
-                raise _lazy(name, module)
+        tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+        if not _EAGER.issuperset(map(type, tensors)) and any(map(is_lazy, tensors)):
+            kind = f"{name or 'The model'} ({type(module).__name__})"
+            remedy = "Run the model once where it is built."
+            raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
+        sizes = {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
+        counts[name] = sum(sizes.values())
+        elements.update(sizes)
     return counts, sum(elements.values())
 
 
-def _lazy(name: str, module: nn.Module) -> UsageError:
-    return UsageError(
-        f"{name or 'The model'} ({type(module).__name__}) is lazy: it has no parameters before its first input. "
-        f"Run the model once where it is built."
-    )
+_EAGER = frozenset({nn.Parameter, Tensor, type(None)})

@@ -1,4 +1,4 @@
-"""Find the in-place operation that overwrites what the backward pass needs: autograd's error names no layer."""
+"""Find the in-place operation that overwrites a tensor which the backward pass needs: autograd's error names no layer."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -43,7 +43,7 @@ class _FoundError(Exception):
 
 @dataclass(slots=True)
 class _Trace:
-    """What a forward pass saved and overwrote, in order; modules of the network are named by `id`."""
+    """The tensors that a forward pass saved and overwrote, in order; `names` are those of modules, by `id`."""
 
     names: Mapping[int, str]
     codes: Collection[CodeType]  # of the modules' forwards, and of every call
@@ -79,8 +79,6 @@ class _Trace:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
-    """Notes every operation that writes to one of its arguments."""
-
     def __init__(self, trace: _Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.trace = trace

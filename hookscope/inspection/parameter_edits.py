@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
-from hookscope.inspection.edit_placement import parameter_channel_axis
-from hookscope.inspection.edits import Edit, bind_edits, parse_edit
+from hookscope.inspection.edit_placement import note_of_several, parameter_channel_axis
+from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
-from hookscope.text import safe_text, some_of
-
-_NAMED = 3  # parameters that a note names
+from hookscope.text import safe_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class ParameterEdits:
 
 def split_edits(edits: Sequence[str | Edit]) -> tuple[list[Edit], list[Edit]]:
     """Return the edits of parameters' values, and the others; UsageError if an expression is malformed."""
-    parsed = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
+    parsed = parsed_edits(edits)
     return [edit for edit in parsed if edit.place == "value"], [edit for edit in parsed if edit.place != "value"]
 
 
@@ -60,18 +58,10 @@ class BoundEdit:
 
 
 def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -> tuple[BoundEdit, ...]:
-    """Return edits of parameters, as `bind_edits` has bound them, each tied parameter once.
-
-    Raises:
-        UsageError: If a parameter cannot be edited.
-    """
-    done: set[tuple[str, int]] = set()
+    """Return edits of parameters, as `bind_edits` has bound them; UsageError if a parameter cannot be edited."""
     edits: list[BoundEdit] = []
     for name, edit in bound:
         parameter = network.get_parameter(name)
-        if (edit.text, id(parameter)) in done:  # tied: one parameter under several names
-            continue
-        done.add((edit.text, id(parameter)))
         if missing := missing_memory(parameter):
             raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {missing}.")
         owner = network.get_submodule(name.rpartition(".")[0])
@@ -87,10 +77,9 @@ def edit_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> Pa
         UsageError: If a parameter cannot be edited in this way, or does not have the channels; nothing is changed then.
     """
     network = inspected_network(model).network
-    names_of_all = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     selected: dict[str, dict[int, str]] = {edit.text: {} for edit in edits}
     values: dict[int, Tensor] = {}
-    for bound in bound_to_parameters(network, bind_edits(edits, lambda _pattern: (), names_of_all)):
+    for bound in bound_to_parameters(network, bind_edits(edits, network)):
         parameter = bound.parameter
         selected[bound.edit.text][id(parameter)] = bound.name
         before = values.get(id(parameter), parameter.detach())
@@ -106,16 +95,11 @@ def edit_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> Pa
     unchanged = [text for text, names in selected.items() if values.keys().isdisjoint(names)]
     return ParameterEdits(
         tuple(originals),
-        notes=tuple(note_of_several(text, names) for text, names in several.items()),
+        notes=tuple(note_of_several(text, names, "parameters") for text, names in several.items()),
         warnings=tuple(
             f"Edit '{safe_text(text)}' changed nothing: it matches no floating-point numbers." for text in unchanged
         ),
     )
-
-
-def note_of_several(text: str, names: Sequence[str]) -> str:
-    """Return which parameters an edit changes: a pattern may match more than expected."""
-    return f"Edit '{safe_text(text)}' changes {len(names):,} parameters: {some_of([*map(safe_text, names)], _NAMED)}."
 
 
 def put_back(originals: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -1,16 +1,16 @@
-"""Where the cells of a map lie on the picture and how much of it they see, in closed form from the layers before it.
+"""Where the cells of a map lie on the picture and how much of it they see, in closed form from the layers before.
 
 Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0 (Araujo,
 Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3). Where branches
-meet, the window is the smallest around all of theirs (section 4). What holds for the axes of a picture holds for the
-one axis of a sequence and the three of a clip.
+meet, the window is the smallest around all windows of the branches (section 4). The same holds for the one axis of a
+sequence and the three axes of a clip.
 
 For attribution the middle of a kernel is the centre of mass of its squared weights: with uneven padding, kernels learn
 to look to one side (Alsallakh et al., Mind the Pad, ICLR 2021), and where branches with other centres meet, their mean
 counts. An even stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2
 with padding 1 it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
 
-What lies before a tensor is read from autograd's graph, where functions stand like modules.
+The layers before a tensor are read from autograd's graph, where each is a function.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hookscope.results.concentration import Extent
 
-# Functions that leave each value where it is, and add none of other places.
+# Functions that leave each value in its place, and mix in no values of other places.
 _IN_PLACE = re.compile(
     r"(Relu\w*|Gelu|Silu|Elu|Celu|Mish|Hardtanh|Hardswish|Hardsigmoid|Softplus|Threshold|Prelu\w*|RreluWithNoise|"
     r"LeakyRelu|Sigmoid|LogSigmoid|Tanh|Clamp\w*|Maximum|Minimum|Add|Sub|Rsub|Mul|Div|Neg|Pow|Exp|Log|Sqrt|Rsqrt|Abs|"
@@ -138,23 +138,18 @@ class ReceptiveFields:
                     self._found[current] = self._of(current, before)
         return self._found[node].field
 
-    @property
-    def of_picture(self) -> ReceptiveField:
-        """That of the picture itself."""
-        after = int(self.channel_axis not in (1, None))  # axes behind those of place
-        axes = tuple(range(-self.axis_count - after, -after if after else 0))
-        return ReceptiveField((_Line(),) * self.axis_count, axes, self.by_weights)
-
     def _of(self, node: Any, before: Sequence[Any]) -> _Found:
-        if not before:
-            variable = getattr(node, "variable", None)
-            if variable is None or isinstance(variable, nn.Parameter):
-                return _Found(None, is_of_picture=False)
-            is_picture = variable.dim() == self.axis_count + _BATCH_AND_CHANNELS - (self.channel_axis is None)
-            return _Found(self.of_picture if is_picture else None, is_of_picture=is_picture)
-        seen = [(parent, *self._found[parent]) for parent in before]
-        inputs = [(parent, of_map) for parent, of_map, is_of_picture in seen if is_of_picture]
-        return _Found(_of(node, inputs), is_of_picture=bool(inputs))
+        if before:
+            seen = [(parent, *self._found[parent]) for parent in before]
+            inputs = [(parent, of_map) for parent, of_map, is_of_picture in seen if is_of_picture]
+            return _Found(_of(node, inputs), is_of_picture=bool(inputs))
+        variable, axis_count = getattr(node, "variable", None), self.axis_count
+        axes_of_picture = axis_count + _BATCH_AND_CHANNELS - (self.channel_axis is None)
+        if variable is None or isinstance(variable, nn.Parameter) or variable.dim() != axes_of_picture:
+            return _Found(None, is_of_picture=False)
+        after = int(self.channel_axis not in (1, None))  # whether channels are behind the axes of places
+        axes = tuple(range(-axis_count - after, -after))
+        return _Found(ReceptiveField((_Line(),) * axis_count, axes, self.by_weights), is_of_picture=True)
 
 
 def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: int | None = 1) -> ReceptiveField | None:
@@ -162,9 +157,14 @@ def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: in
     return ReceptiveFields(axis_count, channel_axis=channel_axis).of(node)
 
 
-def _axis(number: int, count: int) -> int:
-    """Return an axis that a node has saved, of so many, counted from the front; nodes save -1 as 2^64 - 1."""
-    return (number - 2**64 if number >= 2**63 else number) % count
+def _signed(number: int) -> int:
+    """Return a number that a node has saved: -1 is saved as 2^64 - 1."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _from_end(axis: int, count: int) -> int:
+    """Return one of `count` axes that a node has saved, counted from the end: -1 is the last."""
+    return _signed(axis) % count - count
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> Recep
         try:
             return replace(moving(node, _shape(first), of_map), at_least=of_map.at_least or len(inputs) > 1)
         # Of another version of torch, not in these axes, or a graph that the network itself has differentiated.
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
     return _joined(node, inputs) if _IN_PLACE.fullmatch(name) else None
 
@@ -193,7 +193,7 @@ def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> Recep
 def _joined(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
     """Return the field where branches meet, None where they are of different sizes or steps.
 
-    A branch of one place, the factors of a gate, does not count among others; nor does one that is not known.
+    Branches of a single place, as the factors of a gate, count only where there are no others; unknown ones never.
     """
     branches = [(_shape(parent), of_branch) for parent, of_branch in inputs if of_branch is not None]
     with_places = [(shape, of_branch) for shape, of_branch in branches if _has_places(shape, of_branch)]
@@ -208,15 +208,10 @@ def _joined(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> R
     forms = {(of_map.axes, *(line.step for line in of_map.lines)) for _, of_map in branches}
     if len(sizes) > 1 or len(forms) > 1:
         return None
-    lines = [
-        _Line(
-            sum(way.start for way in ways) / len(ways),
-            ways[0].step,
-            min(way.low for way in ways),
-            max(way.high for way in ways),
-        )
-        for ways in zip(*(of_map.lines for _, of_map in branches), strict=True)
-    ]
+    lines = []
+    for ways in zip(*(of_map.lines for _, of_map in branches), strict=True):
+        starts, steps, lows, highs = zip(*ways, strict=True)
+        lines.append(_Line(sum(starts) / len(ways), steps[0], min(lows), max(highs)))
     at_least = len(branches) < len(inputs) or any(of_map.at_least for _, of_map in branches) or _normalises(node, first)
     return replace(first, lines=tuple(lines), at_least=at_least)
 
@@ -236,8 +231,8 @@ def _has_places(shape: Sequence[int], of_map: ReceptiveField) -> bool:
     return len(shape) >= -min(of_map.axes) and math.prod(shape[axis] for axis in of_map.axes) > 1
 
 
-def _moved(of_map: ReceptiveField, windows: Sequence[_Window]) -> ReceptiveField:
-    """Return the field of cells that see these windows, along the last axes; an IndexError for others."""
+def _moved(of_map: ReceptiveField, windows: Sequence[_Window] | Mapping[int, _Window]) -> ReceptiveField:
+    """Return the field of cells that see these windows, along the last axes or by axis; a LookupError for others."""
     lines = zip(of_map.lines, of_map.axes, strict=True)
     return replace(of_map, lines=tuple(line.through(windows[axis]) for line, axis in lines))
 
@@ -245,9 +240,8 @@ def _moved(of_map: ReceptiveField, windows: Sequence[_Window]) -> ReceptiveField
 def _sliding(
     sizes: Sequence[int], pads: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> list[_Window]:
-    """Return the windows of kernels that slide over places."""
-    each_axis = zip(sizes, pads, dilations, strides, strict=True)
-    return [_window(-pad, (size - 1) * step - pad, stride) for size, pad, step, stride in each_axis]
+    axes = zip(sizes, pads, dilations, strides, strict=True)
+    return [_window(-pad, (size - 1) * step - pad, stride) for size, pad, step, stride in axes]
 
 
 def _convolution(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
@@ -305,28 +299,20 @@ def _adaptive_pool(node: Any, before: Sequence[int], of_map: ReceptiveField) -> 
 
 def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     pads = node._saved_pad if hasattr(node, "_saved_pad") else node._saved_padding  # the last axis comes first
-    lines = []
-    for line, axis in zip(of_map.lines, of_map.axes, strict=True):
-        at = 2 * (-axis - 1)
-        before = -pads[at] if at < len(pads) else 0
-        lines.append(line.through(_window(before, before, 1)))
-    return replace(of_map, lines=tuple(lines))
+    starts = {axis: -pads[-2 * axis - 2] if -2 * axis - 2 < len(pads) else 0 for axis in of_map.axes}
+    return _moved(of_map, {axis: _window(start, start, 1) for axis, start in starts.items()})
 
 
 def _slice(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    axis = _axis(node._saved_dim, len(before)) - len(before)
-    if axis not in of_map.axes:
-        return of_map
-    start = node._saved_start
-    if start >= 2**63:  # counted from the end
-        start += before[axis] - 2**64
-    window = _window(start, start, node._saved_step)
-    lines = [line.through(window) if dim == axis else line for line, dim in zip(of_map.lines, of_map.axes, strict=True)]
-    return replace(of_map, lines=tuple(lines))
+    axis, start = _from_end(node._saved_dim, len(before)), _signed(node._saved_start)
+    if start < 0:  # counted from the end
+        start += before[axis]
+    windows = dict.fromkeys(of_map.axes, _window(0, 0, 1))
+    return _moved(of_map, {**windows, axis: _window(start, start, node._saved_step)})
 
 
 def _split(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    if _axis(node._saved_dim, len(before)) - len(before) in of_map.axes:
+    if _from_end(node._saved_dim, len(before)) in of_map.axes:
         raise ValueError("a graph's node does not say which part")
     return of_map
 
@@ -349,25 +335,23 @@ def _upsampled(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Rece
 
 
 def _shuffled(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    factor = node._saved_upscale_factor
-    middle = (1 / factor - 1) / 2
-    return _moved(of_map, [_window(middle, middle, 1 / factor)] * 2)
-
-
-def _unshuffled(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    factor = node._saved_downscale_factor
-    return _moved(of_map, [_window(0, factor - 1, factor)] * 2)
+    if hasattr(node, "_saved_downscale_factor"):
+        factor = node._saved_downscale_factor
+        return _moved(of_map, [_window(0, factor - 1, factor)] * 2)
+    stride = 1 / node._saved_upscale_factor
+    middle = (stride - 1) / 2
+    return _moved(of_map, [_window(middle, middle, stride)] * 2)
 
 
 def _permuted(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     count = len(before)
-    order = [*range(count)]
+    order = [*range(-count, 0)]
     if hasattr(node, "_saved_dims"):
-        order = [_axis(axis, count) for axis in node._saved_dims]
+        order = [_from_end(axis, count) for axis in node._saved_dims]
     else:
-        first, other = _axis(node._saved_dim0, count), _axis(node._saved_dim1, count)
+        first, other = _from_end(node._saved_dim0, count), _from_end(node._saved_dim1, count)
         order[first], order[other] = other, first
-    return replace(of_map, axes=tuple(order.index(axis % count) - count for axis in of_map.axes))
+    return replace(of_map, axes=tuple(order.index(axis) - count for axis in of_map.axes))
 
 
 def _viewed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
@@ -386,15 +370,13 @@ def _viewed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Recepti
 
 
 def _linear(_node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    """Allow a linear layer over the last axis."""
     if not of_map.flattened and max(of_map.axes) == -1:
         raise ValueError("places are mixed")
     return of_map
 
 
 def _unsqueezed(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    count = len(_shape(node))
-    new = node._saved_dim % count - count if node._saved_dim < 2**63 else node._saved_dim - 2**64
+    new = _from_end(node._saved_dim, len(_shape(node)))
     return replace(of_map, axes=tuple(axis - (axis <= new) for axis in of_map.axes))
 
 
@@ -402,8 +384,7 @@ def _squeezed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Recep
     count = len(before)
     saved = getattr(node, "_saved_dim", range(count))
     listed = saved if isinstance(saved, Sequence) else [saved]
-    gone = {(dim if dim < 2**63 else dim - 2**64) % count - count for dim in listed}
-    gone = {axis for axis in gone if before[axis] == 1}
+    gone = {axis for axis in (_from_end(dim, count) for dim in listed) if before[axis] == 1}
     if gone & {*of_map.axes}:
         raise ValueError("an axis of the map is gone")
     return replace(of_map, axes=tuple(axis + sum(removed > axis for removed in gone) for axis in of_map.axes))
@@ -419,8 +400,7 @@ _MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveFi
     "Split": _split,
     **{f"UpsampleNearest{exact}{count}D": _upsampled for exact in ("", "Exact") for count in (1, 2, 3)},
     **dict.fromkeys(("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleTrilinear3D"), _upsampled),
-    "PixelShuffle": _shuffled,
-    "PixelUnshuffle": _unshuffled,
+    **dict.fromkeys(("PixelShuffle", "PixelUnshuffle"), _shuffled),
     **dict.fromkeys(("Permute", "Transpose"), _permuted),
     **dict.fromkeys(("View", "UnsafeView", "ReshapeAlias"), _viewed),
     "Unsqueeze": _unsqueezed,

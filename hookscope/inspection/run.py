@@ -1,6 +1,6 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from hookscope.hooks.selection import module_index, select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order, may_call_forward
+from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
@@ -105,6 +105,11 @@ class Break:
     error: BaseException | None = None
     overwritten: bool = False
 
+    @property
+    def raised(self) -> bool:
+        """Whether the model or its loss raised an error of its own."""
+        return self.error is not None and not self.overwritten
+
 
 @dataclass(slots=True, kw_only=True)
 class Run:
@@ -151,25 +156,21 @@ class Run:
 
     def find_silent(self, batch: Batch) -> None:
         """Find out which modules this batch, the first, has made, and why those that did not run are silent."""
-        before = {*map(id, self.inspected.modules.values())}
+        network, before = self.inspected.network, {*map(id, self.inspected.modules.values())}
         held = [child for module in self.inspected.modules.values() for child in module._modules.values()]
         if not before.issuperset(id(child) for child in held if child is not None):
-            modules, _ = module_index(self.inspected.network)
-            self.made = {name: module for name, module in modules.items() if id(module) not in before}
-        called = self.captured.called
-        silent = {name: layer for name, layer in self.chosen.layers.items() if name not in called}
+            self.made = {name: module for name, module in module_index(network)[0].items() if id(module) not in before}
+        silent = {name: layer for name, layer in self.chosen.layers.items() if name not in self.captured.called}
         if not silent:
             return
         with self.captured.detached(), self.chosen.edits.uncounted():
             if self.captured.traced:
-                for name, place in calls_in_operators(self.inspected.network, silent, batch.args, batch.kwargs).items():
+                for name, place in calls_in_operators(network, silent, batch).items():
                     self.silent[name] = f"it runs inside {place}, which torch traces without hooks"
-            if may_call_forward(self.inspected.modules.values()):
-                lines = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
-                for name, line in lines.items():
-                    where = line and f" at {line}"
-                    reason = f"called as {name}.forward(…){where}, which skips hooks: call {name}(…) instead"
-                    self.silent.setdefault(name, reason)
+            for name, line in calls_of_forward(self.inspected.modules, silent, batch).items():
+                where = line and f" at {line}"
+                reason = f"called as {name}.forward(…){where}, which skips hooks: call {name}(…) instead"
+                self.silent.setdefault(name, reason)
 
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
@@ -188,11 +189,18 @@ class Run:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
-        notes = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
-        notes = (*notes, *_traced(self.captured.traced), *_made(self.made, self.captured.copies))
+        notes = [*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes]
+        if places := some_of([*self.captured.traced], 3):
+            notes.append(f"Layers and operations inside {places} have no rows: torch traces what runs there.")
+        if self.made:
+            made = [printable(f"{name} ({type(module).__name__})", 80) for name, module in self.made.items()]
+            notes.append(f"Made during the forward pass, and so without a row: {some_of(made, 3)}.")
+        if self.captured.copies:
+            copies = some_of([printable(name, 80) or "(model)" for name in self.captured.copies], 3)
+            notes.append(f"The network runs copies that it makes in its forward pass; they have no rows: {copies}.")
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
-            notes = (*notes, _WITHOUT_KERNEL.format(missing_because()))
-        return notes if self.chosen.operations is None else (*notes, *unseen_in_scripts(self.inspected.modules))
+            notes.append(_WITHOUT_KERNEL.format(missing_because()))
+        return (*notes, *(unseen_in_scripts(self.inspected.modules) if self.chosen.operations is not None else ()))
 
     def end(self, broken: Break | None) -> None:
         """Raise LayerNotFoundError if a pattern of operations has selected nothing in a run that was not broken."""
@@ -204,10 +212,9 @@ class Run:
     def warnings(self, extra: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `extra` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
-        unnamed = [self.unnamed] if self.unnamed else []
-        remarks = self.queue.remarks if not self.is_broken else ()
-        everything = (*self.inspected.warnings, *extra, *verification, *self.chosen.edits.warnings(), *remarks)
-        return tuple(dict.fromkeys([*everything, *unnamed]))
+        everything = [*self.inspected.warnings, *extra, *verification, *self.chosen.edits.warnings()]
+        everything += () if self.is_broken else self.queue.remarks
+        return tuple(dict.fromkeys(filter(None, [*everything, self.unnamed])))
 
 
 def run_batches(
@@ -254,40 +261,22 @@ def run_batches(
 
 
 def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
-    if not arguments:
-        return ()
     names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
     seen = f"layers that are computed from {names} alone have seen 1 input, not {count:,}"
-    return (f"All {count:,} inputs share the same {names}: {seen}.",)
-
-
-def _traced(operators: Iterable[str]) -> tuple[str, ...]:
-    places = some_of([*operators], 3)
-    return (f"Layers and operations inside {places} have no rows: torch traces what runs there.",) if places else ()
-
-
-def _made(modules: Mapping[str, nn.Module], copies: Sequence[str]) -> Iterator[str]:
-    if modules:
-        names = [printable(f"{name} ({type(module).__name__})", 80) for name, module in modules.items()]
-        yield f"Made during the forward pass, and so without a row: {some_of(names, 3)}."
-    if copies:
-        names = [printable(name, 80) or "(model)" for name in copies]
-        yield f"The network runs copies that it makes during the forward pass; these have no rows: {some_of(names, 3)}."
+    return (f"All {count:,} inputs share the same {names}: {seen}.",) if arguments else ()
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
     """Return a note that names the modules of TorchScript, whose operations are not seen; none if there are none.
 
-    Modules inside a named one, and layers of torch's, are left out. `modules` has each after the one that holds it.
+    Modules inside a named one, and layers of torch's, are left out. `modules` lists outer modules first.
     """
     scripts: list[str] = []
     for name, module in modules.items():
         if _is_script(module) and not any(not outer or name.startswith(f"{outer}.") for outer in scripts):
             scripts.append(name)
-    if not scripts:
-        return ()
     shown = some_of([printable(name, 80) or "(model)" for name in scripts], 3)
-    return (f"Operations inside TorchScript are not seen: {shown}.",)
+    return (f"Operations inside TorchScript are not seen: {shown}.",) if scripts else ()
 
 
 def _is_script(module: nn.Module) -> bool:

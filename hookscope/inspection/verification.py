@@ -73,12 +73,9 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
     """Return a warning if the numbers may not be those without hooks."""
     if verification is None or verification.status != "differs":
         return ()
-    first = f", first because of {verification.layer or '(model)'}" if verification.layer else ""
-    sentence = (
-        f"{model} computes a different result with hooks than without: {verification.difference}{first}. "
-        f"The numbers are those with hooks."
-    )
-    return (sentence,)
+    first = f", first because of {verification.layer}" if verification.layer else ""
+    sentence = f"{model} computes a different result with hooks than without: {verification.difference}{first}."
+    return (f"{sentence} The numbers are those with hooks.",)
 
 
 def difference(first: Outcome, second: Outcome) -> str:
@@ -92,14 +89,12 @@ def difference(first: Outcome, second: Outcome) -> str:
         other, where = second.tensors[path], path and f" at {path}"
         if _shape(tensor) != _shape(other) or tensor.dtype != other.dtype:
             return f"the outputs have different shapes or dtypes{where}"
-        readable = [not missing_memory(side) for side in (tensor, other)]
-        if any(readable) and not all(readable):
+        lost = [bool(missing_memory(side)) for side in (tensor, other)]
+        if lost[0] != lost[1]:
             return f"the memory of one output was freed{where}"
-        if all(readable) and not _same_bits(tensor, other):
-            return f"the outputs differ by up to {figure(_largest_difference(tensor, other))}{where}"
-    if first.loss != second.loss and not all(
-        loss is not None and math.isnan(loss) for loss in (first.loss, second.loss)
-    ):
+        if not any(lost) and not _same_bits(tensor, other):
+            return f"the outputs differ by up to {_largest_difference(tensor, other)}{where}"
+    if first.loss != second.loss and {repr(first.loss), repr(second.loss)} != {"nan"}:
         return f"the losses are {first.loss!r} and {second.loss!r}"
     return _difference_of_gradients(first, second)
 
@@ -107,25 +102,22 @@ def difference(first: Outcome, second: Outcome) -> str:
 def _difference_of_gradients(first: Outcome, second: Outcome) -> str:
     for name, gradient in first.gradients.items():
         other = second.gradients.get(name)
-        if gradient is None or other is None:
-            if gradient is not other:
-                return f"only one of the two passes gives {name} a gradient"
-            continue
-        if missing_memory(gradient) or missing_memory(other):
+        if (gradient is None) != (other is None):
+            return f"only one of the two passes gives {name} a gradient"
+        if gradient is None or other is None or missing_memory(gradient) or missing_memory(other):
             continue
         if _stored(gradient).shape != _stored(other).shape:
             return f"the gradients of {name} have different shapes"
-        if not _same_bits(gradient, other) and not (
-            not (first.is_exact and second.is_exact) and _same_up_to_rounding(gradient, other, second.gradients)
-        ):
-            return f"the gradients of {name} differ by up to {figure(_largest_difference(gradient, other))}"
+        is_exact = first.is_exact and second.is_exact
+        if not _same_bits(gradient, other) and (is_exact or not _same_but_for_order(gradient, other, second.gradients)):
+            return f"the gradients of {name} differ by up to {_largest_difference(gradient, other)}"
     return ""
 
 
-def _same_up_to_rounding(first: Tensor, second: Tensor, others: Mapping[str, Tensor | None]) -> bool:
-    """Tell whether two gradients of a parameter differ by no more than sums do whose terms come in another order.
+def _same_but_for_order(first: Tensor, second: Tensor, others: Mapping[str, Tensor | None]) -> bool:
+    """Tell whether two gradients of a parameter differ by no more than the order in which terms are added changes.
 
-    By half of the digits of their dtype or, where terms cancel, by some last digits of the greatest gradient. Ours.
+    That is half of the digits of their dtype or, where terms cancel, some last digits of the greatest gradient. Ours.
     """
     epsilon = torch.finfo(first.dtype).eps
     greatest = max(_norm(tensor) for tensor in others.values() if tensor is not None and not missing_memory(tensor))
@@ -140,13 +132,13 @@ def _norm(tensor: Tensor) -> float:
 def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
     """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
 
-    What is compared to a constant or to a global name, such as None, does not count. Torch's own classes do not ask,
-    except for attention, of the tensors it is given at once. Classes, the functions that modules keep as attributes,
-    and the functions these call by name are gone through.
+    Comparisons with a constant or a global name, such as None, do not count. Torch's own classes do not ask, except for
+    attention, of the tensors it is given at once. Read are classes, the functions that modules keep as attributes, and
+    the functions that these call by name.
     """
     custom = [module for module in modules if not type(module).__module__.startswith("torch.")]
     return any(map(_class_asks, {*map(type, custom)})) or any(
-        type(value) in _CALLABLE and _value_asks(value) for module in custom for value in vars(module).values()
+        _asks(value) for module in custom for value in vars(module).values() if type(value) in _CALLABLE
     )
 
 
@@ -156,29 +148,23 @@ _CALLABLE = frozenset({FunctionType, MethodType, staticmethod, classmethod, part
 @cache
 def _class_asks(kind: type) -> bool:
     bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and not base.__module__.startswith("torch.")]
-    return any(_value_asks(value) for base in bases for value in vars(base).values())
+    return any(_asks(value) for base in bases for value in vars(base).values())
 
 
-def _value_asks(value: object) -> bool:
-    value = unwrapped(value)
-    return isinstance(value, FunctionType) and _function_asks(value)
-
-
-@cache
-def _function_asks(function: FunctionType) -> bool:
+def _asks(value: object) -> bool:
     """Tell whether a function, or one that it calls by name, asks; libraries that networks stand on do not count."""
     seen: set[FunctionType] = set()
-    waiting = [function]
+    waiting = [unwrapped(value)]
     while waiting:
-        following = waiting.pop()
-        if following in seen or following.__module__.partition(".")[0] in _LIBRARIES:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in seen:
             continue
-        seen.add(following)
-        for code in codes_in(following.__code__):
-            if _compares_objects(code):
+        seen.add(function)
+        if function.__module__.partition(".")[0] not in _LIBRARIES:
+            codes = [*codes_in(function.__code__)]
+            if any(map(_compares_objects, codes)):
                 return True
-            named = [following.__globals__.get(name) for name in code.co_names]
-            waiting += [callee for callee in named if isinstance(callee, FunctionType)]
+            waiting += [function.__globals__.get(name) for code in codes for name in code.co_names]
     return False
 
 
@@ -201,9 +187,9 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())  # NaN where NaN is
 
 
-def _largest_difference(first: Tensor, second: Tensor) -> float:
+def _largest_difference(first: Tensor, second: Tensor) -> str:
     a, b = (_stored(side).to(torch.complex128 if side.is_complex() else torch.float64) for side in (first, second))
-    return float((a - b).abs().nan_to_num(math.inf).max()) if a.shape == b.shape else math.inf
+    return figure(float((a - b).abs().nan_to_num(math.inf).max()) if a.shape == b.shape else math.inf)
 
 
 def _stored(tensor: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.hooks.selection import select_layers
 from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
 
 
@@ -323,10 +322,7 @@ def network() -> nn.Module:
 
 
 def bound(*texts: str) -> list[tuple[str, str, str]]:
-    model = network()
-    names = [name for name, _ in model.named_parameters()]
-    edits = [parse_edit(text) for text in texts]
-    found = bind_edits(edits, lambda pattern: list(select_layers(model, [pattern])), names)
+    found = bind_edits([parse_edit(text) for text in texts], network())
     return [(name, edit.place, edit.operation) for name, edit in found]
 
 
@@ -385,7 +381,8 @@ def test_layers_of_equal_shape_get_different_noise_and_the_same_layer_the_same()
     edits = [parse_edit("fc:output:noise(1)")]
 
     def noises(names: Sequence[str]) -> dict[str, Tensor]:
-        return {name: edit.apply(torch.zeros(30), None) for name, edit in bind_edits(edits, lambda _: names, [])}
+        layers = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+        return {name: edit.apply(torch.zeros(30), None) for name, edit in bind_edits(edits, layers)}
 
     first, again = noises(["fc1", "fc2"]), noises(["fc2", "fc1"])
     assert not torch.equal(first["fc1"], first["fc2"])

@@ -37,7 +37,7 @@ class Quiet(nn.Module):
 
 
 LATE = "Made during the forward pass, and so without a row: late (Sequential), late.0 (Linear), late.1 (Tanh)."
-COPIES = "The network runs copies that it makes during the forward pass; these have no rows: block.0, block.1."
+COPIES = "The network runs copies that it makes in its forward pass; they have no rows: block.0, block.1."
 
 
 @pytest.mark.parametrize(

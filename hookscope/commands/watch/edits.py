@@ -8,7 +8,6 @@ a part of the batch, or for one that a GradScaler has multiplied.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import nn
@@ -21,10 +20,9 @@ from hookscope.commands.watch.networks import WatchedNetwork
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.interventions import hook_edits
 from hookscope.hooks.patterns import is_operation_pattern, parse_pattern
-from hookscope.hooks.selection import select_layers
-from hookscope.inspection.edit_placement import PlacedEdits, place_edits
+from hookscope.inspection.edit_placement import PlacedEdits, note_of_several, place_edits
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
-from hookscope.inspection.parameter_edits import BoundEdit, bound_to_parameters, note_of_several
+from hookscope.inspection.parameter_edits import BoundEdit, bound_to_parameters
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import safe_text
 
@@ -63,7 +61,9 @@ class FittedEdits:
         for gradient in (*self.gradients, *self.values, *self.frozen):
             names.setdefault(gradient.edit.text, []).append(gradient.name)
         notes = [note for _, placed in self.layers for note in placed.notes()]
-        return notes + [note_of_several(text, matched) for text, matched in names.items() if len(matched) > 1]
+        return notes + [
+            note_of_several(text, matched, "parameters") for text, matched in names.items() if len(matched) > 1
+        ]
 
     def of_scaled_gradients(self) -> list[str]:
         """Return the edits of layers' gradients whose arguments a GradScaler would have to scale too."""
@@ -183,9 +183,8 @@ class TrainingEdits:
         for edit in edits:
             failures = []
             for network, bound in zip((watched.network for watched in self.networks), by_network, strict=True):
-                names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
                 try:
-                    bound.extend(bind_edits([edit], partial(_selected, network), names))
+                    bound.extend(bind_edits([edit], network))
                 except LayerNotFoundError as error:
                     failures.append(error)
             if len(failures) == len(by_network):
@@ -202,10 +201,6 @@ def parse_training_edit(text: str) -> Edit:
     edit = parse_edit(text, training=True)
     _refuse_what_no_hook_can(edit)
     return edit
-
-
-def _selected(network: nn.Module, pattern: str) -> list[str]:
-    return [*select_layers(network, [pattern])]
 
 
 def _refuse_what_no_hook_can(edit: Edit) -> None:

@@ -1,14 +1,15 @@
 """From the name of a loss to its value: nested outputs, which of them counts, and users' own functions."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
 from hookscope.hooks.attributes import attribute_of
@@ -100,16 +101,14 @@ def choose_loss(
         The formulas are those of torch.nn.functional. The defaults are ours: a plain sum has no gradient behind
         a softmax or a normalisation, a random projection of all outputs (a random vector-Jacobian product) does.
     """
-    if isinstance(loss, str) and loss not in LOSSES:
-        choices = ", ".join(LOSSES)
-        raise UsageError(
-            f"There is no loss '{safe_text(loss)}'.{nearest(loss, LOSSES)} Give {choices} or FILE.py:FUNCTION."
-        )
-    name = loss if isinstance(loss, str) else _name_of(loss)
-    kinds = LOSSES[loss] if isinstance(loss, str) else _OWN_TARGETS
+    if isinstance(loss, str):
+        _check_name(loss)
+        name, kinds = loss, LOSSES[loss]
+    else:
+        name, kinds = _name_of(loss), _OWN_TARGETS
     wanted = read_target(name, kinds, target, target_name, categories)
     if not isinstance(loss, str):
-        _check_parameters(loss, name, 1 if target is None else 2)
+        _check_parameters(loss, name, has_target=target is not None)
     if input_count is not None and len(wanted.classes) not in (0, 1, input_count):
         raise count_error(wanted.classes, input_count)
 
@@ -130,10 +129,30 @@ def choose_loss(
             returned = ", ".join(f"{entry.label} {entry.tensor.dtype}" for entry in all_outputs) or "no tensor"
             raise UsageError(f"{name} needs an output of floating-point numbers, but the model returned {returned}.")
         own_losses = isinstance(output, Mapping) and all(entry.tensor.dim() == 0 for entry in floating)
-        with _without_autocast(outputs[0].tensor.device.type):
+        device = outputs[0].tensor.device.type
+        has_autocast = torch.amp.is_autocast_available(device)
+        with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
             return _built_in(outputs, task, own_losses=own_losses)
 
     return compute
+
+
+# What torch, Keras and people call these losses, without capitals, underscores and "loss".
+_OTHER_NAMES = {
+    **dict.fromkeys(("crossentropy", "categoricalcrossentropy", "softmaxcrossentropy", "xent"), "ce"),
+    **dict.fromkeys(("binarycrossentropy", "binarycrossentropywithlogits", "bcewithlogits", "bcelogits"), "bce"),
+    **dict.fromkeys(("l2", "meansquarederror", "squarederror"), "mse"),
+    **dict.fromkeys(("mae", "meanabsoluteerror", "absoluteerror"), "l1"),
+    "smoothl1": "huber",
+    "negativeloglikelihood": "nll",
+}
+
+
+def _check_name(loss: str) -> None:
+    if loss not in LOSSES:
+        name = re.sub("[^a-z0-9]", "", loss.lower()).removesuffix("loss")
+        hint = nearest(_OTHER_NAMES.get(name, name), LOSSES, 1)
+        raise UsageError(f"There is no loss '{safe_text(loss)}'.{hint} Give {', '.join(LOSSES)} or FILE.py:FUNCTION.")
 
 
 def _is_floating(tensor: Tensor) -> bool:
@@ -155,26 +174,18 @@ def output_at(outputs: Sequence[Output], key: str) -> Output:
     raise UsageError(f"The model has no floating-point output '{safe_text(key)}'. {hint}")
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
-
-
 def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> LossValue:
     name, used = task.loss, list(outputs)
     warnings: tuple[str, ...] = ()
-    if name in OVER_ALL:
-        if own_losses:
-            name = "loss dict sum"
-            result = Result(torch.stack([real(output.tensor) for output in used]).sum())
-        else:
-            result = OVER_ALL[name](used, task)
+    if own_losses and name in OVER_ALL:
+        name, result = "loss dict sum", Result(torch.stack([real(output.tensor) for output in used]).sum())
+    elif own_losses:
+        raise UsageError(
+            f"{name} needs an output, but the model returned its own losses: take {arg('loss')} projection."
+        )
+    elif name in OVER_ALL:
+        result = OVER_ALL[name](used, task)
     else:
-        if own_losses:
-            raise UsageError(
-                f"{name} needs an output, but the model returned its own losses: take {arg('loss')} projection."
-            )
         main = main_output(used)
         if main.tensor.is_nested:
             raise UsageError(
@@ -207,19 +218,25 @@ def _name_of(function: Callable[..., object]) -> str:
     return safe_text(f"{Path(code.co_filename).name}:{name}" if code else name)
 
 
-def _check_parameters(function: Callable[..., object], name: str, count: int) -> None:
+def _check_parameters(function: Callable[..., object], name: str, *, has_target: bool) -> None:
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):  # some builtins have none
         return
+    problem = _misfit(signature, 1 + has_target)
+    if problem and not has_target and not _misfit(signature, 2):
+        raise UsageError(f"{name} needs a target: give {arg('target')}.")
+    if problem:
+        arguments = "the output and the target" if has_target else "the output alone (no target is given)"
+        raise UsageError(f"{name}{safe_text(str(signature))} cannot be called with {arguments}: {safe_text(problem)}.")
+
+
+def _misfit(signature: inspect.Signature, count: int) -> str:
     try:
         signature.bind(*[None] * count)
     except TypeError as error:
-        raise UsageError(
-            f"{name}{safe_text(str(signature))} cannot be called with "
-            f"{'the output and the target' if count > 1 else 'the output alone (no target is given)'}: "
-            f"{safe_text(str(error))}."
-        ) from error
+        return str(error)
+    return ""
 
 
 def _own(function: Callable[..., object], returned: object, outputs: Sequence[Output], task: Task) -> LossValue:

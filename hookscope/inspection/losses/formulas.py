@@ -6,6 +6,7 @@ A network may end in a softmax or a normalisation. A loss that is wrong or has n
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -13,16 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor
 
 from hookscope.errors import UsageError
-from hookscope.inspection.losses.targets import (
-    Output,
-    TargetKind,
-    Task,
-    class_target,
-    draw,
-    fit,
-    generators,
-    value_target,
-)
+from hookscope.inspection.losses.targets import Output, TargetKind, Task, class_target, draw, fit, value_target
 from hookscope.parameters import arg
 from hookscope.results.comparison import Reading
 from hookscope.text import shape_text
@@ -33,11 +25,11 @@ _CONFIDENT_SHARE = 0.9
 # Below this many values a mean of 0 or a mean square of 1 may be chance.
 _MIN_GROUP = 8
 
-# Nodes of autograd's graph: those that move values, and those that add them up without a bound.
-_RESHAPES = re.compile(
-    r"(\w*View|Reshape\w*|Squeeze|Unsqueeze|Clone|ToCopy|Slice|Select|Permute|Transpose|T|Alias)Backward\d*"
+# Operations as autograd calls them: those that move values without changing them, and sums, which have no bound.
+_MOVES = re.compile(
+    r"\w*View|Reshape\w*|Squeeze|Unsqueeze|Clone|ToCopy|Slice|Select|Split|Unbind|Permute|Transpose|T|Alias"
 )
-_SUMS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Add|Sub|Linear|Convolution|\w*BatchNorm)Backward\d*")
+_SUMS = re.compile(r"Addmm|Mm|Bmm|Baddbmm|Add|Sub|Linear|Convolution|\w*BatchNorm")
 
 
 class Result(NamedTuple):
@@ -81,7 +73,11 @@ def _cross_entropy(output: Output, task: Task) -> Result:
     target = task.target.tensor
     if target is not None and target.is_floating_point():
         shares = _rows(fit(target.to(values), tuple(values.shape), output, task), axis)
-        _check_probabilities(shares, task)
+        if not bool((shares >= 0).all() and ((shares.sum(1) - 1).abs() <= 1e-3).all()):
+            raise UsageError(
+                f"{task.target.name} holds floating-point numbers that are not probabilities (not negative, with a sum "
+                "of 1 over the classes): give those, or class indices as whole numbers."
+            )
         return Result(-(shares * log_p).sum(1).mean(), task.target.name, warnings)
     classes, text = class_target(rows, output, task)
     if normalised and task.target.kind == "default":
@@ -142,14 +138,12 @@ def is_softmax(rows: Tensor, output: Output) -> bool:
 def class_probabilities(rows: Tensor, output: Output, *, multi_label: bool) -> tuple[Tensor, Reading]:
     """Return scores (N, C, ...) as probabilities, and how they became that.
 
-    Those of one class among several are a softmax, those of independent labels sigmoids. A network that returns
-    probabilities itself is taken at its word, see `are_probabilities`.
+    Scores of one class among several get a softmax, scores of independent labels sigmoids. Probabilities that the
+    network itself returns stay as they are, see `are_probabilities`.
     """
-    if is_softmax(rows, output) and not multi_label:
+    if are_probabilities(rows, output) if multi_label else is_softmax(rows, output):
         return rows, "as returned"
-    if multi_label:
-        return (rows, "as returned") if are_probabilities(rows, output) else (rows.sigmoid(), "sigmoid")
-    return rows.softmax(1), "softmax"
+    return (rows.sigmoid(), "sigmoid") if multi_label else (rows.softmax(1), "softmax")
 
 
 def are_probabilities(rows: Tensor, output: Output) -> bool:
@@ -159,13 +153,8 @@ def are_probabilities(rows: Tensor, output: Output) -> bool:
     a dtype too coarse to sum to 1. Logits may lie there by chance: where autograd's graph ends in a sum, as that of a
     linear layer, they are none.
     """
-    if is_softmax(rows, output):
-        return True
-    node = output.tensor.grad_fn
-    while node is not None and _RESHAPES.fullmatch(node.name()):
-        node = node.next_functions[0][0]
-    is_sum = node is not None and _SUMS.fullmatch(node.name())
-    return not is_sum and bool(((rows >= 0) & (rows <= 1)).all())
+    is_sum = _SUMS.fullmatch(_last_step(output.tensor)) is not None
+    return is_softmax(rows, output) or (not is_sum and bool(((rows >= 0) & (rows <= 1)).all()))
 
 
 def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
@@ -186,16 +175,8 @@ def _softmax_warning(output: Output, task: Task) -> str:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    # What has come out as 0 counts as the smallest normal number, so that its logarithm stays finite.
+    # 0 counts as the smallest normal number, so that its logarithm stays finite.
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-
-
-def _check_probabilities(shares: Tensor, task: Task) -> None:
-    if not bool((shares >= 0).all() and ((shares.sum(1) - 1).abs() <= 1e-3).all()):
-        raise UsageError(
-            f"{task.target.name} holds floating-point numbers that are not probabilities (not negative, with a sum of "
-            "1 over the classes): give those, or class indices as whole numbers."
-        )
 
 
 def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
@@ -230,7 +211,6 @@ def _binary_cross_entropy(output: Output, task: Task) -> Result:
 
 
 def _binary_labels(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
-    """Return a label from 0 to 1 for each element."""
     if task.target.kind == "default":
         return torch.full_like(values, 0.5), "0.5 everywhere"
     if task.target.kind != "class":
@@ -246,17 +226,12 @@ def _binary_labels(values: Tensor, output: Output, task: Task) -> tuple[Tensor, 
     return labels.reshape(values.shape), f"{text}, against all others"
 
 
-# Operations that move values without changing them, as autograd calls them.
-_VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute")
-_MOVES = frozenset({*_VIEWS, "Select", "Slice", "Split", "Unbind", "Clone", "ToCopy"})
-
-
 def _last_step(tensor: Tensor) -> str:
     """Return what autograd calls the operation that computed the values: "Sigmoid"; "" where there is no graph."""
     step, name = tensor.grad_fn, ""
     while step is not None:
         name = step.name().partition("Backward")[0]
-        if name not in _MOVES:
+        if not _MOVES.fullmatch(name):
             break
         step = step.next_functions[0][0]
     return name
@@ -287,17 +262,16 @@ def _sum(outputs: Sequence[Output], task: Task) -> Result:
 
 def _projection(outputs: Sequence[Output], task: Task) -> Result:
     """Compute the sum of r x over all elements, r standard normal."""
-    sources = generators(task.indices, task.seed)
+    sources = task.generators()
     parts = []
-    for output in outputs:
-        for values, drawn in _by_generator(output.tensor, sources):
-            weights = draw(tuple(values.shape), drawn).to(values.device, values.dtype)
-            parts.append((values * weights).sum())
+    for values, drawn in chain.from_iterable(_by_generator(output.tensor, sources) for output in outputs):
+        weights = draw(tuple(values.shape), drawn).to(values.device, values.dtype)
+        parts.append((values * weights).sum())
     return Result(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
 
 
 def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tuple[Tensor, Sequence[torch.Generator]]]:
-    """Yield an output with its generators; the parts of a nested one each with that of its input."""
+    """Yield an output with its generators; of a nested output each part with the generator of its input."""
     if not tensor.is_nested:
         yield real(tensor), sources
         return
@@ -349,14 +323,13 @@ def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
 
 
 def _class_axes(values: Tensor) -> set[int]:
-    """Return the axes that may count classes."""
     return {min(1, values.dim() - 1), values.dim() - 1} if values.dim() else set()
 
 
 def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
-    """List the axes that normalisations reduce, with the number of values: all of an input, and all of a channel.
+    """List the axes of an input and of a channel, which normalisations reduce, with how many values they have.
 
-    What is normalised within smaller groups is normalised within these.
+    Values that are normalised within smaller groups are normalised within these.
     """
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}

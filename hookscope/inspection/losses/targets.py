@@ -15,13 +15,7 @@ from hookscope.text import counted, safe_text, shape_text
 
 TargetKind = Literal["default", "class", "tensor", "zeros", "noise", "self"]
 
-_IN_WORDS: dict[TargetKind, str] = {
-    "class": "a class index or name",
-    "tensor": "a tensor file",
-    "zeros": "zeros",
-    "noise": "noise",
-    "self": "self",
-}
+_IN_WORDS: dict[TargetKind, str] = {"class": "a class index or name", "tensor": "a tensor file"}
 
 # Odd, so that no two inputs of a run get the same seed modulo 2**32, which is all torch's CPU generator looks at: 2**32
 # over the golden ratio.
@@ -64,6 +58,10 @@ class Task:
     indices: tuple[int, ...]  # position in the run of each input of the batch
     inputs: tuple[Tensor, ...]  # the floating ones among the model's arguments
 
+    def generators(self) -> list[torch.Generator]:
+        """Return a random number generator for each input, the same in every batch; input 0 has the seed."""
+        return [torch.Generator().manual_seed((self.seed + index * _SEED_STEP) % 2**63) for index in self.indices]
+
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
@@ -76,33 +74,27 @@ def read_target(
     Raises:
         UsageError: If the loss, which takes `kinds`, does not take it, or there is no such class.
     """
+    target, text = Target(), "a tensor" if isinstance(requested, Tensor) else str(requested)
     if requested is None:
-        return Target()
-    target = Target()
+        return target
     if isinstance(requested, Tensor):
         values = requested.detach()
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # as outputs are taken
         target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(requested.shape)}")
     elif requested in ("zeros", "noise", "self"):
         target = Target(requested)  # type: ignore[arg-type] # one of the kinds, by the line above
-    elif "class" in kinds:
-        target = Target("class", classes=_read_classes(str(requested), categories))
+    elif "class" in kinds:  # a name may itself hold commas
+        parts = text.split(",") if class_index(text, categories) is None else [text]
+        target = Target("class", classes=tuple(required_class(part, categories) for part in parts))
     if target.kind in kinds:
         return target
-    shown = "a tensor" if isinstance(requested, Tensor) else f"'{safe_text(str(requested))}'"
     if not kinds:
         raise UsageError(
             f"The loss {loss} takes no target: leave out {arg('target')}, or choose another, such as {arg('loss')} ce."
         )
-    takes = [_IN_WORDS[kind] for kind in kinds]
+    shown = text if isinstance(requested, Tensor) else f"'{safe_text(text)}'"
+    takes = [_IN_WORDS.get(kind, kind) for kind in kinds]
     raise UsageError(f"{loss} does not take {shown} as its target. Give {', '.join(takes[:-1])} or {takes[-1]}.")
-
-
-def _read_classes(text: str, categories: Sequence[str]) -> tuple[int, ...]:
-    """Read class indices and names with commas between them; a name may itself hold commas."""
-    whole = class_index(text, categories)
-    parts = [text] if whole is not None else text.split(",")
-    return tuple(required_class(part, categories) for part in parts)
 
 
 def required_class(text: str, categories: Sequence[str]) -> int:
@@ -134,13 +126,10 @@ def class_index(text: str, categories: Sequence[str]) -> int | None:
     wanted = text.strip().lower()
     if re.fullmatch(r"[0-9]{1,9}", wanted):
         return int(wanted)
-    hits = [index for index, name in enumerate(categories) if name.lower() == wanted]
-    if not hits:  # "tabby" of "tabby, tabby cat"
-        hits = [
-            index
-            for index, name in enumerate(categories)
-            if wanted and wanted in (part.strip().lower() for part in name.split(","))
-        ]
+    lower = [name.lower() for name in categories]
+    hits = [index for index, name in enumerate(lower) if name == wanted]
+    if wanted and not hits:  # "tabby" of "tabby, tabby cat"
+        hits = [index for index, name in enumerate(lower) if wanted in map(str.strip, name.split(","))]
     if len(hits) > 1:
         raise UsageError(f"Several classes are named '{safe_text(wanted)}': give one of {', '.join(map(str, hits))}.")
     return hits[0] if hits else None
@@ -164,16 +153,21 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
         if len(shape) > 1:
             return classes, f"argmax at each position, of {rows.shape[1]} classes"
         return classes, f"argmax: {classes_text(classes.tolist(), names)}"
-    if target.tensor is not None:
-        if target.tensor.is_floating_point():
-            raise UsageError(f"{task.loss} takes class indices, but {target.name} holds {target.tensor.dtype}.")
-        classes = fit(target.tensor.to(rows.device), shape, output, task).long()
-        _check_range(classes, rows.shape[1], output, task)
-        return classes, target.name
-    indices = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
-    _check_range(indices, rows.shape[1], output, task)
-    text = classes_text(target.classes if len(target.classes) == 1 else indices.tolist(), names)
-    return indices.reshape(-1, *(1 for _ in shape[1:])).expand(shape), text
+    if target.tensor is None:
+        classes = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
+        text = classes_text(target.classes if len(target.classes) == 1 else classes.tolist(), names)
+        classes = classes.reshape(-1, *(1 for _ in shape[1:])).expand(shape)
+    elif target.tensor.is_floating_point():
+        raise UsageError(f"{task.loss} takes class indices, but {target.name} holds {target.tensor.dtype}.")
+    else:
+        classes, text = fit(target.tensor.to(rows.device), shape, output, task).long(), target.name
+    wrong = classes[(classes < 0) | (classes >= rows.shape[1])]
+    if wrong.numel():
+        raise UsageError(
+            f"Target class {int(wrong[0])} is out of range for {task.loss}: {output.label} of shape "
+            f"{shape_text(output.tensor.shape)} has classes 0 to {rows.shape[1] - 1}."
+        )
+    return classes, text
 
 
 def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]:
@@ -199,15 +193,6 @@ def count_error(classes: tuple[int, ...], input_count: int) -> UsageError:
     several = f", or {arg('batch_axis')} 0 if a tensor file holds several inputs" if input_count == 1 else ""
     problem = f"{len(classes)} target classes are given for {counted(input_count, 'input')}"
     return UsageError(f"{problem}: give 1 or as many{several}.")
-
-
-def _check_range(classes: Tensor, count: int, output: Output, task: Task) -> None:
-    wrong = classes[(classes < 0) | (classes >= count)]
-    if wrong.numel():
-        raise UsageError(
-            f"Target class {int(wrong[0])} is out of range for {task.loss}: {output.label} of shape "
-            f"{shape_text(output.tensor.shape)} has classes 0 to {count - 1}."
-        )
 
 
 def classes_text(classes: Sequence[int], names: Sequence[str]) -> str:
@@ -245,13 +230,7 @@ def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, st
             f"{task.loss} cannot compare {output.label} of shape {shape_text(shape)} with the input itself, {shapes}: "
             "the target self is for networks whose output has the shape of their input."
         )
-    noise = draw(shape, generators(task.indices, task.seed))
-    return noise.to(values.device, values.dtype), f"noise (seed {task.seed})"
-
-
-def generators(indices: Sequence[int], seed: int) -> list[torch.Generator]:
-    """Return a random number generator for each input, the same in whatever batch it comes; input 0 has the seed."""
-    return [torch.Generator().manual_seed((seed + index * _SEED_STEP) % 2**63) for index in indices]
+    return draw(shape, task.generators()).to(values.device, values.dtype), f"noise (seed {task.seed})"
 
 
 def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:

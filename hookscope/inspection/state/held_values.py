@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.memory import missing_memory, parts_of
 from hookscope.inspection.state.object_states import Problem, attempt
 
 # Tensors of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
@@ -267,18 +267,11 @@ def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """Return the dense tensors that a sparse, nested or quantised one consists of."""
     if tensor.is_nested:
         return [*tensor.unbind()]
     if tensor.is_quantized:
         return [tensor.int_repr()]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor.to_dense()]
+    return [*(parts_of(tensor) or [tensor.to_dense()])]
 
 
 def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[Problem]:

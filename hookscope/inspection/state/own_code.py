@@ -30,16 +30,17 @@ _hooks: Callable[[Any], tuple[Any, ...]] = itemgetter(
 
 def has_own_code(modules: Sequence[nn.Module]) -> bool:
     """Tell whether a network has code that is not torch's, torchvision's or timm's, hooks and scripts included."""
-    for kind in {*map(type, modules)}:
-        stands_for_script = issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("hookscope.")
-        if stands_for_script or is_read(kind):
-            return True
-    return any(True for hook in hooks_on(modules) for _ in functions_behind(hook))
+    kinds = {*map(type, modules)}
+    return (
+        any(issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("hookscope.") for kind in kinds)
+        or any(map(is_read, kinds))
+        or any(True for hook in hooks_on(modules) for _ in functions_behind(hook))
+    )
 
 
 def hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
     """List the hooks that modules' calls run, forward and backward."""
-    held = [*filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))]
+    held = filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))
     return [hook for hooks in held for hook in hooks.values()]
 
 

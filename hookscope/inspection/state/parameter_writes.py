@@ -66,20 +66,15 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     for stated in said:
         if stated.writes or through_data:
             written.update(map(id, _named(modules, stated.owner, stated.names)))
-    written.update(map(id, _given_to_writers(modules, {fact.owner for fact in said if fact.writes})))
+    writers = {fact.owner for fact in said if fact.writes} - {nn.Module}
+    for module in modules:
+        if isinstance(module, ParametrizationList):  # its parts are given its parameters
+            bases = {base for part in module._modules.values() for base in type(part).__mro__}
+            written.update(() if bases.isdisjoint(writers) else map(id, module._parameters.values()))
     gradients = any(
         "backward" in fact.names or (fact.writes and not fact.names.isdisjoint(_GRADIENTS)) for fact in said
     )
     return Overwritten(written, gradients)
-
-
-def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -> Iterator[Tensor]:
-    """Find the parameters that are given to parametrisations whose code writes."""
-    for module in modules:
-        if isinstance(module, ParametrizationList):
-            bases = {base for part in module._modules.values() for base in type(part).__mro__} - {nn.Module}
-            if not bases.isdisjoint(owners):
-                yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
 
 class _Statement(NamedTuple):

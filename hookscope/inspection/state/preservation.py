@@ -66,7 +66,7 @@ class Preserved:
         _reshard(self._modules)
         problems = self._snapshot.put_back()
         if problems:
-            raise ModelError(_not_put_back(self._network, problems))
+            raise _not_restored(self._network, problems)
         if self._generators is None:
             _seed(self._seed, self._devices)
             return
@@ -117,7 +117,8 @@ def preserved(
     """
     modules = [*(network.modules() if modules is None else modules)]
     block = _preserved(network, seed, mode, modules, differentiates=differentiates)
-    with interrupts_between_blocks(), _grad_mode_kept(), block as state:
+    # An interrupt may come while an observer has switched the grad mode off without a `with` statement.
+    with interrupts_between_blocks(), torch.set_grad_enabled(torch.is_grad_enabled()), block as state:
         yield state
 
 
@@ -140,38 +141,25 @@ def _preserved(
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 _seed(seed, cuda)
-            state = Preserved(
-                frozenset(node for _, node, _ in start.histories),
-                network,
-                modules,
-                cuda,
-                copy.copy(start),
-                seed,
-                differentiates,
-            )
+            nodes = frozenset(node for _, node, _ in start.histories)
+            state = Preserved(nodes, network, modules, cuda, copy.copy(start), seed, differentiates)
             try:
                 if own_ways:
-                    with _exported_let_by(modules):
-                        _switch(network, mode)
+                    _switch(network, mode, modules)
                     state.mark()
                 yield state
             finally:
                 if own_ways:
-                    problems += finished(partial(_switched_back, modules, modes))
+                    problems += finished(partial(_switch_back, modules, modes))
     except BaseException as error:
         raised = error
         raise
     finally:
         problems += finished(partial(_restored, modules, modes, start))
         if problems and raised is None:
-            raise ModelError(_not_put_back(network, problems))
+            raise _not_restored(network, problems)
         if problems and raised is not None:
-            raised.add_note(_not_put_back(network, problems))
-
-
-def _switched_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
-    with _exported_let_by(modules):
-        return _switch_back(modules, modes)
+            raised.add_note(str(_not_restored(network, problems)))
 
 
 def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None) -> list[Problem]:
@@ -189,16 +177,6 @@ def _reshard(modules: Sequence[nn.Module]) -> None:
     for module in modules if fsdp is not None else ():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
-
-
-@contextmanager
-def _grad_mode_kept() -> Iterator[None]:
-    """Restore the grad mode: an interrupt may come while an observer has switched it off without a `with` statement."""
-    enabled = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled(enabled)
 
 
 def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
@@ -227,32 +205,34 @@ def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
             attributes[name] = refusal
 
 
-def _switch(network: nn.Module, mode: Mode) -> None:
+def _switch(network: nn.Module, mode: Mode, modules: Sequence[nn.Module]) -> None:
     try:
-        network.train() if mode == "train" else network.eval()
+        with _exported_let_by(modules):
+            network.train() if mode == "train" else network.eval()
     except Exception as error:
         kind = type(network).__name__
         raise ModelError(f"{kind} cannot be put into {mode} mode: {exception_line(error)}") from error
 
 
 def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
-    """Switch each module, those around others first, by its own method."""
+    """Switch each module by its own method, outer modules first."""
     problems: list[Problem] = []
-    for module, training in zip(modules, modes, strict=True):
-        if training is not None and attribute_of(module, "training") != training:
-            try:
-                module.train(training)
-            except Exception as error:  # noqa: BLE001 - the model's code may raise anything
-                problems.append((module, f"its change of mode raised {exception_line(error)}"))
+    with _exported_let_by(modules):
+        for module, training in zip(modules, modes, strict=True):
+            if training is not None and attribute_of(module, "training") != training:
+                try:
+                    module.train(training)
+                except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+                    problems.append((module, f"its change of mode raised {exception_line(error)}"))
     return problems
 
 
-def _not_put_back(network: nn.Module, problems: Sequence[Problem]) -> str:
+def _not_restored(network: nn.Module, problems: Sequence[Problem]) -> ModelError:
     thing, reason = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     line = printable(reason.strip().partition("\n")[0]).rstrip(".")
     problem = f"{_name_of(network, thing)}: {line}{more}"
-    return f"The model could not be restored: {problem}. Rebuild it before using it."
+    return ModelError(f"The model could not be restored: {problem}. Rebuild it before using it.")
 
 
 def _name_of(network: nn.Module, thing: object) -> str:

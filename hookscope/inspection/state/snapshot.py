@@ -134,8 +134,10 @@ class Snapshot:
                 for parameter in owner._parameters.values():
                     if parameter is not None and id(parameter) not in ids:
                         parameter.grad = None
-            if type(owner) is not kind or vars(owner) is not attributes:
-                problems += _put_back_class(owner, kind, attributes)
+            if type(owner) is not kind:
+                problems += attempt(owner, partial(object.__setattr__, owner, "__class__", kind))
+            if vars(owner) is not attributes:
+                problems += attempt(owner, partial(object.__setattr__, owner, "__dict__", attributes))
         filled = {*map(id, self._filled)}
         for register in filter(None, self._found.registers):
             if id(register) not in filled:
@@ -150,7 +152,7 @@ class Snapshot:
                 [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))] != self._required
                 or not identical([*map(attrgetter("grad"), self.leaves)], self._gradients)
                 or not identical([*map(attrgetter("_backward_hooks"), self.leaves)], self._functions)
-                or any(_node(tensor) is not node for tensor, node, _ in self.histories)
+                or any(history_is_lost(tensor) or tensor.grad_fn is not node for tensor, node, _ in self.histories)
             )
 
     def _put_back_leaves(self) -> Iterator[Problem]:
@@ -164,7 +166,7 @@ class Snapshot:
                 if leaf._backward_hooks is not functions:
                     yield from attempt(leaf, partial(setattr, leaf, "_backward_hooks", functions))
             for index, (tensor, node, copied) in enumerate(self.histories):
-                if _node(tensor) is not node:
+                if history_is_lost(tensor) or tensor.grad_fn is not node:
                     yield from _become(tensor, copied)
                     self.histories[index : index + 1] = _histories([tensor])  # `copied` is used up
 
@@ -195,17 +197,6 @@ def _become(tensor: Tensor, other: Tensor) -> list[Problem]:
     )
 
 
-def _put_back_class(owner: Any, kind: type, attributes: dict[str, Any]) -> list[Problem]:
-    problems = attempt(owner, partial(object.__setattr__, owner, "__class__", kind)) if type(owner) is not kind else []
-    if not problems and vars(owner) is not attributes:
-        problems = attempt(owner, partial(object.__setattr__, owner, "__dict__", attributes))
-    return problems
-
-
-def _node(tensor: Tensor) -> Any:
-    return None if history_is_lost(tensor) else tensor.grad_fn
-
-
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
     tensors = [tensor for tensor in tensors if tensor.requires_grad]  # what has a graph requires a gradient
     with torch.inference_mode(False), torch.enable_grad():
@@ -216,9 +207,9 @@ def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]
 
 
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:
-    """Return the identities of those to copy although no code is seen to write to them.
+    """Return the ids of the tensors to copy although no code is seen to write to them.
 
-    All, or if these are too large as many as fit that are no parameters, the smallest first.
+    That is all of them, or if they are too large as many as fit that are no parameters, the smallest first.
     """
     if sum(map(_byte_count, tensors)) > _COPIED_BYTES:
         tensors = sorted((tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)), key=_byte_count)

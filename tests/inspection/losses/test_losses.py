@@ -18,6 +18,7 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import LOSSES, LossValue, choose_loss
 from hookscope.inspection.losses.formulas import OVER_ALL, Result
+from hookscope.parameters import called_from_python
 
 PETS = ("tabby", "tiger cat", "Persian cat", "Egyptian cat")
 
@@ -429,9 +430,24 @@ def test_every_loss_says_which_targets_it_takes(loss: str) -> None:
                 choose_loss(loss, target=target)
 
 
-def test_a_loss_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"There is no loss 'hubert'. Nearest: 'huber'. Give ce, bce, mse"):
-        choose_loss("hubert")
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("hubert", "huber"),
+        ("crossentropy", "ce"),
+        ("cross_entropy", "ce"),
+        ("CrossEntropyLoss", "ce"),
+        ("BCEWithLogitsLoss", "bce"),
+        ("MSELoss", "mse"),
+        ("l2", "mse"),
+        ("mae", "l1"),
+        ("smooth_l1", "huber"),
+        ("NLLLoss", "nll"),
+    ],
+)
+def test_a_loss_that_does_not_exist_is_refused_with_the_nearest(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"^There is no loss '{name}'\. Nearest: '{meant}'\. Give ce, bce, mse"):
+        choose_loss(name)
 
 
 # --- Several outputs ---
@@ -711,11 +727,19 @@ def test_running_out_of_memory_stays_what_it_is(error: Exception) -> None:
 
 def test_a_function_that_takes_something_else_is_refused_before_anything_runs() -> None:
     with pytest.raises(
-        UsageError, match=r"compared\(output: .*\) -> .* cannot be called with the output alone .*'target'"
+        UsageError, match=r"<lambda>\(output, first, second\) cannot be called with the output alone .*'first'"
     ):
-        choose_loss(compared)
+        choose_loss(lambda output, first, second: output.sum())  # noqa: ARG005
     with pytest.raises(UsageError, match="cannot be called with the output and the target"):
         choose_loss(squared, target="zeros")
+
+
+@pytest.mark.parametrize("loss", [compared, torch.nn.CrossEntropyLoss()])
+def test_a_function_without_its_target_asks_for_one(loss: Callable[..., Tensor]) -> None:
+    with pytest.raises(UsageError, match=r"(compared|CrossEntropyLoss) needs a target: give --target\.$"):
+        choose_loss(loss)
+    with pytest.raises(UsageError, match=r"needs a target: give `target`\.$"):
+        called_from_python(choose_loss)(loss)
 
 
 @pytest.mark.parametrize("target", ["self", "noise", "zeros"])
