@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hookscope import options
 from hookscope.errors import UsageError
+from hookscope.inputs.find_files import DEMO_PICTURE
+from hookscope.models.names import DEMO
 from hookscope.parameters import arg
 
 if TYPE_CHECKING:
@@ -41,8 +43,16 @@ def open_inputs(
     from hookscope.inspection.session import open_session
 
     began = time.perf_counter()
+    images = images_or_demo(model, images, option)
     loaded = with_class_names(load(model, option, option), option)
     return open_session(loaded, images, option, began=began, seed=option.seed, **further)
+
+
+def images_or_demo(model: object, images: Images, option: options.InputOptions | options.Survey) -> Images:
+    """Return the inputs; for "demo" without any, the bundled photograph of a cat."""
+    by_name = isinstance(option, options.InputOptions) and (option.input or option.input_shape)
+    takes_noise = isinstance(option, options.Grads)
+    return images if model != DEMO or are_given(images) or by_name or takes_noise else [str(DEMO_PICTURE)]
 
 
 def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:
