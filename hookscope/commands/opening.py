@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hookscope import options
 from hookscope.errors import UsageError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hookscope.models import FileOptions, LoadedModel
 
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
+
+T = TypeVar("T")
 
 
 def needs_a_name() -> str:
@@ -48,11 +50,11 @@ def open_inputs(
     return open_session(loaded, images, option, began=began, seed=option.seed, **further)
 
 
-def images_or_demo(model: object, images: Images, option: options.InputOptions | options.Survey) -> Images:
+def images_or_demo(model: object, images: T, option: options.InputOptions | options.Survey) -> T | list[str]:
     """Return the inputs; for "demo" without any, the bundled photograph of a cat."""
     by_name = isinstance(option, options.InputOptions) and (option.input or option.input_shape)
-    takes_noise = isinstance(option, options.Grads)
-    return images if model != DEMO or are_given(images) or by_name or takes_noise else [str(DEMO_PICTURE)]
+    is_given = by_name or are_given(cast("Images", images))
+    return images if model != DEMO or is_given or isinstance(option, options.Grads) else [str(DEMO_PICTURE)]
 
 
 def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:
