@@ -228,7 +228,11 @@ def test_show_shows_the_picture_that_save_writes(
     gradients: hookscope.Gradients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Image.Image] = []
-    monkeypatch.setattr(Image.Image, "show", lambda picture: shown.append(picture))
+
+    def show(picture: Image.Image) -> None:
+        shown.append(picture)
+
+    monkeypatch.setattr(Image.Image, "show", show)
     gradients.show()
     with Image.open(gradients.save(tmp_path / "run") / "overview.png") as overview:
         assert shown[0].tobytes() == overview.convert("RGB").tobytes()
