@@ -47,7 +47,8 @@ def _draw() -> None:
     [grid] = Path("conv", "grids").glob("*-_conv_stem.png")
     shutil.copyfile(grid, _IMAGES / "first-convolution.png")
     _keep("conv", "overview.jpg")
-    _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", "attribute")
+    size = ("--resize", "224x448", "--crop", "224x448")
+    _hookscope("attribute", "demo", str(_IMAGES / "cat-and-coffee.jpg"), "--top", "2", *size, "--out", "attribute")
     _keep("attribute", "where-it-looks.jpg")
 
 

@@ -165,6 +165,7 @@ RENDERERS.update(
         "html": "hookscope.commands.notebook:result_html",
         "dict": "hookscope.commands.conversion:result_dict",
         "frame": "hookscope.commands.conversion:result_frame",
+        "picture": "hookscope.commands.run_files:result_picture",
         "save": "hookscope.commands.run_files:save_result",
     }
 )

@@ -539,6 +539,7 @@ class OutputOptions(LinesOptions, JsonOption):
         None, "DIR  Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run."
     )
     page: Path | None = shown(None, "--report FILE  Also write the run as one HTML page, FILE.")
+    open: bool = shown(False, "Open the page of --report, or else overview.png, when all is written.")
 
 
 @group(FILES)

@@ -64,7 +64,7 @@ def small() -> nn.Module:
 
 # What only concerns terminals, files and pictures: the commands do that with the result.
 OF_COMMANDS = {
-    *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full"),
+    *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "open"),
     *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
     *("fail_on", "csv"),  # an exit code; of functions the rows convert themselves
     *("merge", "crops"),  # of `survey`: functions resume, and `save` draws
@@ -206,12 +206,36 @@ def test_results_are_containers_of_their_rows(run: hookscope.Activations, gradie
 
 
 def test_results_become_data_frames(run: hookscope.Activations, gradients: hookscope.Gradients) -> None:
-    frame = run.to_pandas().set_index("label")
+    frame = run.to_pandas()
+    assert len(frame.columns) == 20
     assert frame.loc["_fc", "mean"] == run["_fc"].mean
+    assert run.to_pandas(full=True).loc["_fc", "q99"] > frame.loc["_fc", "q50"]
     assert frame.loc["_fc", "q50"] == pytest.approx(run.tensors["_fc"].double().median().item(), rel=0.05)
     frame = gradients.to_pandas()
     assert [*frame["role"].unique()] == ["input", "output", "parameter"]
-    assert frame[frame["role"] == "parameter"]["label"].tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert frame[frame["role"] == "parameter"].index.tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+def test_keys_are_completed_as_they_are_looked_up(run: hookscope.Activations, gradients: hookscope.Gradients) -> None:
+    for result in (run, gradients, hookscope.layers(small())):
+        keys = result._ipython_key_completions_()
+        assert len(keys) == len({*keys}) >= 3
+        assert all(key in result for key in keys)
+    assert {"3", "3.weight"} <= {*gradients._ipython_key_completions_()}
+
+
+def test_show_shows_the_picture_that_save_writes(
+    gradients: hookscope.Gradients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Image.Image] = []
+
+    def show(picture: Image.Image) -> None:
+        shown.append(picture)
+
+    monkeypatch.setattr(Image.Image, "show", show)
+    gradients.show()
+    with Image.open(gradients.save(tmp_path / "run") / "overview.png") as overview:
+        assert shown[0].tobytes() == overview.convert("RGB").tobytes()
 
 
 def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
@@ -271,7 +295,7 @@ def test_edits_are_compared_and_verdicts_given() -> None:
     assert result.comparison.losses[1] == 0
     assert "Effect of 3:output:zero" in str(result.comparison)
     assert {verdict.rule for verdict in result.verdicts} == {"zero-gradient"}
-    assert result.comparison.to_pandas().set_index(["what", "label"]).loc[("activation", "3"), "l2_after"] == 0
+    assert result.comparison.to_pandas().set_index("what", append=True).loc[("3", "activation"), "l2_after"] == 0
     quiet = hookscope.grads(small(), pictures(), limit={"vanishing": 1e-30})
     assert quiet.provenance is not None
     assert quiet.provenance.settings["limits"]["vanishing"] == 1e-30
@@ -307,7 +331,7 @@ def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Pat
     table = hookscope.layers(small(), input_shape=(2, 3, 8, 8))
     assert table["3"].output_shapes == ((2, 5),)
     assert str(table).splitlines()[0] == "Sequential"
-    assert table.to_pandas()["layer"].tolist() == ["", "0", "1", "2", "3"]
+    assert table.to_pandas().index.tolist() == ["", "0", "1", "2", "3"]
     with pytest.raises(hookscope.LayerNotFoundError):
         table["4"]
 
@@ -315,7 +339,7 @@ def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Pat
     contents = hookscope.checkpoint(tmp_path / "small.pt")
     assert contents["0.weight"].shape == (4, 3, 3, 3)
     assert "0.weight" in str(contents)
-    assert contents.to_pandas()["key"].tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert contents.to_pandas().index.tolist() == ["0.weight", "0.bias", "3.weight", "3.bias"]
     with pytest.raises(hookscope.HookscopeError, match=r"Nearest: '0.weight'"):
         contents["0.wieght"]
 

@@ -44,6 +44,14 @@ def print_page(page: Path, tables: "Console") -> None:
     tables.print(f"Report: {safe_text(str(page))} ({size} MB)", soft_wrap=True)
 
 
+def open_file(path: Path, messages: "Console") -> None:
+    """Open a page or picture with the browser that the system, or BROWSER, names."""
+    import webbrowser
+
+    if not webbrowser.open(path.absolute().as_uri()):
+        messages.print(f"--open opens nothing here: no browser was found. See {safe_text(str(path))}", soft_wrap=True)
+
+
 def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
     """Draw a PNG file where stdin and stdout are a terminal with colours, else print a line about it to stderr.
 

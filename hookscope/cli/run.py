@@ -13,7 +13,7 @@ import typer
 
 from hookscope import options
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.cli.exporters import check_exports, print_page, show_picture
+from hookscope.cli.exporters import check_exports, open_file, print_page, show_picture
 from hookscope.errors import HookscopeError, ImageError, UnfitInputError, most_severe
 from hookscope.text import counted, printable, strict_json
 
@@ -83,12 +83,14 @@ class Run:
         """Write the run directory, and what else the options ask for; return the directory."""
         from hookscope.commands.run_files import save_result
         from hookscope.reporting.terminal import note_lines
-        from hookscope.results.runs.directory import OVERVIEW
+        from hookscope.results.runs.directory import OVERVIEW, RUNS, point_latest
 
         option, tables = self.option, self.tables
         drawn = option if isinstance(option, options.GridOptions) else None
         further |= {"cmap": drawn.cmap, "scale": drawn.scale} if drawn else {}
         saved = save_result(result, self.folder, **further, command=command_line(), numbered=option.out is None)
+        if saved.folder.parent == RUNS:
+            point_latest(saved.folder)
         if not option.quiet:
             tables.print(note_lines(saved.remarks))
             last = last_lines(saved, len(cast("Any", result).inputs), drawn) if drawn else saved.last_lines()
@@ -106,6 +108,8 @@ class Run:
             page = write_page(saved.folder, option.page)
             if not option.quiet:
                 print_page(page, tables)
+        if option.open:
+            open_file(option.page or saved.folder / OVERVIEW, self.messages)
         if isinstance(option, options.ShowOption) and option.show:
             show_picture(saved.folder / OVERVIEW, tables, self.messages, json=option.json)
         return saved.folder

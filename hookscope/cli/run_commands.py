@@ -36,7 +36,7 @@ def activations(
         typer.Argument(
             metavar="IMAGE",
             help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input or "
-            "--input-shape.",
+            "--input-shape; default for `demo`: a bundled cat.",
         ),
     ] = None,
     *,
@@ -135,8 +135,11 @@ def _over_inputs(
     option: "options.Activations | options.Grads | options.Attribute | options.Attention",
 ) -> int:
     """Run a function of `hookscope.commands`; show and save its result, also that of a run that raised."""
+    from hookscope.commands.opening import images_or_demo
+
     verb = function.__name__
     takes_noise = isinstance(option, options.Grads)
+    images = images_or_demo(model, images, option)
     if not (takes_noise or images or option.input or option.input_shape):
         raise UsageError(
             "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
@@ -313,10 +316,12 @@ def survey(
     hookscope survey resnet18 photos/ --shard 3/8 --out runs/a
     hookscope survey --merge runs/a
     """
+    from hookscope.commands.opening import images_or_demo
     from hookscope.commands.survey.run import survey as run_survey
 
     if option.merge is not None:
         return _merge(option.merge, option, takes_inputs=bool(model or images))
+    images = images_or_demo(model, images or [], option)
     if not model or not images:
         raise UsageError(
             "Missing INPUT: name the network, and a folder or files. See `hookscope survey --help`."

@@ -8,13 +8,18 @@ from typing import Any
 from typer.core import TyperCommand, TyperOption
 
 from hookscope.errors import UsageError
+from hookscope.options import MOST_USED
 
 # How click shows the range of a number: "x>=1", "0.1<=x<=1000000.0".
 _AT_LEAST, _BETWEEN = re.compile(r"\bx>=([\d.]+)"), re.compile(r"([\d.]+)<=x<=([\d.]+)")
 
 
+# Set by -h, which lists the most used options of a long help.
+_SHORT = "hookscope.short_help"
+
+
 class SectionedCommand(TyperCommand):
-    """A command whose help puts each option under its `rich_help_panel`."""
+    """A command whose help puts each option under its `rich_help_panel`; -h shows the most used ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option whose value is missing, or that is given two values though it takes one.
@@ -31,7 +36,8 @@ class SectionedCommand(TyperCommand):
             if isinstance(get_param, TyperOption)
             for name in (*get_param.opts, *get_param.secondary_opts)
         }
-        before_arguments = takewhile(lambda arg: arg != "--", args)
+        before_arguments = [*takewhile(lambda arg: arg != "--", args)]
+        ctx.meta[_SHORT] = "-h" in before_arguments and "--help" not in before_arguments
         for name, value in pairwise(before_arguments):
             if name in options and value in options and not options[name].is_flag:
                 raise UsageError(f"{name} needs a value; '{value}' is the next option.")
@@ -51,9 +57,20 @@ class SectionedCommand(TyperCommand):
                 if isinstance(parameter, TyperOption):
                     heading = parameter.rich_help_panel or "Other options"
                 sections.setdefault(heading, []).append(record)
+        is_short = ctx.meta.get(_SHORT) and MOST_USED in sections
         for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            if not is_short or heading in ("Arguments", MOST_USED):
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+        if is_short:
+            formatter.write_paragraph()
+            count = sum(len(records) for heading, records in sections.items() if heading != "Arguments")
+            formatter.write_text(f"All {count} options: {ctx.command_path} --help")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the epilog, but not below the short help."""
+        if not ctx.meta.get(_SHORT):
+            super().format_epilog(ctx, formatter)
 
 
 def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:

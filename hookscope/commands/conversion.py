@@ -109,7 +109,7 @@ def result_dict(result: Result) -> dict[str, Any]:
     return checks_to_dict([result]) if isinstance(result, CheckReport) else to_document(result)
 
 
-def result_frame(result: Result) -> Any:
+def result_frame(result: Result, *, full: bool = False) -> Any:
     """Return the rows of a result as a `pandas.DataFrame`; of gradients with a column `role`, of a check the findings.
 
     A UsageError is raised if pandas is not installed.
@@ -118,17 +118,27 @@ def result_frame(result: Result) -> Any:
         import pandas as pd  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise UsageError("A data frame needs one more package: pip install pandas") from error
-    records = _records(*_TABLES[type(result)](result))
+    columns, rows = _TABLES[type(result)](result)
+    records = _records(columns, rows)
     if isinstance(result, Gradients):
-        parameters = _records(layer_columns.parameter_columns(result), result.parameters)
+        further = layer_columns.parameter_columns(result)
+        parameters = _records(further, result.parameters)
         records += [{"label": parameter["name"], "role": "parameter", **parameter} for parameter in parameters]
-    return pd.DataFrame(records)
+        columns = [*columns, *further]
+    named = [column for column in columns if column.key]
+    index = next((column.key for column in named if column.key in ("label", "key")), named[0].key)
+    ranks = {column.key: column.rank if column.title or column.key == "role" else 100 for column in named}
+    kept = sorted(ranks, key=lambda key: -1 if key == index else ranks[key])[: None if full else 1 + _FRAME_COLUMNS]
+    return pd.DataFrame(records, columns=[key for key in ranks if key in kept]).set_index(index)
 
 
 def _records(columns: Sequence[Column], rows: Sequence[Any]) -> list[dict[str, Any]]:
     readers = {column.key: column.read for column in columns if column.key}
     return [{key: read(row) for key, read in readers.items()} for row in rows]
 
+
+# Columns of a data frame, if not all are asked for: those that stay longest in a narrow terminal.
+_FRAME_COLUMNS = 20
 
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
     Activations: layer_columns.layer_table_of,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hookscope import options
 from hookscope.errors import UsageError
+from hookscope.inputs.find_files import DEMO_PICTURE
+from hookscope.models.names import DEMO
 from hookscope.parameters import arg
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from hookscope.models import FileOptions, LoadedModel
 
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
+
+T = TypeVar("T")
 
 
 def needs_a_name() -> str:
@@ -41,8 +45,16 @@ def open_inputs(
     from hookscope.inspection.session import open_session
 
     began = time.perf_counter()
+    images = images_or_demo(model, images, option)
     loaded = with_class_names(load(model, option, option), option)
     return open_session(loaded, images, option, began=began, seed=option.seed, **further)
+
+
+def images_or_demo(model: object, images: T, option: options.InputOptions | options.Survey) -> T | list[str]:
+    """Return the inputs; for "demo" without any, the bundled photograph of a cat."""
+    by_name = isinstance(option, options.InputOptions) and (option.input or option.input_shape)
+    is_given = by_name or are_given(cast("Images", images))
+    return images if model != DEMO or is_given or isinstance(option, options.Grads) else [str(DEMO_PICTURE)]
 
 
 def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:

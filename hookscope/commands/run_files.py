@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from PIL import Image
@@ -75,6 +76,14 @@ def save_result(
         names += write_result(run.path, result)
         folder = run.finish(record_of(verb, command, provenance, **files.pictures))
     return SavedRun(folder, tuple(names), files.pictures.get("grids", ()), files.remarks)
+
+
+def result_picture(result: Any) -> Image.Image:
+    """Return the picture of a result, overview.png of its run directory. Raises as `save_result`."""
+    with TemporaryDirectory() as folder:
+        saved = save_result(result, Path(folder, "run"))
+        with Image.open(saved.folder / OVERVIEW) as picture:
+            return picture.convert("RGB")
 
 
 def _write_inspection(

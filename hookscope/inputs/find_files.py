@@ -32,6 +32,9 @@ _NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")  # what somebody may g
 _NAMED_KINDS = 5  # kinds that a sentence names
 MAX_FILE_BYTES = 2 * 1024**3  # three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB)
 
+DEMO_PICTURE = Path(__file__).with_name("cat.jpg")
+"""The input of "demo" where none is given: Chelsea the cat, CC0, by Stefan van der Walt."""
+
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
     """Expand files, folders and globs into the files to read, in the order of `sources`, as `files_of` does.

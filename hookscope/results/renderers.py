@@ -5,6 +5,7 @@ no output library.
 """
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import Any
 from hookscope.errors import NothingMatchedError
 
 RENDERERS: dict[str, str] = {}
-"""For each form ("text", "html", "dict", "frame", "save") the "module:function" that makes it of a result."""
+"""For each form ("text", "html", "dict", "frame", "picture", "save") the "module:function" that makes it."""
+
+
+# Attributes that rows are found by.
+_LABELS = ("label", "layer", "name", "key", "block", "query", "target")
 
 
 def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
@@ -50,13 +55,16 @@ class RenderedResult:
 
         return strict_json(self.to_dict())
 
-    def to_pandas(self) -> Any:
-        """Return the rows as a `pandas.DataFrame`, with the columns of the CSV file and exact names.
+    def to_pandas(self, *, full: bool = False) -> Any:
+        """Return the rows as a `pandas.DataFrame`, with labels as the index and exact names.
+
+        Args:
+            full: All columns of the CSV file, instead of the 20 that matter most.
 
         Raises:
             UsageError: If pandas is not installed.
         """
-        return rendered(self, "frame")
+        return rendered(self, "frame", full=full)
 
 
 class RowContainer(RenderedResult):
@@ -70,6 +78,12 @@ class RowContainer(RenderedResult):
 
     def __getitem__(self, label: str) -> Any:
         raise NotImplementedError
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return what IPython completes after `run["`: labels of rows, else names, blocks or targets."""
+        values = (getattr(row, kind, None) for kind in _LABELS for row in (*self._items(), *getattr(self, "maps", ())))
+        labels = dict.fromkeys(str(getattr(value, "label", value)) for value in values if value)
+        return [label for label in labels if label in self]
 
     def __len__(self) -> int:
         return len(self._items())
@@ -94,6 +108,15 @@ class RunResult(RowContainer):
     """A result that its command writes as a run directory."""
 
     __slots__ = ()
+
+    def show(self) -> None:
+        """Show the picture of the run: in a notebook below the cell, elsewhere in the system's viewer."""
+        picture = rendered(self, "picture")
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and ipython.get_ipython() is not None:
+            ipython.display.display(picture)
+        else:
+            picture.show()
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command.

@@ -334,6 +334,22 @@ def test_a_closed_pipe_is_exit_code_141_without_a_word(started: Run) -> None:
     assert (ended.code, ended.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("command", ["activations", "attribute", "check", "diff", "grads", "history", "survey"])
+def test_the_short_help_has_a_dozen_options_and_counts_those_of_the_long_one(command: str, run: Run) -> None:
+    short, whole = (
+        [line.strip().split("  ")[0] for line in run(command, flag).stdout.splitlines() if line.startswith("  -")]
+        for flag in ("-h", "--help")
+    )
+    assert 9 <= len(short) <= 15
+    assert set(short) < set(whole)
+    assert f"All {len(whole)} options: hookscope {command} --help\n" in run(command, "-h").stdout
+
+
+@pytest.mark.parametrize("command", ["layers", "report"])
+def test_a_help_that_is_short_is_the_same_by_either_name(command: str, run: Run) -> None:
+    assert run(command, "-h") == run(command, "--help")
+
+
 @pytest.mark.parametrize("command", ["activations", "attribute", "check", "report"])
 def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
     sections: dict[str, list[str]] = {}

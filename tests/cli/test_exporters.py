@@ -15,8 +15,10 @@ from PIL import Image
 
 from hookscope.reporting.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
+from hookscope.results.runs.directory import point_latest
 from tests.cli.conftest import CAT, Run, record_of, rows_of
 from tests.cli.test_tensorboard import read
+from tests.fork_server import ForkServer
 
 LARGEST_FILE = 600_000
 SCORES = "return nn.Sequential(*tiny(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))"
@@ -282,3 +284,44 @@ def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: 
         assert ended.stderr == f"hookscope: error: Cannot write to '{page}': {reason}. Name another file.\n"
         assert not Path("out").exists()
     assert Path("thesis.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("report", [(), ("--report", "page.html")])
+def test_open_opens_the_page_or_else_the_picture_in_the_browser(
+    report: tuple[str, ...], fork_server: ForkServer, networks: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n', "utf-8")
+    browser.chmod(0o755)
+    given = ("activations", f"{networks}:tiny", CAT, "--resize", "16", "--crop", "16", "--open", *report)
+    with_browser = environment | {"BROWSER": str(browser)}
+    assert not fork_server.run("-m", "hookscope", *given, cwd=tmp_path, environment=with_browser).returncode
+    name = "page.html" if report else "hookscope-runs/activations-net.py-tiny-cat/overview.png"
+    assert (tmp_path / "opened").read_text("utf-8") == f"{(tmp_path / name).as_uri()}\n"
+
+
+def test_latest_leads_to_the_newest_run_and_leaves_what_is_the_users(run: Run, tmp_path: Path) -> None:
+    small = ("--resize", "16", "--crop", "16", "--no-grids")
+    latest = tmp_path / "hookscope-runs" / "latest"
+    assert run("activations", "net.py:tiny", CAT, *small).code == 0
+    assert latest.readlink() == Path("activations-net.py-tiny-cat")
+    assert run("grads", "net.py:tiny", "--input-shape", "1,3,16,16").code == 0
+    assert latest.readlink() == Path("grads-net.py-tiny-noise")
+    assert run("report", "hookscope-runs/latest").code == 0
+    assert run("activations", "net.py:tiny", CAT, *small, "--out", "elsewhere").code == 0
+    assert latest.readlink() == Path("grads-net.py-tiny-noise")
+    latest.unlink()
+    latest.mkdir()
+    assert run("activations", "net.py:tiny", CAT, *small).code == 0
+    assert latest.is_dir()
+    assert not latest.is_symlink()
+    assert sorted(path.name for path in latest.parent.iterdir() if path.name.startswith(".")) == []
+
+
+def test_latest_is_a_text_file_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_args: object, **_options: object) -> None:
+        raise OSError("no links")
+
+    monkeypatch.setattr(Path, "symlink_to", refuses)
+    point_latest(tmp_path / "activations-a")
+    assert (tmp_path / "latest").read_text("utf-8") == "activations-a\n"

@@ -35,6 +35,9 @@ if sys.platform != "win32":
 RUNS = Path("hookscope-runs")
 """Where commands write their runs, unless `--out` names a folder."""
 
+LATEST = "latest"
+"""The name in `RUNS` that leads to the newest run."""
+
 OVERVIEW = "overview.png"
 """The picture to look at first, of every run."""
 
@@ -209,6 +212,26 @@ def default_run_path(verb: str, *names: str) -> Path:
 def free_run_path(target: Path, command: str) -> Path:
     """Return `target`, or the first of `target-2`, `target-3`, … where no run of another command would be replaced."""
     return next(path for path in chain([target], _numbered(target)) if not is_of_another_command(path, command))
+
+
+def point_latest(folder: Path) -> None:
+    """Let `latest` lead to a run beside it: a link, or a text file of its name where there are no links.
+
+    A folder or file of the user with that name stays, and a run is no worse without it: nothing is raised.
+    """
+    latest = folder.with_name(LATEST)
+    waiting = _beside(latest, "partial", new_token())
+    with suppress(OSError):
+        if os.path.lexists(latest) and not latest.is_symlink() and os.name != "nt":
+            return
+        try:
+            waiting.symlink_to(folder.name, target_is_directory=True)
+        except OSError:
+            waiting.write_text(folder.name + "\n", encoding="utf-8")
+        try:
+            waiting.replace(latest)
+        finally:
+            waiting.unlink(missing_ok=True)
 
 
 def command_of(target: Path) -> str | None:

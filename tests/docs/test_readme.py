@@ -1,0 +1,57 @@
+"""Every command of the README runs as it stands there, in a fresh clone and offline."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.docs.test_pages import Terminal
+from tests.fork_server import ForkServer
+
+# Commands of the tables and sentences, in order: the training writes the checkpoints of those below it.
+COMMANDS = re.findall(r"`(hookscope (?!check --rules)[^`\n]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+LEADING = COMMANDS[:5]
+
+
+@pytest.fixture(scope="module")
+def clone(
+    tmp_path_factory: pytest.TempPathFactory, docs_environment: dict[str, str], fork_server: ForkServer
+) -> Terminal:
+    """A folder with what the README's commands name, and what its first five write."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("sample_images", "configs", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    terminal = Terminal(folder, docs_environment, fork_server)
+    for command in LEADING:
+        printed = terminal.run(command)
+        assert terminal.code == 0, printed[0]
+    return terminal
+
+
+def test_the_first_five_run_and_the_fifth_compares_what_the_fourth_trained(clone: Terminal) -> None:
+    assert [command.split()[1] for command in LEADING] == ["activations", "attribute", "grads", "watch", "diff"]
+    runs = {path.name for path in (clone.folder / "hookscope-runs").iterdir()}
+    expected = {"activations-demo-cat", "attribute-demo-cat", "diff-epoch_1.pt-epoch_3.pt-sample_images", "latest"}
+    assert expected <= runs
+    assert sorted(path.name for path in (clone.folder / "checkpoints").iterdir()) == [
+        "epoch_1.pt",
+        "epoch_2.pt",
+        "epoch_3.pt",
+    ]
+    assert (clone.folder / "hookscope-runs" / "latest" / "diff.csv").is_file()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("command", COMMANDS[5:])
+def test_the_others_run(command: str, clone: Terminal) -> None:
+    printed = clone.run(command)
+    assert clone.code == 0, printed[0]
+
+
+def test_the_packages_cat_is_that_of_the_samples() -> None:
+    assert Path(ROOT, "hookscope/inputs/cat.jpg").read_bytes() == Path(ROOT, "sample_images/cat.jpg").read_bytes()
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 120
