@@ -1,9 +1,9 @@
 """How two networks, or one network run in two ways, differ: row by row, in the output, and in the weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
@@ -12,6 +12,8 @@ from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_of
 from hookscope.results.renderers import RunResult
 from hookscope.text import counted
+
+T = TypeVar("T")
 
 Match = Literal["name", "prefix", "order", "map"]
 """How a pair was found: same name and call; the same after known prefixes; by order, type and shapes; by `--map`."""
@@ -285,7 +287,7 @@ class Differences(RunResult):
             last.
         first_gradient_difference: Label of the first gradient in the backward pass that differs beyond rounding; "" if
             there is none, or if activations differ, which explains different gradients.
-        maps: A-B for the first input, for the rows where differences begin and for the largest, twelve at most.
+        maps: A-B for the first input, where differences begin and the largest over the depth, twelve at most.
         exceeded: Rows and outputs that exceed a condition of `--fail-over`.
         reference: The reference that errors are measured against: "A's weights in float64"; "" without a reference.
         warnings: Sentences a reader must see; `notes` need no action.
@@ -324,3 +326,14 @@ class Differences(RunResult):
             LayerNotFoundError: If there is none; with the nearest labels.
         """
         return row_of(label, self.rows)
+
+
+def spread(items: Sequence[T], count: int, comes_first: Callable[[T], bool], size: Callable[[T], float]) -> list[T]:
+    """Choose `count` items, in their order: those that come first, and the largest of each part of the others."""
+    chosen = [at for at, item in enumerate(items) if comes_first(item)][:count]
+    others = [at for at, item in enumerate(items) if not comes_first(item)]
+    parts = min(count - len(chosen), len(others))
+    for part in range(parts):
+        places = others[len(others) * part // parts : len(others) * (part + 1) // parts]
+        chosen.append(max(places, key=lambda at: size(items[at])))
+    return [items[at] for at in sorted(chosen)]

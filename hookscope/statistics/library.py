@@ -70,6 +70,8 @@ class _Pair(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((name, ctypes.c_longlong) for name in ("before", "channels", "after")),
         *((name, ctypes.c_void_p) for name in ("squares", "sums", "counts")),
+        ("threads", ctypes.c_longlong),
+        ("runtime", ctypes.c_void_p),
     )
 
 
@@ -135,7 +137,7 @@ class Kernel:
         return None if self.runtime is None else ctypes.addressof(self.runtime)
 
     def sum_differences(
-        self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
+        self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None, threads: int
     ) -> tuple[list[float], list[int]]:
         """Compare values that lie at two addresses as (before, channels, after).
 
@@ -143,7 +145,8 @@ class Kernel:
         """
         sums, counts = _SUMS(), _COUNTS()
         into = None if squares is None else squares.ctypes.data
-        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, ctypes.addressof(sums), ctypes.addressof(counts))))
+        written = into, ctypes.addressof(sums), ctypes.addressof(counts)
+        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, *written, threads, self.runtime_address)))
         return sums[:], counts[:]
 
     def sum_squares(self, addresses: Iterable[int], sizes: Iterable[int], threads: int) -> list[float]:

@@ -60,7 +60,7 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     text = " ".join(ended.stdout.split())
     assert "First difference in conv (Conv2d): relative L2" in text
     assert "its inputs are equal, mostly in channel 2 of 4" in text
-    assert text.index("First difference") < text.index("Output: the same best class for") < text.index("rel. L2")
+    assert text.index("First difference") < text.index("Output: top-1 unchanged on") < text.index("rel. L2")
     assert "Picture: o/overview.png Same folder: 4 grids of A-B, diff.csv, result.json" in text
     grids = {f"grids/00{at}-{name}.png" for at, name in enumerate(["conv", "relu", "flat", "fc"])}
     plain = {"diff.csv", "result.json", "overview.png", "run.json"}

@@ -78,7 +78,7 @@ def _input_text(relative_l2: float) -> str:
 
 
 def _decibels(value: float) -> str:
-    return f"{value:.1f}" if math.isfinite(value) else number_text(value)
+    return "equal" if value == math.inf else f"{value:.1f}" if math.isfinite(value) else number_text(value)
 
 
 _MEASURES = {

@@ -112,7 +112,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
                 f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): pair them with "
                 f"{arg('map')} 'a.*=b.*'."
             )
-        drawing = _RunMaps(KeptMaps(_eps(pairs)), len(base.run.result.inputs))
+        drawing = _RunMaps(KeptMaps(_eps(pairs), len(pairs)), len(base.run.result.inputs))
         rows, first_differences = with_origins([_row(pair, base, other, drawing) for pair in pairs], _eps(pairs))
         gradients = tuple(_gradients(base, other, pairs))
     outputs = _outputs(base, other, rows)

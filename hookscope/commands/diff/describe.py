@@ -53,6 +53,7 @@ _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
 _MOST_DIGESTS = 8
 _DIGITS = "123456789"
+_LEGENDS = {"ulps": "ulps: max |Δ| in units in the last place; a few are rounding, millions are other values"}
 
 
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
@@ -206,7 +207,9 @@ def _tables(result: Differences) -> Iterator[Table]:
     begins, columns = _first_rows(result), difference_columns(result)
     if result.rows:
         levels: list[Level] = ["fail" if row.index in begins else "" for row in result.rows]
-        yield Table(title="Layers", columns=columns, rows=result.rows, levels=levels, all_in="diff.csv")
+        yield Table(
+            title="Layers", columns=columns, rows=result.rows, levels=levels, legends=_LEGENDS, all_in="diff.csv"
+        )
     if result.gradients:
         levels = ["fail" if row.label == result.first_gradient_difference else "" for row in result.gradients]
         yield Table(
@@ -465,21 +468,19 @@ def _output(output: OutputDifference) -> str:
     if output.measures is not None and output.measures.max_abs:
         others = " elsewhere" if output.measures.nonfinite else ""
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")
-    if output.top1 is not None:
-        parts.insert(0, _best_classes(output.top1, output.input_count))
-    if output.top5 is not None:
-        parts.insert(1, f"{output.top5:.0%} of the five best in common")
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     if both_nan:
         parts.append(f"NaN in A and in B for {both_nan} of {output.input_count} inputs")
-    return f"{name}: {', '.join(parts)}."
+    classes = [] if output.top1 is None else [_top1(output.top1, output.input_count)]
+    classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
+    return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
-def _best_classes(same: int, count: int) -> str:
+def _top1(same: int, count: int) -> str:
     if count == 1:
-        return "the same best class" if same else "another best class"
-    return f"the same best class for {same} of {count} inputs"
+        return "top-1 unchanged" if same else "top-1 changed"
+    return f"top-1 unchanged on {same}/{count} inputs"
 
 
 def _worse(result: Differences) -> Iterator[str]:

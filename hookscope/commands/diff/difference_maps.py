@@ -1,8 +1,9 @@
-"""Keep A-B of the first input for the rows that matter: those where it may begin, and the largest."""
+"""Keep A-B of the first input where it may begin, and the largest in each part of the depth."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from hookscope.commands.diff.first_differences import exceeds, rounding_limit
 from hookscope.commands.diff.hooked_network import Key, PairedOutput
 from hookscope.inspection.rows import Recorder, SavedActivation, arranged
 from hookscope.results.activations import FeatureMaps
-from hookscope.results.differences import DifferenceRow, FirstDifference
+from hookscope.results.differences import DifferenceRow, FirstDifference, spread
 
 MOST_MAPS = 12
 """Rows whose difference is drawn: as many as a reader looks at."""
+
+_PARTS = 2 * MOST_MAPS
 
 # What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
 # are kept. 4 MiB are 64 channels of 128 x 128.
@@ -26,16 +29,10 @@ _MOST_FIRST = 2
 _MOST_ADDING = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     key: Key
     rank: float
-    may_begin: bool
     saved: SavedActivation
-
-    @property
-    def bytes(self) -> int:
-        return self.saved.values.nbytes
 
 
 @dataclass(slots=True)
@@ -44,10 +41,13 @@ class KeptMaps:
 
     Attributes:
         eps: As for `rounding_limit`.
+        rows: How many rows there are; each of `_PARTS` parts of them keeps its largest.
     """
 
     eps: float
-    _held: list[_Held] = field(default_factory=list)
+    rows: int = 0
+    _may_begin: list[_Held] = field(default_factory=list)
+    _largest: dict[int, _Held] = field(default_factory=dict)
     _seen: int = 0
     _first: int = 0
     _adding: int = 0
@@ -64,36 +64,36 @@ class KeptMaps:
         """
         if b.is_nested:
             return
+        part = _PARTS * self._seen // max(self.rows, self._seen + 1)
         self._seen += 1
         is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
         adds = added is not None and self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
         self._first += is_first
         self._adding += adds
-        others = self._others()
-        is_large = bool(relative_l2) and (len(others) < MOST_MAPS or _rank(relative_l2) > others[0].rank)
-        if is_first or adds or is_large:
-            saved = _saved(a, b, recorder)
-            self._held += [_Held(a.key, _rank(relative_l2), is_first or adds, saved)] if saved is not None else []
-            self._drop()
+        rank = math.inf if math.isnan(relative_l2) else relative_l2  # NaN on one side is the largest difference of all
+        is_larger = rank > (self._largest[part].rank if part in self._largest else 0.0)
+        saved = _saved(a, b, recorder) if is_first or adds or is_larger else None
+        if saved is None:
+            return
+        if is_first or adds:
+            self._may_begin.append(_Held(a.key, rank, saved))
+        else:
+            self._largest[part] = _Held(a.key, rank, saved)
+        while self._largest and sum(held.saved.values.nbytes for held in self._all()) > _MOST_BYTES:
+            del self._largest[min(self._largest, key=lambda at: self._largest[at].rank)]
 
     def drawn(
         self, rows: Mapping[tuple[str, int, int], DifferenceRow], first_differences: Sequence[FirstDifference]
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
         begins = {first.row for first in first_differences}
-        pairs = [(rows[entry.key], entry) for entry in self._held if entry.key in rows]
-        pairs.sort(key=lambda pair: (pair[0].label in begins, pair[1].rank), reverse=True)
-        chosen = sorted(pairs[:MOST_MAPS], key=lambda pair: pair[0].index)
+        pairs = [(rows[held.key], held) for held in self._all() if held.key in rows]
+        pairs.sort(key=lambda pair: pair[0].index)
+        chosen = spread(pairs, MOST_MAPS, lambda pair: pair[0].label in begins, lambda pair: pair[1].rank)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
 
-    def _others(self) -> list[_Held]:
-        """Return the maps kept only for their size, the smallest first."""
-        return sorted((item for item in self._held if not item.may_begin), key=lambda item: item.rank)
-
-    def _drop(self) -> None:
-        others = self._others()
-        while others and (len(others) > MOST_MAPS or sum(item.bytes for item in self._held) > _MOST_BYTES):
-            self._held.remove(others.pop(0))
+    def _all(self) -> list[_Held]:
+        return [*self._may_begin, *self._largest.values()]
 
 
 def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | None:
@@ -110,11 +110,6 @@ def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | 
         return None
     is_part = saved.values.numel() < difference.numel()  # whose rest is not held
     return replace(saved, values=saved.values.clone()) if is_part else saved
-
-
-def _rank(relative_l2: float) -> float:
-    """Return a row's sort key: NaN on one side is the largest difference of all."""
-    return math.inf if math.isnan(relative_l2) else relative_l2
 
 
 def _of_first(tensor: Tensor, count: int) -> Tensor:

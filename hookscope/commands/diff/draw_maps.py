@@ -1,4 +1,4 @@
-"""Maps of A-B in a picture: those of the rows where a difference begins, and of those where it is largest."""
+"""Maps of A-B in a picture: where a difference begins, and others spread over the depth."""
 
 import math
 from collections.abc import Collection
@@ -8,7 +8,7 @@ import numpy as np
 from hookscope.reporting.grids import block_means
 from hookscope.reporting.overviews.maps import MOST_STAGES
 from hookscope.results.activations import FeatureMaps, MapSummary
-from hookscope.results.differences import Differences, Measures
+from hookscope.results.differences import Differences, Measures, spread
 
 _LONGEST_SIDE = 160  # of a map, as in `MapSummary`
 
@@ -42,11 +42,10 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
 
 
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
-    """Return the maps where differences begin, at these rows, and the largest others, in the order of running."""
+    """Return maps in the order of running: where differences begin, at these rows, and others spread over the depth."""
     drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
     sizes = {row.index: _size(row.measures) for row in result.rows}
-    drawable.sort(key=lambda maps: (maps.row in begins, sizes.get(maps.row, 0.0)), reverse=True)
-    return sorted(drawable[:MOST_STAGES], key=lambda maps: maps.row)
+    return spread(drawable, MOST_STAGES, lambda maps: maps.row in begins, lambda maps: sizes.get(maps.row, 0.0))
 
 
 def _size(measures: Measures | None) -> float:

@@ -95,8 +95,6 @@ class Passes:
             count: Number of its inputs.
         """
         self._first_input, self._count = first_input, count
-        if not first_input:
-            self.maps = KeptMaps(self.maps.eps)  # the first batch may be run again, or replaced by another
         self._batch, self._spooled = {}, [{} for _ in self.networks]
         spool, self._start = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
@@ -136,6 +134,9 @@ class Passes:
                 self.rows[key] = row
 
     def _comparing(self) -> Observer:
+        if not self._first_input:  # the first batch may be run again, or replaced by another
+            shown = [output for output in self._spooled[A].values() if self.networks[A].has_rows(output.layer)]
+            self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input)
 
