@@ -688,7 +688,7 @@ def index(name: str, content: bytes, *phrases: str) -> Case:
     return case(f"index: {name}", content, *phrases, file="model.safetensors.index.json")
 
 
-ESCAPES = "beside it|refused"
+ESCAPES = "next to it|refused"
 NO_INDEX = "index|JSON"
 
 SHARDS = [

@@ -149,7 +149,7 @@ def test_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.safetensors": A | {"z": torch.ones(1)}, "two.safetensors": A | B})
     assert "'a' is in one.safetensors and in another file" in refusal(index)
     index.write_text('{"weight_map": {"a": "one.safetensors", "a": "two.safetensors"}}')
-    assert "names 'a' twice" in refusal(index)
+    assert "lists 'a' twice" in refusal(index)
 
 
 @pytest.mark.parametrize("content", [nn.Linear(2, 2), {"epoch": 1, "model": nn.Linear(2, 2), "ema": None}])

@@ -200,7 +200,7 @@ def _repeated(folder: Folder) -> None:
 
 
 LIES: dict[str, tuple[Callable[[Folder], None], str]] = {
-    "a file outside": (_place(relative_path="../__0_0.distcp"), "not a file beside it; refused"),
+    "a file outside": (_place(relative_path="../__0_0.distcp"), "not a file next to it; refused"),
     "a file that is not there": (_place(relative_path="__7_0.distcp"), "which is not there"),
     "bytes beyond the end": (_place(length=10**9), "names bytes that '__0_0.distcp' does not have"),
     "a negative offset": (_place(offset=-1), "is not what torch writes"),
