@@ -107,12 +107,11 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
     broken = [row for row in rows if row.label in surveyed and non_finite_count(surveyed[row.label].activation)]
     if broken:
         first, count = surveyed[broken[0].label].activation, len(broken) - 1
-        later = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
         inputs = counted(measured.survey.input_count, "input")
         message = (
             f"{'NaN' if first.nan_count else 'Inf'} starts at {named(broken[0])}, the first output with any over "
             f"{inputs} of the survey: {non_finite_words(first)} (limit 0); "
-            f"{later if count else 'no later output has any'}."
+            f"{_later(count)}."
         )
         yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
 
@@ -141,15 +140,18 @@ def _first_in_forward_order(
     elif is_mask:
         remark = f"every other output and {finite} are finite, as with a mask"
     else:
-        count = len(broken) - 1
-        remark = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
-        remark = remark if count else "no later output has any"
+        remark = _later(len(broken) - 1)
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
     message = (
         f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
         f" with any: {non_finite_words(first.activation)} (limit 0); {remark}."
     )
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
+
+
+def _later(count: int) -> str:
+    some = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
+    return some if count else "no later output has any"
 
 
 def _meant(broken: Sequence[LayerRow]) -> set[str]:

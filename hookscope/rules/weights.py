@@ -280,7 +280,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             others = f"{moved} other layers have moved" if moved else unmoved_too
             if at in never_updated:
                 others = "though weight and bias of the same layer are trained"
-            message = f"{start} everywhere{after}, as a new layer's{',' if at in never_updated else ';'} {others}."
+            message = f"{start} everywhere{after}, as in a new layer{',' if at in never_updated else ';'} {others}."
             yield RuleFinding(stored_in(first), message, "fail" if counted_in_vain else "warn")
 
 

@@ -105,4 +105,4 @@ def test_a_check_gives_them_too(network: nn.Module) -> None:
     broken = batch_of()
     broken.kwargs["b"][2, 0] = torch.nan
     sentences = measure(Prepared(loaded, lambda: iter([broken]), 4), CheckSettings(), wanted).warnings
-    assert any("holds NaN or Inf itself" in sentence for sentence in sentences)
+    assert any("has NaN or Inf itself" in sentence for sentence in sentences)

@@ -132,8 +132,8 @@ def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool | str, bool, i
 
 def test_where_no_statistics_moved_though_weights_are_trained_it_fails_if_batches_were_counted() -> None:
     trained = spreads(10.0, 99.0, 99.0).stored
-    own = "as a new layer's, though weight and bias of the same layer are trained. 2 more layers follow"
-    all_weights = "as a new layer's; the weights are trained. 2 more layers follow"
+    own = "as in a new layer, though weight and bias of the same layer are trained. 2 more layers follow"
+    all_weights = "as in a new layer; the weights are trained. 2 more layers follow"
     for affine, batches, level, words in ((True, 9, "fail", own), (False, None, "warn", all_weights)):
         reset = [each for at in range(3) for each in norm(f"bn{at}", statistics=False, affine=affine, batches=batches)]
         (finding,) = judged(replace(HEALTHY, stored=(*reset, *trained))).findings
@@ -145,14 +145,14 @@ def test_weights_and_biases_that_moved_show_that_statistics_were_reset() -> None
     reset = [each for at in range(4) for each in norm(f"{at}", statistics=False, affine=True, batches=0)]
     (finding,) = judged(replace(HEALTHY, stored=tuple(reset))).findings
     assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "0.running_mean")
-    assert "everywhere, as a new layer's, though weight and bias of the same layer are trained." in finding.message
+    assert "everywhere, as in a new layer, though weight and bias of the same layer are trained." in finding.message
     assert "3 more layers follow" in finding.message
 
 
 def test_where_no_statistics_moved_for_any_batch_it_fails() -> None:
     (finding,) = judged(norms(*[(False, False, 9)] * 4)).findings
     assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "fail", "0.running_mean")
-    assert "after 9 batches, as a new layer's; so are those of all layers. 3 more layers follow" in finding.message
+    assert "after 9 batches, as in a new layer; so are those of all layers. 3 more layers follow" in finding.message
 
 
 def test_a_layer_that_is_given_zeros_all_along_keeps_its_means_and_passes() -> None:

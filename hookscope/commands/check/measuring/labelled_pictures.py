@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -134,14 +133,6 @@ def _folded(name: str) -> str:
     return " ".join(name.replace("_", " ").casefold().split())
 
 
-class _Wrong(NamedTuple):
-    """A wrong picture and the network's confidence; of equal confidences the first picture is the greater."""
-
-    surety: float
-    order: int
-    picture: WrongPicture
-
-
 @dataclass(slots=True)
 class _Counting:
     data: LabelledFiles
@@ -157,7 +148,7 @@ class _Counting:
     right: Counter[str] = field(default_factory=Counter)
     false_positives: Counter[str] = field(default_factory=Counter)
     taken_for: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    worst: list[_Wrong] = field(default_factory=list)
+    worst: list[tuple[float, int, WrongPicture]] = field(default_factory=list)  # by confidence, then the first
     pictures: dict[tuple[int, ...], dict[str, bool]] = field(default_factory=dict)
 
     def add(self, records: Sequence[InputRecord], scores: Tensor) -> None:
@@ -202,7 +193,7 @@ class _Counting:
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 
     def _keep(self, surety: float, picture: WrongPicture) -> None:
-        self.worst = nlargest(_WORST, [*self.worst, _Wrong(surety, -self.count, picture)])
+        self.worst = nlargest(_WORST, [*self.worst, (surety, -self.count, picture)])
 
     def _name(self, index: int) -> str:
         if self.categories:
@@ -211,7 +202,7 @@ class _Counting:
 
     def result(self) -> LabelledResult:
         classes = tuple(self._class(label) for label in self.seen)
-        worst = tuple(wrong.picture for wrong in self.worst)
+        worst = tuple(picture for _, _, picture in self.worst)
         mapping = self.mapping
         if self.data.multi_label:
             mapping += (

@@ -292,7 +292,7 @@ def test_statistics_beside_a_trained_weight_and_bias_were_never_updated(fault: s
     make, level, after = NEVER_UPDATED[fault]
     torch.save(make().state_dict(), "w.pt")
     start = f"'norm.running_mean' is 0 and 'norm.running_var' is 1 everywhere{after}"
-    beside = "as a new layer's, though weight and bias of the same layer are trained."
+    beside = "as in a new layer, though weight and bias of the same layer are trained."
     stored = ("untrained-norm", level, f"{start}, {beside}")
     assert verdicts(arch="none") == [stored]
     assert verdicts(arch="net.py:batch", input_shape=(4, 3, 12, 12)) == [stored]

@@ -410,7 +410,8 @@ PAIRS = [
     Pair(
         "averaged-weights of often_normalised at ema",
         after(ALL_MOVED, (saved_with(ema=as_new), saved_with(ema=averaged()))),
-        "is stale: statistics of 1 BatchNorm as they start, while those of the weights are not: 'module.middle.2'",
+        "is stale: statistics of 1 BatchNorm at their initial values, while those of the weights are not: "
+        "'module.middle.2'",
         {"key": "model"},
     ),
     # Allocated and never filled; the near miss was updated once, from zero.
