@@ -157,8 +157,8 @@ def inspect_gradients(
     merge_batch(run)
     run.end(broken)
     if not any(trainable):
-        end = "first floating tensors that layers return" if ends_at_outputs else "input of the network"
-        run.loss_warnings.append(f"No parameter is trainable: gradients are taken down to the {end}.")
+        end = "the first floating-point outputs of layers" if ends_at_outputs else "the network's input"
+        run.loss_warnings.append(f"No parameter is trainable: gradients are taken with respect to {end}.")
     if not options.verify:  # aliases may have needed it
         run.verification = None
     inspection = _result(run, broken, named)

@@ -395,8 +395,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     name = run.inspected.info.name
     if not loss.requires_grad:
         return Break(
-            f"Nothing that requires a gradient leads to the loss of {name}: its forward pass runs under no_grad, "
-            f"detaches its output or returns integers, and only its activations can be inspected."
+            f"The loss of {name} has no gradient: the forward pass runs under no_grad, detaches its output or returns "
+            f"integers. Only activations can be inspected."
         )
     nodes = graph_nodes(loss)
     keep = not run.state.kept_nodes.isdisjoint(nodes)

@@ -1,4 +1,4 @@
-"""Find the in-place operation that overwrites a tensor which the backward pass needs: autograd's error names no layer."""
+"""Find the in-place operation that overwrites what the backward pass needs: autograd's error names no layer."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -125,7 +125,7 @@ def overwriting_message(model: str, modules: Mapping[str, nn.Module], write: Ove
     if write.overwritten_by is not None:
         by = f"{write.operation} in {called(write.overwritten_by, write.overwritten_at)}"
     return (
-        f"{model} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
-        f"{called(write.saved_by, write.saved_at)} saved for its backward pass ({write.node}). Let it work on a copy "
-        f"(inplace=False). The gradients shown are what they would be then."
+        f"{model} cannot be differentiated, with or without hookscope: {by} overwrites the tensor that "
+        f"{called(write.saved_by, write.saved_at)} saved for its backward pass ({write.node}). Make it work on a copy "
+        f"(inplace=False). The gradients shown assume that it does."
     )

@@ -37,8 +37,8 @@ from hookscope.text import printable, some_of
 Seen = TypeVar("Seen")
 
 _WITHOUT_KERNEL = (
-    "Statistics are computed by NumPy, which takes several times as long as the compiled kernel. This installation "
-    "lacks it ({}); wheels for Linux and macOS have it."
+    "This installation lacks the compiled kernel ({}), so NumPy computes the statistics, several times slower. Wheels "
+    "for Linux and macOS have the kernel."
 )
 
 
@@ -191,13 +191,13 @@ class Run:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
         notes = [*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes]
         if places := some_of([*self.captured.traced], 3):
-            notes.append(f"Layers and operations inside {places} have no rows: torch traces what runs there.")
+            notes.append(f"No rows for layers and operations inside {places}: torch traces what runs there.")
         if self.made:
             made = [printable(f"{name} ({type(module).__name__})", 80) for name, module in self.made.items()]
-            notes.append(f"Made during the forward pass, and so without a row: {some_of(made, 3)}.")
+            notes.append(f"No rows for modules that are made in the forward pass: {some_of(made, 3)}.")
         if self.captured.copies:
             copies = some_of([printable(name, 80) or "(model)" for name in self.captured.copies], 3)
-            notes.append(f"The network runs copies that it makes in its forward pass; they have no rows: {copies}.")
+            notes.append(f"No rows for copies of modules that the network makes in its forward pass: {copies}.")
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             notes.append(_WITHOUT_KERNEL.format(missing_because()))
         return (*notes, *(unseen_in_scripts(self.inspected.modules) if self.chosen.operations is not None else ()))
@@ -262,7 +262,7 @@ def run_batches(
 
 def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
     names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
-    seen = f"layers that are computed from {names} alone have seen 1 input, not {count:,}"
+    seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
     return (f"All {count:,} inputs share the same {names}: {seen}.",) if arguments else ()
 
 

@@ -73,9 +73,9 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
     """Return a warning if the numbers may not be those without hooks."""
     if verification is None or verification.status != "differs":
         return ()
-    first = f", first because of {verification.layer}" if verification.layer else ""
-    sentence = f"{model} computes a different result with hooks than without: {verification.difference}{first}."
-    return (f"{sentence} The numbers are those with hooks.",)
+    first = f" The first layer whose hooks change it: {verification.layer}." if verification.layer else ""
+    sentence = f"{model} computes a different result with hooks than without: {verification.difference}.{first}"
+    return (f"{sentence} All numbers shown are with hooks.",)
 
 
 def difference(first: Outcome, second: Outcome) -> str:

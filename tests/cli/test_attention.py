@@ -112,7 +112,7 @@ def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> Non
     assert document["unseen"][0]["kind"] == "LinearAttention"
     ended = run("attention", "net.py:tiny", CAT, *SIZES)
     assert (ended.code, ended.stdout) == (5, "")
-    assert "has no attention that can be seen" in ended.stderr
+    assert "No attention found in" in ended.stderr
     ended = run("attention", "seen.py:small", CAT, *SIZES, "--query", "5,5")
     assert ended.code == 2
     assert "--query 5,5 lies outside of what the network sees of" in ended.stderr

@@ -103,7 +103,9 @@ def test_a_frozen_network_is_differentiated_down_to_its_input() -> None:
     inspection = inspect_gradients(model, torch.ones(1, 3), total)
     assert statuses(inspection) == {"0": "gradient", "1": "gradient"}
     assert {row.status for row in inspection.parameters} == {"no gradient path"}
-    assert inspection.warnings == ("No parameter is trainable: gradients are taken down to the input of the network.",)
+    assert inspection.warnings == (
+        "No parameter is trainable: gradients are taken with respect to the network's input.",
+    )
     first = inspection.gradients[0].gradient
     expected = model[1].weight.sum(0)
     assert first.l2 == pytest.approx(expected.norm().item(), rel=1e-6)
@@ -119,7 +121,7 @@ def test_a_frozen_network_of_integers_is_differentiated_down_to_its_first_floati
     model = Written(forward, **parts).requires_grad_(False)
     inspection = inspect_gradients(model, torch.tensor([[1, 2, 3]]), total)
     assert statuses(inspection) == dict.fromkeys(["words", "act", "places", "drop", "head"], "gradient")
-    assert "gradients are taken down to the first floating tensors that layers return." in inspection.warnings[0]
+    assert "gradients are taken with respect to the first floating-point outputs of layers." in inspection.warnings[0]
     model.requires_grad_(True)
     assert statuses(inspect_gradients(model, torch.tensor([[1, 2, 3]]), total))["words"] == "gradient"
 
@@ -135,7 +137,7 @@ def test_a_frozen_network_of_integers_is_differentiated_down_to_its_first_floati
 )
 def test_a_model_without_any_gradient_path_is_one_sentence(forward: Callable[..., Tensor], remark: str) -> None:
     model = Written(forward, body=chain(2, 3))
-    with pytest.raises(PassError, match="Nothing that requires a gradient leads to the loss of Written") as caught:
+    with pytest.raises(PassError, match="The loss of Written has no gradient") as caught:
         inspect_gradients(model, torch.ones(2, 2), lambda output, _: output.float().sum())
     assert caught.value.exit_code == 6
     assert isinstance(caught.value, ModelError)

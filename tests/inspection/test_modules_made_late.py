@@ -36,8 +36,8 @@ class Quiet(nn.Module):
         return self.first(x)
 
 
-LATE = "Made during the forward pass, and so without a row: late (Sequential), late.0 (Linear), late.1 (Tanh)."
-COPIES = "The network runs copies that it makes in its forward pass; they have no rows: block.0, block.1."
+LATE = "No rows for modules that are made in the forward pass: late (Sequential), late.0 (Linear), late.1 (Tanh)."
+COPIES = "No rows for copies of modules that the network makes in its forward pass: block.0, block.1."
 
 
 @pytest.mark.parametrize(

@@ -328,13 +328,13 @@ def gate(*, inplace: bool) -> nn.Module:
         (
             nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Identity(), nn.ReLU(inplace=True)),
             nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Identity(), nn.ReLU()),
-            "relu_ in 3 (ReLU) overwrites in place what 1 (Tanh) saved for its backward pass (TanhBackward0)",
+            "relu_ in 3 (ReLU) overwrites the tensor that 1 (Tanh) saved for its backward pass (TanhBackward0)",
         ),
         (
             Written(forward_by_name, inner=gate(inplace=True), tail=nn.Linear(3, 3)),
             Written(forward_by_name, inner=gate(inplace=False), tail=nn.Linear(3, 3)),
             (
-                f"relu_ in inner.relu (ReLU, {place(gated, 2)}) overwrites in place what inner.gate (Sigmoid, "
+                f"relu_ in inner.relu (ReLU, {place(gated, 2)}) overwrites the tensor that inner.gate (Sigmoid, "
                 f"{place(gated, 1)}) saved"
             ),
         ),
@@ -342,7 +342,7 @@ def gate(*, inplace: bool) -> nn.Module:
             Written(kept_and_scaled, linear=nn.Linear(3, 3), tail=Written(scaled)),
             Written(kept_and_scaled, linear=nn.Linear(3, 3), tail=Written(lambda _net, x: x * 2)),
             (
-                f"mul_ in tail (Written, {place(scaled, 1)}) overwrites in place what (model) "
+                f"mul_ in tail (Written, {place(scaled, 1)}) overwrites the tensor that (model) "
                 f"(Written, {place(kept_and_scaled, 2)}) saved for its backward pass (PowBackward0)"
             ),
         ),
@@ -377,7 +377,7 @@ def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
         return flat * 5
 
     model = Written(forward, linear=nn.Linear(3, 3), flat=nn.Flatten(0))
-    with pytest.raises(PassError, match=r"mul_ in \(model\) \(Written, .*\) overwrites in place what \(model\)"):
+    with pytest.raises(PassError, match=r"mul_ in \(model\) \(Written, .*\) overwrites the tensor that \(model\)"):
         inspect_gradients(model, X, total, ["*"])
 
 

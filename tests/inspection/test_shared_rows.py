@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import hookscope
 
-SHARED = "All 120 inputs share the same meta: layers that are computed from meta alone have seen 1 input, not 120."
+SHARED = "All 120 inputs share the same meta: layers computed from meta alone have seen 1 input, not 120."
 
 
 class PictureAndMeta(nn.Module):

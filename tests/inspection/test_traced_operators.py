@@ -147,7 +147,7 @@ def test_a_branch_has_its_gradients_and_what_has_no_row_says_why(kind: type[Net]
     reasons = {layer.layer: layer.reason for layer in run.uncalled}
     assert reasons["taken"] == f"it runs inside {place}, which torch traces without hooks"
     assert reasons["other"].startswith(f"the forward pass did not call it in eval mode outside {place}")
-    assert run.notes == (f"Layers and operations inside {place} have no rows: torch traces what runs there.",)
+    assert run.notes == (f"No rows for layers and operations inside {place}: torch traces what runs there.",)
     branch = net.taken(hidden).sin()
     (gradient,) = torch.autograd.grad(net.last(branch).sum(), branch)
     assert run["(model):cond"].gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-5)

@@ -198,12 +198,10 @@ def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) ->
     if queries == 1 or any(axes.inputs * axes.windows * queries in count for count in counts):
         return ""
     halved = layout_of((1, keys, 1), 1, 2, call.grids, prefix=0)
-    grids = [*call.grids, *([_halves(halved.grid)] if isinstance(halved, Layout) else [])]
+    grids = [*call.grids]
+    if isinstance(halved, Layout):
+        grids.append((-(-halved.grid[0] // 2), -(-halved.grid[1] // 2)))
     return "" if any(queries - high * wide in (0, 1) for high, wide in grids) else reason
-
-
-def _halves(grid: Sequence[int]) -> tuple[int, int]:
-    return -(-grid[0] // 2), -(-grid[1] // 2)
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
@@ -274,12 +272,10 @@ def _no_place(keys: int, reason: str) -> str:
     """Say why keys have no place, as a reason of `TokenLayout.of_attention`, in a note on the block."""
     if keys == 1:
         return "it has one token"
-    hint = (
-        f"; for patches give {arg('tokens')} prefix=1,grid=HEIGHTxWIDTH, with words behind them "
-        "grid=HEIGHTxWIDTH,suffix=N"
-    )
-    hint = hint if "words" in reason else ""
-    return f"it {reason}" if reason.startswith("has ") else f"its {keys} keys are {reason}{hint}"
+    if reason.startswith("has "):
+        return f"it {reason}"
+    hint = f"; give {arg('tokens')} prefix=1,grid=HEIGHTxWIDTH, or grid=HEIGHTxWIDTH,suffix=N with words behind patches"
+    return f"its {keys} keys are {reason}{hint if 'words' in reason else ''}"
 
 
 def _on_grid(layout: Layout, *, has_words: bool) -> Places:

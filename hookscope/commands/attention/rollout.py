@@ -41,17 +41,11 @@ def refuse_rollout(
 ) -> None:
     """Refuse a block that attention cannot be followed through.
 
-    Args:
-        label: Of the block.
-        queries: How many it has.
-        keys: How many it has.
-        windows: How many parts its tokens are in.
-        tokens: How many the block before it had; None for the first.
-        are_others: Whether queries are other tokens than keys, or keys than those of the block before it, though as
-            many: words, or queries of a decoder.
+    `tokens` counts the keys of the block before it, None for the first. `are_others` tells that queries and keys are
+    different tokens, or keys are not the tokens of the block before it, although there are as many.
 
     Raises:
-        UsageError: If it attends within windows, pools, looks at other tokens, or has others than the block before it.
+        UsageError: If it attends within windows, pools, or looks at other tokens than the block before it.
     """
     reason = ""
     if windows > 1:

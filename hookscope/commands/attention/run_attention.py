@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 import numpy as np
@@ -174,7 +174,7 @@ def _check_seen(
 
 
 def _labels_of_tensors(gathered: _Gathered) -> set[str]:
-    """Return the labels that the weights of the blocks may have: with "@INDEX" behind them if their shapes differ."""
+    """Return the labels that weights of blocks may have, with "@INDEX" at the end where shapes differ."""
     suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))
     return {f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}
 
@@ -184,7 +184,7 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
     if any(isinstance(module, torch.jit.ScriptModule | ScriptLayer) for module in inspected.modules.values()):
         return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
     if not has_any:
-        return f"{name} has no attention that can be seen: no module of it computes any. See `hookscope attribute`."
+        return f"No attention found in {name}. See `hookscope attribute`."
     return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
 
 
@@ -248,16 +248,11 @@ class _Passes:
 
 
 def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
-    """Run a batch, and add what it shows."""
-    seen, output = passes.run(batch, len(gathered.records))
-    if passes.verify and not gathered.records:
-        gathered.warnings = passes.verified(batch, output)
-    _gather(batch, seen, passes, gathered)
-
-
-def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathered) -> None:
-    """Add what a batch has shown: numbers to sums, maps by input."""
+    """Run a batch; add its numbers to the sums, and its maps by input."""
     wanted, first = passes.wanted, len(gathered.records)
+    seen, output = passes.run(batch, first)
+    if passes.verify and not first:
+        gathered.warnings = passes.verified(batch, output)
     gathered.records.extend(batch.records)
     gathered.refused.update(seen.refused)
     for block in seen.blocks:
@@ -266,12 +261,10 @@ def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathere
     if not seen.blocks:
         return
     drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
-    extents: dict[tuple[int, int], Sequence[Extent]] = {}
+    extents = cache(partial(padded_extents, passes.inspected.network, batch))
 
     def extent(grid: tuple[int, int], place: int) -> Extent:
-        if grid not in extents:
-            extents[grid] = padded_extents(passes.inspected.network, batch, grid)
-        return extents[grid][place]
+        return extents(grid)[place]
 
     for index in drawn:
         _note_about(seen.blocks[index].block, wanted, gathered)
@@ -290,12 +283,9 @@ def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
     if numbers is None:
         return
     sums = gathered.sums.setdefault(label, {})
-    values = {
-        "entropy": numbers.entropy,
-        "prefix": numbers.prefix_shares,
-        "top": numbers.top_share,
-        **({"distance": numbers.distance} if numbers.distance is not None else {}),
-    }
+    values = {"entropy": numbers.entropy, "prefix": numbers.prefix_shares, "top": numbers.top_share}
+    if numbers.distance is not None:
+        values["distance"] = numbers.distance
     for name, value in values.items():
         summed = value.double().sum(0)
         sums[name] = sums[name] + summed if name in sums else summed

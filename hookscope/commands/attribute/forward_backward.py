@@ -182,8 +182,8 @@ def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
     """
     if not all(score.requires_grad for score in scores):
         raise UsageError(
-            f"Nothing that requires a gradient leads to the score of {inspected.info.name}: its forward pass runs "
-            "under no_grad, detaches what it returns, or computes it from whole numbers. The score cannot be explained."
+            f"The score of {inspected.info.name} has no gradient, so it cannot be explained: the forward pass runs "
+            "under no_grad, detaches what it returns, or computes it from whole numbers."
         )
 
 

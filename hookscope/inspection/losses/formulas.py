@@ -126,7 +126,7 @@ def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor
         return rows.log_softmax(1), True, ()
     if bool((rows.detach().logsumexp(1).abs() <= _tolerance(output)).all()):
         return rows, True, ()
-    warning = f"nll takes {output.label} for log probabilities, but they are not normalised: for logits take ce."
+    warning = f"nll reads {output.label} as log probabilities, but they are not normalised. For logits, use ce."
     return rows, False, (warning,)
 
 
@@ -171,7 +171,7 @@ def _tolerance(output: Output) -> float:
 
 
 def _softmax_warning(output: Output, task: Task) -> str:
-    return f"{output.label} is a softmax already (rows sum to 1), so {task.loss} takes its logarithm."
+    return f"{output.label} already is a softmax (rows sum to 1), so {task.loss} takes its logarithm."
 
 
 def _log(probabilities: Tensor) -> Tensor:
@@ -204,9 +204,9 @@ def _binary_cross_entropy(output: Output, task: Task) -> Result:
     unit = bool(values.numel() and (seen >= 0).all() and (seen <= 1).all())
     last_step = _last_step(output.tensor)
     if unit and last_step in ("Sigmoid", "Softmax", ""):
-        warning = f"{output.label} is a probability already, so bce takes its logarithm."
+        warning = f"{output.label} already is a probability, so bce takes its logarithm."
         return Result(F.binary_cross_entropy(values, labels), text, (warning,))
-    warnings = (f"bce takes {output.label} for logits, though all of it lies between 0 and 1.",) if unit else ()
+    warnings = (f"bce reads {output.label} as logits, although all values lie between 0 and 1.",) if unit else ()
     return Result(F.binary_cross_entropy_with_logits(values, labels), text, warnings)
 
 
@@ -286,7 +286,7 @@ def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tu
 def _no_gradient(output: Output, task: Task, reason: str) -> str:
     against = " against zeros" if task.target.kind == "zeros" else ""
     return (
-        f"{task.loss}{against} has next to no gradient by construction: {output.label} {reason}, whatever the "
+        f"{task.loss}{against} has almost no gradient by construction: {output.label} {reason}, whatever the "
         f"network does before. Take {arg('loss')} projection."
     )
 

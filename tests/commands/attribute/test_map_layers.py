@@ -171,7 +171,7 @@ class Sealed(Small):
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
             "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
         ),
-        (Sealed, "Nothing that requires a gradient leads to the score"),
+        (Sealed, "The score of Sealed has no gradient, so it cannot be explained"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             "are the scores themselves: give `layer` 0 to look at them",

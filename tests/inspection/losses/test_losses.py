@@ -99,7 +99,7 @@ def test_of_a_softmax_the_logarithm_is_taken_and_that_is_said(loss: str) -> None
     sign = 1 if loss == "logit" else -1
     assert found.value.item() == pytest.approx(sign * math.log(1 / 4), rel=1e-5)
     assert gradient(found.value, x).tolist()[0] == pytest.approx([-sign / 8, sign * 3 / 4, -sign * 5 / 8], abs=1e-6)
-    assert found.warnings == (f"(model) is a softmax already (rows sum to 1), so {loss} takes its logarithm.",)
+    assert found.warnings == (f"(model) already is a softmax (rows sum to 1), so {loss} takes its logarithm.",)
 
 
 def test_a_probability_of_0_gives_a_finite_loss() -> None:
@@ -113,7 +113,7 @@ def test_nll_of_logits_is_the_negative_logit_with_a_warning() -> None:
     assert found.value.item() == -3
     assert gradient(found.value, x).tolist() == [[-1.0, 0.0]]
     assert len(found.warnings) == 1
-    assert "for logits take ce" in found.warnings[0]
+    assert "For logits, use ce." in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ def test_bce_of_a_sigmoid_takes_its_logarithm(move: Callable[[Tensor], Tensor]) 
     found = loss_of(move(x.sigmoid()), "bce", target="zeros")
     assert found.value.item() == pytest.approx((math.log(2) + math.log(4)) / 2, rel=1e-6)
     assert gradient(found.value, x).tolist()[0] == pytest.approx([1 / 4, 3 / 8])
-    assert found.warnings == ("(model) is a probability already, so bce takes its logarithm.",)
+    assert found.warnings == ("(model) already is a probability, so bce takes its logarithm.",)
 
 
 def test_bce_of_logits_that_happen_to_lie_between_0_and_1_says_what_they_are_taken_for() -> None:
     x = leaf([0.25, 0.75])
     found = loss_of(x * 1, "bce")
     assert found.value.item() == pytest.approx(F.binary_cross_entropy_with_logits(x, torch.full((1, 2), 0.5)).item())
-    assert found.warnings == ("bce takes (model) for logits, though all of it lies between 0 and 1.",)
+    assert found.warnings == ("bce reads (model) as logits, although all values lie between 0 and 1.",)
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 1.01, math.nan])
