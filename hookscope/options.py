@@ -531,6 +531,17 @@ class LinesOptions:
     full: bool = shown(False, "Show every row of a long table.")
 
 
+@group(TERMINAL)
+class StrictOption:
+    """Whether a problem fails the command."""
+
+    strict: bool = shown(
+        False,
+        "Exit with 1 if there is a problem: a verdict, a map that fails a check, a block that was not seen, a dead "
+        "channel, NaN or Inf.",
+    )
+
+
 @group(FILES)
 class OutputOptions(LinesOptions, JsonOption):
     """What a command prints and writes."""
@@ -545,6 +556,7 @@ class OutputOptions(LinesOptions, JsonOption):
 @group(FILES)
 class Activations(
     OutputOptions,
+    StrictOption,
     ShowOption,
     VerifyOption,
     CostOption,
@@ -636,7 +648,15 @@ class TokensOption:
 
 @group(LOOKS)
 class Attribute(
-    OutputOptions, ShowOption, RunOptions, BatchSize, InputOptions, ModelOptions, ScoreOptions, TokensOption
+    OutputOptions,
+    StrictOption,
+    ShowOption,
+    RunOptions,
+    BatchSize,
+    InputOptions,
+    ModelOptions,
+    ScoreOptions,
+    TokensOption,
 ):
     """Options of `attribute`.
 
@@ -676,7 +696,15 @@ class Attribute(
 
 @group(HEADS)
 class Attention(
-    OutputOptions, ShowOption, VerifyOption, RunOptions, BatchSize, InputOptions, ModelOptions, TokensOption
+    OutputOptions,
+    StrictOption,
+    ShowOption,
+    VerifyOption,
+    RunOptions,
+    BatchSize,
+    InputOptions,
+    ModelOptions,
+    TokensOption,
 ):
     """Options of `attention`.
 
@@ -1019,6 +1047,7 @@ class ChunkOptions:
 @group(LAYERS)
 class Survey(
     OutputOptions,
+    StrictOption,
     ShowOption,
     TensorBoardOption,
     VerifyOption,

@@ -64,7 +64,7 @@ def small() -> nn.Module:
 
 # What only concerns terminals, files and pictures: the commands do that with the result.
 OF_COMMANDS = {
-    *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "open"),
+    *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "open", "strict"),
     *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
     *("fail_on", "csv"),  # an exit code; of functions the rows convert themselves
     *("merge", "crops"),  # of `survey`: functions resume, and `save` draws

@@ -14,7 +14,7 @@ import typer
 from hookscope import options
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, open_file, print_page, show_picture
-from hookscope.errors import HookscopeError, ImageError, UnfitInputError, most_severe
+from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, ImageError, UnfitInputError, most_severe
 from hookscope.text import counted, printable, strict_json
 
 if TYPE_CHECKING:
@@ -118,7 +118,15 @@ class Run:
         """Print the result as JSON and the failures; return the most severe exit code."""
         if self.option.json:
             typer.echo(strict_json({**result.to_dict(), "run": folder and str(folder)}), nl=False)
+        if isinstance(self.option, options.StrictOption) and self.option.strict and _has_problem(result):
+            exit_codes = (*exit_codes, EXIT_CHECK_FAILED)
         return most_severe([report_all(self.failures), *exit_codes])
+
+
+def _has_problem(result: Any) -> bool:
+    """Tell whether `--strict` fails: the results of commands without a switch of their own."""
+    problems = [getattr(result, name, ()) for name in ("verdicts", "unseen", "nonfinite_inputs", "dead_count")]
+    return any(problems) or any(check.passed is False for check in getattr(result, "sanity", ()))
 
 
 def start_run(

@@ -146,6 +146,69 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(
     assert set(COMMANDS) <= set(missing.stderr.replace(",", " ").replace(".", " ").split())
 
 
+STRICT = """
+import torch
+from torch import nn
+
+
+def healthy():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+
+
+def dead():
+    network = healthy()
+    network.insert(1, nn.ReLU())
+    nn.init.constant_(network[0].bias, -100.0)
+    return network
+
+
+class LinearAttention(nn.Module):
+    def forward(self, x):
+        return x @ (x.transpose(1, 2) @ x)
+
+
+class Attends(nn.Module):
+    def __init__(self, hides):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(3, 1, batch_first=True)
+        self.last = LinearAttention() if hides else nn.Identity()
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose(1, 2)
+        return self.last(self.attn(tokens, tokens, tokens)[0])
+
+
+def attends():
+    return Attends(False)
+
+
+def hides():
+    return Attends(True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "sound", "broken"),
+    [
+        ("activations", "healthy", "dead"),
+        ("survey", "healthy", "dead"),
+        ("attention", "attends", "hides"),
+    ],
+)
+def test_strict_fails_where_there_is_a_problem_and_nothing_else_does(
+    verb: str, sound: str, broken: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "networks.py").write_text(STRICT, encoding="utf-8")
+    small = (CAT, "--resize", "8", "--crop", "8")
+    codes = [
+        run(verb, f"networks.py:{network}", *small, *strict).code
+        for network in (sound, broken)
+        for strict in ((), ("--strict",))
+    ]
+    assert codes == [0, 0, 0, 1]
+
+
 def test_the_version_is_the_packages(run: Run) -> None:
     assert run("--version").stdout == f"hookscope {version('hookscope')}\n"
 
