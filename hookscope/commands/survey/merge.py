@@ -9,17 +9,16 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.commands.survey.channel_arrays import channel_arrays, massive
 from hookscope.commands.survey.channel_totals import ChannelTotals
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_judged
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
-from hookscope.commands.survey.duplicates import Duplicates, duplicates
 from hookscope.commands.survey.failures import Again, explained
 from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.measure_chunk import ChunkRow, MeasuredChunk
 from hookscope.commands.survey.pictures import input_pictures
 from hookscope.commands.survey.plan import Plan
-from hookscope.commands.survey.selectivity import Selectivity, selectivity
 from hookscope.errors import ModelError
 from hookscope.hooks.embedding_rows import merge_rows
 from hookscope.hooks.patterns import CONSTANTS
@@ -28,17 +27,13 @@ from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.rows import value_flags, with_whole_shape
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
-from hookscope.results.distribution import Distribution, edges_of
 from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
+from hookscope.results.survey import Channels, Survey, SurveyRow, Unusable, channel_counts
 from hookscope.results.table_rows import TableRows
 from hookscope.statistics.reducer import summarise
 from hookscope.statistics.reduction import merge
-
-# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
-_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
 
 _OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
 
@@ -203,7 +198,8 @@ class Merging:
         is_constant = row.owner is not None and row.kind in CONSTANTS  # zeros that start a state are no dead channels
         totals = None if is_constant else merged.totals
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
-            channels = self._channels(totals, nonzero, names)
+            arrays = channel_arrays(totals, nonzero, has_classes=bool(self.plan.classes))
+            channels = Channels(arrays, names, self.plan.classes)
         flags = [*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)]
         return SurveyRow(
             index=index,
@@ -219,38 +215,9 @@ class Merging:
             source=row.source,
             channels=channels,
             headroom=headroom_of(statistics),
-            massive=_massive(channels, statistics.distribution),
+            massive=massive(channels.arrays, statistics.distribution),
             receptive_field=self._field(row),
         )
-
-    def _channels(self, totals: ChannelTotals, nonzero: NDArray[np.float64], names: Mapping[int, str]) -> Channels:
-        count = totals.high.size
-        values, top = totals.values, totals.top
-        by_class = selectivity(totals) if self.plan.classes and totals.is_by_input else Selectivity.none(count)
-        twins = duplicates(np.concatenate(totals.sample)) if totals.sample else Duplicates.none(count)
-        has_any = values.count > 0
-        variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
-        inputs = totals.pooled.count
-        firing = np.full(count, np.nan)
-        if totals.is_by_input:
-            np.divide(totals.firing, inputs, out=firing, where=inputs > 0)
-        arrays = ChannelArrays(
-            firing_inputs=firing,
-            firing_positions=nonzero / totals.total,
-            mean=np.where(has_any, values.mean, np.nan),
-            std=np.where(has_any, np.sqrt(variance), np.nan),
-            min=np.where(has_any, totals.low, np.nan),
-            max=np.where(has_any, totals.high, np.nan),
-            nonfinite_count=(totals.total - values.count).astype(np.int64),
-            best_class=by_class.best,
-            selectivity=by_class.share,
-            duplicate_of=twins.of,
-            correlation=twins.correlation,
-            top_values=top.values,
-            top_inputs=top.inputs if totals.is_by_input else np.full_like(top.inputs, -1),
-            top_positions=top.positions,
-        )
-        return Channels(arrays, names, self.plan.classes)
 
     def _field(self, row: LayerRow) -> ReceptiveField | None:
         is_module = row.owner is None and not row.slot
@@ -263,18 +230,3 @@ def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) ->
         return None
     first.merge(second)
     return first
-
-
-def _massive(channels: Channels, spread: Distribution | None) -> tuple[int, ...]:
-    """Return the channels with massive activations: see `SurveyRow.massive`."""
-    arrays = channels.arrays
-    if spread is None or arrays is None:
-        return ()
-    keys, counts = spread.binned()
-    order = np.argsort(np.abs(keys), kind="stable")
-    below = np.cumsum(counts[order])
-    middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
-    median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
-    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
-    greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
-    return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())
