@@ -132,16 +132,11 @@ def weights_correlations(
     Raises:
         ModelError: If the network cannot be copied.
     """
-    return np.array(
-        [
-            [
-                correlation
-                for draw in range(_DRAWS)
-                for correlation in correlations(maps, explain(randomised(network, share, seed + draw)))
-            ]
-            for share in DEPTHS
-        ]
-    )
+    by_depth = [
+        [correlations(maps, explain(randomised(network, share, seed + draw))) for draw in range(_DRAWS)]
+        for share in DEPTHS
+    ]
+    return np.reshape(by_depth, (len(DEPTHS), -1))
 
 
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
