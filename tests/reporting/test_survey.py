@@ -120,13 +120,13 @@ def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
     text = " ".join(str(survey).split())
     assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
-    assert "A dead channel fires on fewer than 7.5% of such inputs, with 95% confidence." in text
+    assert "Each fires on fewer than 7.5% of such inputs (95% confidence)." in text
 
 
 def test_a_bound_below_a_tenth_of_a_percent_is_written_as_people_write_it(survey: Survey) -> None:
     many = replace(survey, input_count=60_000)
     text = " ".join(str(many).split())
-    assert "A dead channel fires on fewer than 0.1% of such inputs, with 95% confidence." in text
+    assert "Each fires on fewer than 0.1% of such inputs (95% confidence)." in text
     assert share_in_words(percent_text(1e-5)) == "less than 0.1%"
     assert [percent_bound(each) for each in (0, 0.0004, 0.075, 0.9995, 1)] == ["0%", "0.1%", "7.5%", "100%", "100%"]
 

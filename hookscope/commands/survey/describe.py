@@ -41,8 +41,10 @@ _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
 
+# A headroom below this factor is pointed at. Ours.
 _TIGHT = 10.0
-"""A headroom below this factor is pointed at. Ours."""
+# With fewer inputs a channel that is 0 on all of them may well fire on one input in ten. Ours.
+_HIGHEST_DEAD_BOUND = 0.1
 
 
 def describe_survey(
@@ -200,6 +202,7 @@ def answer(result: Survey) -> list[str]:
         *_tight(result),
         *_selective(result),
         *_duplicates(result),
+        *_too_few(result),
     ]
 
 
@@ -212,7 +215,7 @@ def level_of(result: Survey) -> Level:
     """Return what the answer begins with: "fail", "warn", "good", or "" for inputs that are classified wrong."""
     if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
         return "fail"
-    if result.dead_count:
+    if any(True for _ in _dead(result)):
         return "warn"
     return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
 
@@ -251,17 +254,21 @@ def _overflowing(result: Survey) -> Iterator[str]:
 
 
 def _dead(result: Survey) -> Iterator[str]:
-    if not result.dead_count:
+    if not result.dead_count or result.dead_bound > _HIGHEST_DEAD_BOUND:
         return
     rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
     named = [f"{_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     most = percent_bound(result.dead_bound)
-    yield (
-        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {most} of such inputs, with 95% "
-        "confidence."
-    )
+    yield f"{dead}, most in {some_of(named, 2)}. Each fires on fewer than {most} of such inputs (95% confidence)."
+
+
+def _too_few(result: Survey) -> Iterator[str]:
+    if result.dead_count and result.dead_bound > _HIGHEST_DEAD_BOUND:
+        of_all = counted(channel_counts(result.rows), "channel")
+        few = f"{inputs_text(result)} {are(result.input_count)} too few to call a channel dead"
+        yield f"{few}: {result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on all of them."
 
 
 def _accuracy(result: Survey) -> Iterator[str]:
@@ -273,7 +280,7 @@ def _massive(result: Survey) -> Iterator[str]:
     rows = [row for row in result.rows if row.massive]
     if rows:
         named = [f"{_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
-        yield f"Massive activations, above 100 and 1,000 times the median, in {some_of(named, 2)}."
+        yield f"Massive activations (above 100, and above 1,000 times the median) in {some_of(named, 2)}."
 
 
 def _tight(result: Survey) -> Iterator[str]:
@@ -282,8 +289,9 @@ def _tight(result: Survey) -> Iterator[str]:
     if factors:
         row, least = min(factors, key=lambda pair: pair[1])
         if least >= 1:
-            factor = f"{'only ' if least < _TIGHT else ''}{figure(least, 3)} times"
-            yield f"All values of these outputs fit float16: its limit is {factor} the largest, in {_name(row)}."
+            how = "close to the limit of" if least < _TIGHT else "safe in"
+            peak = f"the peak, in {_name(row)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
+            yield f"These outputs are {how} float16: {peak}."
 
 
 def _selective(result: Survey) -> Iterator[str]:

@@ -90,13 +90,13 @@ def method_words(failures: Failures) -> list[str]:
     words = []
     if failures.range_rate <= failures.departure_rate:
         words.append(
-            f"An ordinary input lies outside one of the ranges of the {failures.compared_count:,} that are classified "
-            f"right with a probability of at most {failures.range_rate:.1%}."
+            f"At most {failures.range_rate:.1%} of ordinary inputs lie outside a range of the "
+            f"{failures.compared_count:,} that are classified right."
         )
     if failures.sampled_count:
         words.append(
-            f"An ordinary input is reported to leave its class with a probability of at most "
-            f"{failures.departure_rate:.0%}; {counted(failures.sampled_count, 'input')} of these classes ran again."
+            f"At most {failures.departure_rate:.0%} of ordinary inputs are reported to leave their class; "
+            f"{counted(failures.sampled_count, 'input')} of these classes ran again."
         )
     return [*words, *failures.remarks]
 
