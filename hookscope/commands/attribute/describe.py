@@ -25,8 +25,9 @@ def describe_attributions(
     maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
     by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
+    where = "" if only is None or not result.inputs[1:] else f" in {short_name(result.inputs[only])}"
     return Document(
-        title=f"Where {result.model.name} looks: {result.method}",
+        title=f"Where {result.model.name} looks{where}: {result.method}",
         subtitle="Each map has its own scale, from 0.",
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),

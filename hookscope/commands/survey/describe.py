@@ -1,6 +1,8 @@
 """A survey as a document: the answer, what else deserves a look, layers over depth, channels by search."""
 
+import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import PurePath
 
 from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, remarks_of
@@ -13,6 +15,8 @@ from hookscope.commands.survey.describe_failures import (
 )
 from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
 from hookscope.reporting.document import (
+    Bar,
+    Bars,
     ChannelSearch,
     DepthChart,
     Document,
@@ -40,6 +44,7 @@ _MOST_NAMES = 3
 _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
+_MOST_BARS = 10
 
 # A headroom below this factor is pointed at. Ours.
 _TIGHT = 10.0
@@ -132,7 +137,7 @@ def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
     yield Text(method_words(failures))
 
 
-def _charts(result: Survey) -> Iterator[DepthChart]:
+def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
     """Yield how often values are not 0, with dead channels, and the range of the values."""
     if not any(row.channels for row in result.rows):
         return
@@ -152,16 +157,32 @@ def _charts(result: Survey) -> Iterator[DepthChart]:
         )
     broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
     yield DepthChart(
-        title="Range of the values against float16",
+        title="Range of the values",
         labels=labels,
         series=[
-            Series("float16's greatest", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
+            Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
             Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
             Series("std", [row.activation.std for row in rows], "grey"),
             Series("mean |x|", [row.activation.mean_abs for row in rows]),
         ],
         marks=[("holds NaN or Inf", "fail", broken)],
+        is_extra=not any(broken),
     )
+    yield _nearest_limit(result)
+
+
+def _nearest_limit(result: Survey) -> Bars:
+    """Return the outputs whose values come nearest to float16's limit, as shares of it on a logarithmic scale."""
+    limit = FORMATS[FLOAT16].greatest
+    peaks = [(peak, row) for row in result.rows if (peak := row.activation.max_abs)]
+    bars = []
+    for peak, row in sorted(peaks, key=itemgetter(0), reverse=True)[:_MOST_BARS]:
+        level: Level = "fail" if peak > limit else "warn" if peak > limit / _TIGHT else ""
+        words = "above it" if peak > limit else f"{figure(limit / peak, 3)}\N{MULTIPLICATION SIGN} below it"
+        share = min(math.log(max(peak, 1.0)) / math.log(limit), 1.0)
+        bars.append(Bar(name=_name(row), words=f"{number_text(peak, 3)}, {words}", share=share, level=level))
+    legend = f"Largest magnitude, on a logarithmic scale from 1 to the limit, {limit:,.0f}."
+    return Bars(f"Nearest to float16's limit: {counted(len(bars), 'output')}", legend, bars)
 
 
 def _layers(result: Survey) -> Table:

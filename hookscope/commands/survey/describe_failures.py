@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hookscope.reporting.columns import number_text
 from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
@@ -128,9 +128,5 @@ def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
 
 def _tile(pixels: NDArray[np.uint8]) -> Image.Image:
     picture = Image.fromarray(pixels).convert("RGB")
-    scale = TILE / max(picture.size)
-    size = tuple(max(1, round(side * scale)) for side in picture.size)
-    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX
-    tile = Image.new("RGB", (TILE, TILE), (255, 255, 255))
-    tile.paste(picture.resize((size[0], size[1]), resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
-    return tile
+    how = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.BOX
+    return ImageOps.pad(picture, (TILE, TILE), how, color="white")

@@ -237,7 +237,6 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
         ),
         # On the shipped cat blurring raises the probability, wherever it is.
         (of_blurring(0.39, 0.45, 0.51, 0.5), None, "does not lower the probability (0.39 to 0.45; random places:"),
-        # A network that does not look at the picture.
     ],
 )
 def test_blurring_holds_fails_or_says_nothing(found: Numbers, passed: bool | None, words: str) -> None:
