@@ -174,7 +174,8 @@ def run_attribution(
         provenance=provenance_of(
             session,
             layers,
-            {"targets": targets} | {name: getattr(option, name) for name in ("method", "top", "tokens", "sanity")},
+            {"method": option.method, "targets": targets}
+            | {name: getattr(option, name) for name in ("top", "tokens", "sanity")},
         ),
     )
 
