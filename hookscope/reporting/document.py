@@ -157,7 +157,6 @@ class DepthChart:
         marks: A meaning, its level, and whether each layer has the mark, at the foot.
         ground: A meaning, and whether each layer is pointed at.
         letters: What stands above a layer in a picture, with its position.
-        is_extra: Whether only the page shows it.
     """
 
     title: str
@@ -167,31 +166,11 @@ class DepthChart:
     marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
-    is_extra: bool = False
 
     @property
     def shown(self) -> list[Series]:
         """The series with a value other than 0."""
         return [series for series in self.series if any(series.values)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A bar that fills a share, 0-1, of its length, with a name before and words behind it."""
-
-    name: str
-    words: str
-    share: float
-    level: Level = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Bars below each other, in a picture only; `legend` is what their ends are."""
-
-    title: str
-    legend: str
-    bars: Sequence[Bar]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,7 +425,6 @@ Part = (
     | Table
     | StepCharts
     | DepthChart
-    | Bars
     | HeatMaps
     | DetailedTable
     | PhotographMaps

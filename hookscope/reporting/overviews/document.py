@@ -10,7 +10,6 @@ from PIL import Image, ImageDraw
 from hookscope.reporting.axes import block_names
 from hookscope.reporting.columns import number_text, percent_text
 from hookscope.reporting.document import (
-    Bars,
     ChannelSearch,
     DepthChart,
     Document,
@@ -69,7 +68,6 @@ _INPUT = 200  # a side, beside the answer
 _TALLEST = 190  # of pictures side by side
 _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
-_WORDS = 200  # right of a bar, for its words
 _MOST_ROWS = 36  # of a heat map
 _ROW = 17
 
@@ -158,24 +156,6 @@ def _time_line(part: Findings) -> Block:
     return Block(len(findings) * step + line_height(SMALL), draw)
 
 
-def _bars(part: Bars) -> list[Block]:
-    step, left, right = line_height(SMALL) + 6, MARGIN + _NAMES, MARGIN + INNER - _WORDS
-
-    def draw(image: Image.Image, top: int) -> None:
-        pen = ImageDraw.Draw(image)
-        for bar in part.bars:
-            middle = top + line_height(SMALL) // 2
-            end = left + max(2, round((right - left) * bar.share))
-            write(pen, [(fitting(bar.name, SMALL, _NAMES - 16), SMALL, INK)], top, MARGIN, _NAMES)
-            for stop, colour in ((right, _GROUND), (end, _COLOURS[bar.level] if bar.level else BLUE)):
-                pen.rectangle([left, middle - _BAR // 2, stop, middle + _BAR // 2], colour)
-            pen.text((right + 12, top), fitting(bar.words, SMALL, _WORDS - 12), INK, font(SMALL))
-            top += step
-
-    heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
-    return [heading, Block(len(part.bars) * step, draw)] if part.bars else []
-
-
 def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
     places, count = part.steps - part.low, part.high - part.low + 1
     column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
@@ -215,7 +195,7 @@ def _depth_chart(part: DepthChart) -> list[Block]:
         letters=part.letters,
         names=block_names(part.labels),
     )
-    return [chart.block] if series and not part.is_extra else []
+    return [chart.block] if series else []
 
 
 def _places(marked: Sequence[bool]) -> list[int]:
@@ -369,7 +349,6 @@ _BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
     Findings: lambda part: [_time_line(part) if part.ends else _finding_lines(part)],
     StepCharts: _step_charts,
     DepthChart: _depth_chart,
-    Bars: _bars,
     HeatMaps: _heat_maps,
     Maps: _maps,
     PhotographMaps: lambda part: [block for mapped in part.inputs for block in map_blocks(mapped)],
