@@ -14,7 +14,7 @@ from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RunResult
-from hookscope.text import counted
+from hookscope.text import counted, some_of
 
 Method = Literal[
     "grad-cam",
@@ -179,4 +179,5 @@ class Attributions(RunResult):
             if heat_map.target.label == target:
                 return heat_map
         labels = dict.fromkeys(attribution_map.target.label for attribution_map in self.maps)
-        raise LayerNotFoundError(f"There is no map of {target!r}.{nearest(target, labels)}")
+        hint = nearest(target, labels) or f" There are {some_of([*map(repr, labels)], 3)}."
+        raise LayerNotFoundError(f"There is no map of {target!r}.{hint}")

@@ -1,6 +1,7 @@
 """Exact intervals and tests for shares of pictures, from the binomial distribution alone."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -92,11 +93,7 @@ def _fewest(shows: Callable[[int], bool]) -> int | None:
         high *= 2
         if high > _MOST_PICTURES:
             return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if shows(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=shows)
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

@@ -125,19 +125,14 @@ def concentration(placed: PlacedMap, record: InputRecord) -> Concentration | Non
     sums = positive / total
     for axis, cut in enumerate(cuts):
         sums = np.add.reduceat(sums, cut[:-1], axis=axis)
-    first, last = _smallest_box(sums, cuts)
-    starts = [float(edges[axis][place]) for axis, place in enumerate(first)]
-    ends = [float(edges[axis][place]) for axis, place in enumerate(last)]
+    starts, ends = (
+        [float(edges[axis][place]) for axis, place in enumerate(corner)] for corner in _smallest_box(sums, cuts)
+    )
     if axes == PICTURE_AXES:
         return _in_picture(starts, ends, record)
     size = getattr(placed, "size", ()) or record.shape[-axes:]
-    share = float(np.prod(np.subtract(ends, starts)))
-    box = Box(_positions(starts, size), _positions(ends, size), tuple(size))
-    return Concentration(min(1.0, share), box)
-
-
-def _positions(shares: Sequence[float], size: Sequence[int]) -> tuple[float, ...]:
-    return tuple(share * length for share, length in zip(shares, size, strict=True))
+    begins, stops = (tuple(np.multiply(shares, size).tolist()) for shares in (starts, ends))
+    return Concentration(min(1.0, float(np.prod(np.subtract(ends, starts)))), Box(begins, stops, tuple(size)))
 
 
 def _in_picture(begin: Sequence[float], end: Sequence[float], record: InputRecord) -> Concentration:
@@ -162,29 +157,24 @@ def _edges(begin: float, end: float, cells: int) -> NDArray[np.float64]:
     return edges
 
 
-def _smallest_box(
-    shares: NDArray[np.float64], cuts: Sequence[NDArray[np.int_]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _smallest_box(shares: NDArray[np.float64], cuts: Sequence[NDArray[np.int_]]) -> tuple[list[int], list[int]]:
     """Return where the smallest box with half of the sum, which is 1, begins and ends; of equals the fullest.
 
     `cuts` are the edges of the cells along each axis.
     """
-    if shares.ndim == 1:
-        top, left, bottom, right = _smallest_rectangle(shares[None], np.array([0, 1]), cuts[0])[2]
-        return (left,), (right,)
-    if shares.ndim == PICTURE_AXES:
-        top, left, bottom, right = _smallest_rectangle(shares, *cuts)[2]
-        return (top, left), (bottom, right)
+    axes = shares.ndim
+    planes, rows, columns = [np.array([0, 1])] * (3 - axes) + [*cuts]
+    shares = shares.reshape((1,) * (3 - axes) + shares.shape)
     best = (float("inf"), 0.0)
-    corners = (0, 0, 0), tuple(int(cut[-1]) for cut in cuts)
+    begin, end = [0, 0, 0], [int(cut[-1]) for cut in (planes, rows, columns)]
     for front in range(len(shares)):
         for back in range(front + 1, len(shares) + 1):
-            area, negative, (top, left, bottom, right) = _smallest_rectangle(shares[front:back].sum(0), *cuts[1:])
-            volume = area * (cuts[0][back] - cuts[0][front])
+            area, negative, (top, left, bottom, right) = _smallest_rectangle(shares[front:back].sum(0), rows, columns)
+            volume = area * float(planes[back] - planes[front])
             if (volume, negative) < best:
-                best = (float(volume), negative)
-                corners = (int(cuts[0][front]), top, left), (int(cuts[0][back]), bottom, right)
-    return corners
+                best = (volume, negative)
+                begin, end = [int(planes[front]), top, left], [int(planes[back]), bottom, right]
+    return begin[-axes:], end[-axes:]
 
 
 def _smallest_rectangle(

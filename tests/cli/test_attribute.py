@@ -169,7 +169,7 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     ended, _ = demo
     assert (ended.code, ended.stderr) == (0, "")
     text = " ".join(ended.stdout.split())
-    assert "cat.jpg, Egyptian cat (softmax 0.39): half of the grad-cam map lies in" in text
+    assert "cat.jpg, Egyptian cat (softmax 0.39): half of the grad-cam heat is in" in text
     assert "Egyptian cat 9.060 0.39 _swish#1 7x7" in text
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
     assert ended.stdout.splitlines()[-2:] == [
@@ -235,9 +235,12 @@ def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Pa
     given = ("--target", "0", "--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--layer", "1")
     ended = command("attribute", f"{network}:painted", "a.png", *given, "--out", "out", cwd=tmp_path, columns=200)
     assert ended.code == 0
-    rho, number = "\N{GREEK SMALL LETTER RHO}", r"-?\d\.\d\d"
+    number = r"-?\d\.\d\d"
     text = " ".join(ended.stdout.split())
-    assert re.search(rf" weights {rho} {number} With .* class {rho} 1.00 .* failed ", text), text
+    assert re.search(
+        rf" weights shuffled: rank correlation {number} With .* class .runner-up.: rank correlation 1.00 .* failed ",
+        text,
+    ), text
     number = r"\d\.\d+"
     deletion = (
         rf"deletion: probability {number} → {number}, random places → {number} Blurring .* (ok|failed|inconclusive) "

@@ -25,11 +25,9 @@ from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
 from tests.reporting.attributed import CAT, ONE, RESULT, SANITY, TARGETS, corner, photographs
 
-RHO = "\N{GREEK SMALL LETTER RHO}"
-
 
 def test_the_finding_says_where_half_of_the_map_lies() -> None:
-    place = "half of the grad-cam map lies in 6% of what the network sees, at the upper left."
+    place = "half of the grad-cam heat is in 6% of the crop, at the upper left."
     assert finding_of(RESULT.maps[0], RESULT) == f"cat.jpg, Egyptian cat (softmax 0.40): {place}"
     nowhere = replace(RESULT.maps[0], values=-corner())
     assert finding_of(nowhere, RESULT) == (
@@ -37,24 +35,24 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
         "the grad-cam map is nowhere above 0."
     )
     even = replace(RESULT.maps[0], values=np.ones((4, 4), np.float32))
-    assert finding_of(even, RESULT).endswith("lies in 50% of what the network sees, so it is spread out.")
+    assert finding_of(even, RESULT).endswith("heat is spread over 50% of the crop.")
 
 
 def test_every_check_has_its_number_its_verdict_and_its_meaning() -> None:
     rows = [[column.cell(check) for column in CHECKS] for check in SANITY]
     assert rows == [
-        [f"weights {RHO} 0.07", SANITY[0].meaning, "ok"],
-        [f"class {RHO} 0.91", SANITY[1].meaning, "failed"],
+        ["weights shuffled: rank correlation 0.07", SANITY[0].meaning, "ok"],
+        ["class (runner-up): rank correlation 0.91", SANITY[1].meaning, "failed"],
         ["deletion: probability 0.41 → 0.06, random places → 0.38", SANITY[2].meaning, "ok"],
     ]
     text = " ".join(str(RESULT).split())
-    assert f"class {RHO} 0.91 failed" in text
+    assert "class (runner-up): rank correlation 0.91 failed" in text
     assert "Checks of the maps" not in str(replace(RESULT, sanity=()))
 
 
 def test_it_prints_as_a_finding_and_a_table() -> None:
     text = " ".join(str(RESULT).split())
-    assert "cat.jpg, Egyptian cat (softmax 0.40): half of the grad-cam map" in text
+    assert "cat.jpg, Egyptian cat (softmax 0.40): half of the grad-cam heat" in text
     assert "cat.jpg tabby - tiger cat -0.5000 - layer4 4x4 6% upper left" in text
     assert "Left as it is: features.3.act, SiLU is no ReLU" in text
     assert "layer4 (Sequential, 4x4): last spatial output that reaches the target" in text

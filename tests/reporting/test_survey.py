@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import hookscope
+from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.errors import InputError
 from hookscope.reporting.columns import percent_bound, percent_text, share_in_words
@@ -120,13 +121,25 @@ def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
     text = " ".join(str(survey).split())
     assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
-    assert "A dead channel fires on fewer than 7.5% of such inputs, with 95% confidence." in text
+    assert "Each fires on fewer than 7.5% of such inputs (95% confidence)." in text
+
+
+def test_few_inputs_call_no_channel_dead(survey: Survey) -> None:
+    document = describe_survey(replace(survey, input_count=29))
+    count = sum(len(row.dead_channels) for row in survey)
+    assert (
+        document.answer[-1]
+        == f"29 inputs are too few to call a channel dead: {count} of 41 channels are 0 on all of them."
+    )
+    assert not any(" dead on " in sentence for sentence in document.answer)
+    assert document.level == "good"
+    assert describe_survey(replace(survey, input_count=30)).level == "warn"
 
 
 def test_a_bound_below_a_tenth_of_a_percent_is_written_as_people_write_it(survey: Survey) -> None:
     many = replace(survey, input_count=60_000)
     text = " ".join(str(many).split())
-    assert "A dead channel fires on fewer than 0.1% of such inputs, with 95% confidence." in text
+    assert "Each fires on fewer than 0.1% of such inputs (95% confidence)." in text
     assert share_in_words(percent_text(1e-5)) == "less than 0.1%"
     assert [percent_bound(each) for each in (0, 0.0004, 0.075, 0.9995, 1)] == ["0%", "0.1%", "7.5%", "100%", "100%"]
 

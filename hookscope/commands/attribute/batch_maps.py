@@ -1,6 +1,6 @@
 """Make the maps of one batch by any method: of layers, or of the picture itself."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,7 @@ from hookscope.commands.attribute.forward_backward import (
 )
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayer, MapLayers, arrived
-from hookscope.commands.attribute.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
+from hookscope.commands.attribute.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
@@ -26,6 +26,8 @@ from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
 from hookscope.results.concentration import Extent
 from hookscope.statistics.token_layout import TokenLayout
+
+_EXACT = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +61,36 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
     passes = map_layers.passes
     if method in CAMS:
         targets, layers = map_layers.run(batch)
-        return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
+        return _of_layers(method, layers, targets)
     # With a graph, which shows whether the scores are logits.
     targets = passes.targets_of(run_output(passes, batch, track=True), batch)
-    return of_pixels(passes, passes.inspected.network, batch, method, targets)
+    return _of_pixels(passes, passes.inspected.network, batch, method, targets)
 
 
-def maps_of_layers(method: str, layers: Iterable[MapLayer], target_count: int) -> list[list[Tensor]]:
-    """Return maps by target, then by layer."""
-    return [[_cam(method, layer.values, layer.gradients[at]) for layer in layers] for at in range(target_count)]
+def _of_layers(method: Method, layers: Sequence[MapLayer], targets: Sequence[BatchTarget]) -> Explained:
+    """Make maps in float32 or float64."""
+    maps = []
+    with torch.no_grad():
+        for at in range(len(targets)):
+            pairs = [(layer.values, layer.gradients[at]) for layer in layers]
+            wide = [pair if pair[0].dtype in _EXACT else (pair[0].float(), pair[1].float()) for pair in pairs]
+            maps.append([CAMS[method](*pair).float().cpu() for pair in wide])
+    return Explained(targets, layers, maps)
 
 
-def of_pixels(
+def _of_pixels(
     passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> Explained:
     """Make maps of the picture itself, of a network like that of the run."""
-    parts = _pixels(passes, network, batch, method, targets)
-    gaps = [float(part.gap.max()) for part in parts if part.gap is not None]
+    with model_errors(passes.inspected, "backward"):
+        parts = [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
     return Explained(
         targets,
         (),
         [[map_of(method, part.values).float().cpu()] for part in parts],
         [part.values.float().cpu() for part in parts],
         {label: reason for part in parts for label, reason in part.unchanged.items()},
-        max(gaps, default=None),
+        max((float(part.gap.max()) for part in parts if part.gap is not None), default=None),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
@@ -104,7 +112,7 @@ def explain_again(
         UsageError: As in `explain`.
     """
     if method not in CAMS:
-        return of_pixels(passes, network, batch, method, targets)
+        return _of_pixels(passes, network, batch, method, targets)
     modules, _ = module_index(network)
     names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
@@ -126,12 +134,11 @@ def explain_again(
             operations=OperationChoice(operations) if operations else None,
         )
         _, captured = run_and_differentiate(other, hooks.enter_context(watching), batch)
-    by_place = {place: (values, gradients) for place, values, gradients in captured}
     again = []
     for layer in layers:
-        values, gradients = by_place.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
+        values, gradients = captured.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
         again.append(layer._replace(values=values, gradients=arrived(values, gradients)))
-    return Explained(targets, again, maps_of_layers(method, again, len(targets)))
+    return _of_layers(method, again, targets)
 
 
 def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
@@ -151,18 +158,3 @@ def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Ten
             part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
         parts.append(part[None, None])
     return torch.cat(parts)
-
-
-def _pixels(
-    passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
-) -> list[Pixels]:
-    with model_errors(passes.inspected, "backward"):
-        return [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
-
-
-def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:
-    """Return one map, computed in float32 or float64."""
-    with torch.no_grad():
-        if values.dtype not in (torch.float32, torch.float64):
-            values, gradient = values.float(), gradient.float()
-        return CAMS[method](values, gradient).float().cpu()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -78,9 +79,9 @@ class Checking:
             return
         self._began = True
         began = time.perf_counter()
-        for at, target in enumerate(explained.targets[: 1 if self.sanity == "quick" else None]):
+        for at in range(1 if self.sanity == "quick" else len(explained.targets)):
             try:
-                self._check(map_layers, batch, explained, target, at)
+                self._check(map_layers.passes, batch, explained, at)
             except (HookscopeError, ModelRaisedError) as error:
                 self.notes[f"Sanity was not checked for some maps: {error}"] = None
         self.seconds += time.perf_counter() - began
@@ -98,9 +99,9 @@ class Checking:
             checks.append(completeness_check(self._gap, COMPLETENESS_LIMIT, self._what))
         return tuple(checks)
 
-    def _check(self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
+    def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:
         """Check the maps of one target: of all its layers, of the inputs that have it."""
-        passes, network = map_layers.passes, map_layers.passes.inspected.network
+        target, network = explained.targets[at], passes.inspected.network
         places = [place for place, share in enumerate(target.targets) if share is not None]
         if not places:
             return
@@ -115,10 +116,8 @@ class Checking:
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
             self.notes[
-                (
-                    f"Sanity: no weights and class tests, because {self.method} takes many passes; {arg('sanity')} "
-                    "full runs them."
-                )
+                f"Sanity: no weights and class tests, because {self.method} takes many passes; {arg('sanity')} full "
+                "runs them."
             ] = None
         elif next(network.parameters(), None) is None:
             self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
@@ -133,7 +132,7 @@ class Checking:
             return
         if not is_slow:
             self._keep(correlations(maps, again(copied, other)), self._classes)
-        self._delete(map_layers, batch, explained, target, at, copied)
+        self._delete(passes, batch, explained, at, places, copied)
 
     def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
         """Keep the correlations, (..., maps), of maps that rank places."""
@@ -144,11 +143,10 @@ class Checking:
             kept.append(ranked)
 
     def _delete(
-        self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int, copied: nn.Module
+        self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int, places: list[int], copied: nn.Module
     ) -> None:
         """Blur what the maps of one target mark, and note what becomes of the target's probability."""
-        passes, network = map_layers.passes, map_layers.passes.inspected.network
-        places = [place for place, share in enumerate(target.targets) if share is not None]
+        target = explained.targets[at]
         argument = batch.args[0] if batch.args else None
         has_shares = all(share is None or share.probability is not None for share in target.targets)
         if not isinstance(argument, Tensor) or argument is not main_input(batch) or not has_shares:
@@ -156,37 +154,29 @@ class Checking:
         if not argument.is_floating_point():
             self.notes["Sanity: no deletion test, because whole numbers cannot be blurred."] = None
             return
-        layout = places_of(network, argument)
+        layout = places_of(copied, argument)
         inputs = layout.by_channel(argument)
 
         def probability(changed: Tensor) -> Tensor:
             output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
             return probabilities(output, target, self.output_key)
 
-        for layer, of_layer in enumerate(explained.maps[at]):
-            ranking = [place for place in places if puts_places_in_order(of_layer[place].numpy())]
+        for layer, maps in zip_longest(explained.layers, explained.maps[at]):
+            ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
             if len(ranking) < len(places):
                 self.notes[_NO_ORDER] = None
-            if not ranking:
+            if not ranking or maps[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
                 continue
-            if of_layer[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
-                continue
-            if explained.layers:
-                extents = explained.layers[layer].extents
-                of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps
-            ranked = deletions(inputs, [heat_map.numpy() for heat_map in of_layer], probability, self.seed)
-            self._add_deletions(ranked[:, ranking])
-
-    def _add_deletions(self, deleted: Numbers) -> None:
-        """Keep the deletions of inputs that are likely enough to be the target."""
-        likely = deleted[0] >= _LEAST_PROBABILITY
-        if not likely.all():
-            self.notes[
-                f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
-                "could hardly lower it."
-            ] = None
-        if likely.any():
-            self._deleted.append(deleted[:, likely])
+            whole = maps if layer is None else resized(maps, layout.size, layer.extents)[:, 0]
+            deleted = deletions(inputs, [heat_map.numpy() for heat_map in whole], probability, self.seed)[:, ranking]
+            likely = deleted[0] >= _LEAST_PROBABILITY
+            if not likely.all():
+                self.notes[
+                    f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
+                    "could hardly lower it."
+                ] = None
+            if likely.any():
+                self._deleted.append(deleted[:, likely])
 
     def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         copied = copy_of(replace(batch, args=args))

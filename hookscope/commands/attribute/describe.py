@@ -9,11 +9,10 @@ from hookscope.reporting.columns import Column, machine_columns, number_text, pr
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
-from hookscope.results.concentration import Concentration, concentration
+from hookscope.results.concentration import Box, Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
 from hookscope.text import some_of, told_apart
 
-_RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
 _MOST_LABELS = 6
 _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
 
@@ -26,8 +25,9 @@ def describe_attributions(
     maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
     by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
+    where = "" if only is None or not result.inputs[1:] else f" in {short_name(result.inputs[only])}"
     return Document(
-        title=f"Where {result.model.name} looks: {result.method}",
+        title=f"Where {result.model.name} looks{where}: {result.method}",
         subtitle="Each map has its own scale, from 0.",
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
@@ -64,8 +64,7 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     if box is None:
         noun = input_word(heat_map.values.ndim)
         return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
-    share = f"half of the {result.method} map lies in {share_in_words(_share(box.share))} of what the network sees"
-    return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
+    return f"{subject}half of the {result.method} heat is {_place(box, record)}."
 
 
 def _looked_at(result: Attributions) -> Iterator[str]:
@@ -96,7 +95,7 @@ def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMa
     box = concentration(heat_map, result.inputs[heat_map.input_index])
     facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
     if box is not None:
-        facts.append(("half of it in", f"{_share(box.share)} of what the network sees, {box.words}"))
+        facts.append(("half of the heat is", _place(box, result.inputs[heat_map.input_index])))
     values = result.given.get(heat_map.input_index)
     drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given_map, values, heat_map)
     title = _certain(heat_map.target)
@@ -136,7 +135,8 @@ def check_text(check: SanityCheck) -> str:
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
         return f"completeness gap {check.value * 100:.1f}%"
-    return f"{check.name} {_RHO} {check.value:.2f}"
+    changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
+    return f"{changed}: rank correlation {check.value:.2f}"
 
 
 CHECKS = (
@@ -176,7 +176,14 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         *machine_columns("extent", "size"),
         *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
-        Column("", "half of it in", "where half of the map lies", 4, shown=_half_text, words=True).on(half, blank=""),
+        Column(
+            "",
+            "half of the heat",
+            "the smallest part of the input that holds half of the map",
+            4,
+            shown=_half_text,
+            words=True,
+        ).on(half, blank=""),
     )
 
 
@@ -192,7 +199,18 @@ def _share(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 else "<1%"
 
 
-def _at(words: str) -> str:
-    if words.startswith(("steps", "planes")):
-        return f"in {words}"
-    return {"left": "at the left", "right": "at the right", "centre": "in the centre"}.get(words, f"at the {words}")
+def _place(box: Concentration, record: InputRecord) -> str:
+    """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
+    share, seen = share_in_words(_share(box.share)), record.region
+    if isinstance(box.region, Box):
+        noun = input_word(len(box.region.size))
+        return f"spread over {share} of the {noun}" if box.words == "spread out" else f"in {box.words} ({share})"
+    is_cropped = seen is not None and (seen.bottom - seen.top < seen.height or seen.right - seen.left < seen.width)
+    noun = "crop" if is_cropped else "picture"
+    match box.words:
+        case "spread out":
+            return f"spread over {share} of the {noun}"
+        case "centre":
+            return f"in the central {share} of the {noun}"
+        case words:
+            return f"in {share} of the {noun}, at the {words}"

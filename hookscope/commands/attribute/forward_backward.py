@@ -83,24 +83,19 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     Raises:
         ModelRaisedError: If the network raises.
     """
-    args, kwargs = _tracked(batch) if track else _plain(batch)
+    copied = copy_of(batch)
+    arguments = (copied.args, dict(copied.kwargs))
+    if track:  # the floating ones with a graph; no leaves, as the model may overwrite them
+        leaves = {path: tensor for path, tensor in tensors_in(arguments) if tensor.is_floating_point()}
+        arguments = with_tensors(
+            arguments, {path: strided_copy(leaf.requires_grad_()) for path, leaf in leaves.items()}
+        )  # type: ignore[assignment]
+    args, kwargs = arguments
     passes.capturing.restart()
     passes.outputs.word_counts = word_counts(batch)
     passes.outputs.start(len(batch.indices), place_axes(batch), batch.pictures, keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
-
-
-def _plain(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    copied = copy_of(batch)
-    return copied.args, dict(copied.kwargs)
-
-
-def _tracked(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return copies of the arguments, the floating ones with a graph; no leaves, as the model may overwrite them."""
-    arguments = _plain(batch)
-    leaves = {path: tensor for path, tensor in tensors_in(arguments) if tensor.is_floating_point()}
-    return with_tensors(arguments, {path: strided_copy(leaf.requires_grad_()) for path, leaf in leaves.items()})  # type: ignore[return-value]
 
 
 @contextmanager
@@ -130,13 +125,9 @@ def run_model(
     Raises:
         ModelError: If the network raised, with an `on_error` on every input.
     """
-    has_run = False
 
     def attempt(batch: Batch) -> Break | None:
-        nonlocal has_run
-        if has_run:
-            state.mark()
-        has_run = True
+        state.mark()
         try:
             run(batch)
         except ModelRaisedError as raised:
@@ -189,7 +180,7 @@ def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
 
 def run_and_differentiate(
     passes: ForwardBackward, captured: Capture[None], batch: Batch
-) -> tuple[list[BatchTarget], list[tuple[RowKey, Tensor, list[Tensor | None]]]]:
+) -> tuple[list[BatchTarget], dict[RowKey, tuple[Tensor, list[Tensor | None]]]]:
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
     Returns:
@@ -221,14 +212,12 @@ def run_and_differentiate(
                 _backward(sum_of(score, target))
         by_target.append(dict(passes.gradients))
     captured.restart()
-    per_layer = []
+    per_layer: dict[RowKey, tuple[Tensor, list[Tensor | None]]] = {}
     for place, values in passes.values.items():
         layout = passes.outputs.by_place[place].layout
         if isinstance(layout, Layout):
-            arrived = [gradients.get(place) for gradients in by_target]
-            per_layer.append(
-                (place, layout.maps(values), [None if grad is None else layout.maps(grad) for grad in arrived])
-            )
+            gradients = [arrived.get(place) for arrived in by_target]
+            per_layer[place] = layout.maps(values), [None if grad is None else layout.maps(grad) for grad in gradients]
     return targets, per_layer
 
 

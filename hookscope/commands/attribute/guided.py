@@ -28,23 +28,10 @@ from hookscope.text import counted
 # Names in labels, by that of autograd's node without "Backward0". A smooth gate lets part of every negative value
 # through, for which the rule is not defined.
 _SMOOTH = {"Gelu": "GELU", "Silu": "SiLU", "Mish": "Mish"}
-_OTHER = {
-    "Celu": "CELU",
-    "Elu": "ELU",
-    "Glu": "GLU",
-    "Hardshrink": "Hardshrink",
-    "Hardsigmoid": "Hardsigmoid",
-    "Hardswish": "Hardswish",
-    "LeakyRelu": "LeakyReLU",
-    "LogSigmoid": "LogSigmoid",
-    "PreluKernel": "PReLU",
-    "RreluWithNoise": "RReLU",
-    "Sigmoid": "Sigmoid",
-    "Softplus": "Softplus",
-    "Softshrink": "Softshrink",
-    "Tanh": "Tanh",
-    "Threshold": "Threshold",
-}
+_OTHER = {"Celu": "CELU", "Elu": "ELU", "Glu": "GLU", "LeakyRelu": "LeakyReLU", "PreluKernel": "PReLU"}
+_OTHER |= {"RreluWithNoise": "RReLU", "Hardshrink": "Hardshrink", "Hardsigmoid": "Hardsigmoid", "Tanh": "Tanh"}
+_OTHER |= {"Hardswish": "Hardswish", "LogSigmoid": "LogSigmoid", "Sigmoid": "Sigmoid", "Softplus": "Softplus"}
+_OTHER |= {"Softshrink": "Softshrink", "Threshold": "Threshold"}
 # Limits that a node has saved: (lower, upper).
 _LIMITS = {
     "Clamp": ("_saved_min", "_saved_max"),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice, repeat
 from typing import NamedTuple
 
 import torch
@@ -130,13 +131,9 @@ class LayerOutputs:
 def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
     """Tell whether a layer looks up the network's whole numbers, (N, T): its steps are words, not a grid's places."""
     tensors = [tensor for _, tensor in call.inputs]
-    is_looked_up = bool(tensors) and not any(tensor.is_floating_point() for tensor in tensors)
-    return (
-        is_looked_up
-        and len(shape) == _SEQUENCE_AXES
-        and shape[1] in word_counts
-        and any(tuple(tensor.shape) == shape[:2] for tensor in tensors)
-    )
+    if len(shape) != _SEQUENCE_AXES or shape[1] not in word_counts or any(map(Tensor.is_floating_point, tensors)):
+        return False
+    return any(tuple(tensor.shape) == shape[:2] for tensor in tensors)
 
 
 class Choice(NamedTuple):
@@ -290,19 +287,14 @@ def _same_before(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOu
 
 
 def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    parts = name.split(".")
-    for end in range(1, len(parts)):
-        module = modules.get(".".join(parts[:end]))
-        if _ATTENTION.search(parts[end - 1]) or (module is not None and _ATTENTION.search(type(module).__name__)):
-            return True
-    return False
+    owners = [*accumulate(name.split("."), "{}.{}".format)][:-1]
+    kinds = [type(modules[owner]).__name__ for owner in owners if owner in modules]
+    return any(map(_ATTENTION.search, (*owners, *kinds)))
 
 
 def _in_groups(candidates: Sequence[tuple[RowKey, LayerOutput]]) -> Iterator[Sequence[tuple[RowKey, LayerOutput]]]:
-    begin = 0
-    for size in _AT_A_TIME:
-        if begin < len(candidates):
-            yield candidates[begin : begin + size]
-        begin += size
-    for rest in range(begin, len(candidates), _AT_A_TIME[-1]):
-        yield candidates[rest : rest + _AT_A_TIME[-1]]
+    rest = iter(candidates)
+    for size in chain(_AT_A_TIME, repeat(_AT_A_TIME[-1])):
+        if not (group := [*islice(rest, size)]):
+            return
+        yield group

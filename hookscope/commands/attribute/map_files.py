@@ -3,9 +3,10 @@
 One photograph is in memory at a time, and two overlays on it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph, Region
+from hookscope.results.inputs import PICTURE_AXES, Photograph, Region
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import counted
@@ -112,11 +113,8 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)
-    return _nothing(result.inputs[index])
-
-
-def _nothing(record: InputRecord) -> Photograph:
-    height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
+    shape = result.inputs[index].shape
+    height, width = shape[-2:] if len(shape) > 1 else (1, 1)
     grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
     return Photograph(grey, Region(0, 0, height, width, height, width), "There is no picture of this input.")
 
@@ -126,17 +124,10 @@ def _distinct_names(wanted: Iterable[str]) -> list[str]:
     names: list[str] = []
     taken: set[str] = set()
     for stem in wanted:
-        names.append(next(name for name in _candidates(stem) if name.casefold() not in taken))
+        numbered = (f"{stem}-{number}" for number in count(2))
+        names.append(next(name for name in chain([stem], numbered) if name.casefold() not in taken))
         taken.add(names[-1].casefold())
     return names
-
-
-def _candidates(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1
 
 
 def write_photograph(folder: Path, number: str, photograph: Photograph) -> str:

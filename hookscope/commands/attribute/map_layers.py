@@ -45,6 +45,10 @@ _NAMED = 5
 class NotReachedError(Exception):
     """The gradient of a target is zero at every layer that is looked at, for some inputs of the batch at least."""
 
+    def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
+        """Name the targets and the layers."""
+        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}")
+
 
 class MapLayer(NamedTuple):
     """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
@@ -235,9 +239,8 @@ class MapLayers:
             if self._captured is not None:
                 self._find_fields(self.chosen.__contains__, self._captured, batch)
                 targets, outputs = run_and_differentiate(passes, self._captured, batch)
-                by_place = {place: (values, gradients) for place, values, gradients in outputs}
                 for place, reason in self.chosen.items():
-                    values, gradients = by_place.get(place, (None, []))
+                    values, gradients = outputs.get(place, (None, []))
                     if values is not None and bool(reaches(gradients, targets).all()):
                         is_there = arrived(values, gradients)
                         return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, is_there)]
@@ -260,7 +263,7 @@ class MapLayers:
                     MapLayer(choice.place, choice.output, choice.reason, layout.maps(values), choice.gradients)
                 ]
             passes.state.rewind()
-        raise NotReachedError(self._unreached(targets, [row_label(*place) for place in self.chosen]))
+        raise NotReachedError(targets, [row_label(*place) for place in self.chosen])
 
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
         name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
@@ -297,7 +300,7 @@ class MapLayers:
             raise LayerNotFoundError(missing)
         layers: list[MapLayer] = []
         zero: list[RowKey] = []
-        for place, values, gradients in outputs:
+        for place, (values, gradients) in outputs.items():
             if not any(group.means(place) for group in selection.groups):
                 continue
             reached = reaches(gradients, targets)
@@ -310,10 +313,10 @@ class MapLayers:
                 self._check(group, batch, layers, zero, targets)
         if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
             labels = [layer.label for layer in layers] or [row_label(*place) for place in zero]
-            raise NotReachedError(self._unreached(targets, labels))
+            raise NotReachedError(targets, labels)
         partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
         if partly and len(batch.indices) > 1:
-            raise NotReachedError(self._unreached(targets, partly))
+            raise NotReachedError(targets, partly)
         return targets, [layer for layer in layers if layer.label not in partly]
 
     def _check(
@@ -338,7 +341,8 @@ class MapLayers:
             return
         text = safe_text(group.text)
         if not seen:
-            raise UsageError(f"{arg('layer')} {text} did not run for {self._inputs(batch)}: give a layer that runs.")
+            inputs = some_of([safe_text(record.name) for record in batch.records], 1)
+            raise UsageError(f"{arg('layer')} {text} did not run for {inputs}: give a layer that runs.")
         place = (zero or flat)[-1]
         label, output = row_label(*place), seen[place]
         if zero:
@@ -362,12 +366,6 @@ class MapLayers:
         if choice is None:
             return f" No layer works: take {arg('method')} gradient, which looks at the picture itself."
         return f" Nearest layer that works: {row_label(*choice.place)}."
-
-    def _unreached(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> str:
-        return f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}"
-
-    def _inputs(self, batch: Batch) -> str:
-        return some_of([safe_text(record.name) for record in batch.records], 1)
 
 
 def _input_shape(batch: Batch) -> tuple[int, ...] | None:

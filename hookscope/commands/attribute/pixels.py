@@ -50,8 +50,25 @@ class ScoredBatch:
 
     @property
     def places(self) -> InputPlaces:
-        """How the axes of the first argument are to be read, whose values are explained; UsageError if it has none."""
-        return _places_given(self.network, self.batch)
+        """How the axes of the first argument are to be read, whose values are explained.
+
+        Raises:
+            UsageError: If it is no batch of floating numbers.
+        """
+        batch, first = self.batch, _first_given(self.batch)
+        if isinstance(first, Tensor) and 2 <= first.dim() <= 5 and first.is_floating_point():
+            return places_of(self.network, first)
+        kind = f"a tensor {shape_text(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
+        if isinstance(first, Tensor) and not first.is_floating_point():
+            raise UsageError(
+                f"The network is given whole numbers, {shape_text(first.shape)}, which have no gradient: look at what "
+                f"its embedding returns, {arg('method')} grad-cam {arg('layer')} {embedding_name(self.network)}."
+            )
+        kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
+        raise UsageError(
+            "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) "
+            f"or volumes (N, C, D, H, W). The network is given {kind}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +132,7 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
         raise UsageError(f"{IN_SCRIPT} {advice()}")
     calls = ActivationCalls(scored.network)
     pixels = _inputs(scored)
-    with torch.random.fork_rng(_cuda(pixels)):
+    with torch.random.fork_rng([pixels.device] if pixels.is_cuda else []):
         plain = outcome_of(_output(scored, pixels))
     with calls:
         output = _output(scored, pixels)
@@ -188,12 +205,9 @@ def occlusion(scored: ScoredBatch) -> Pixels:
     pixels = _inputs(scored).detach()
     channels, *sides = pixels.shape[1:]
     patch, stride = (tuple(max(side // parts, 1) for side in sides) for parts in _PATCH_AND_STRIDE_PARTS[len(sides)])
+    method = _captum().Occlusion(partial(_score, scored))
     with torch.no_grad():
-        drops = (
-            _captum()
-            .Occlusion(partial(_score, scored))
-            .attribute(pixels, sliding_window_shapes=(channels, *patch), strides=(channels, *stride))
-        )
+        drops = method.attribute(pixels, sliding_window_shapes=(channels, *patch), strides=(channels, *stride))
     patches, steps = ("x".join(map(str, shape)) for shape in (patch, stride))
     return Pixels(drops.detach(), notes=(f"Patches of {patches} in steps of {steps}.",))
 
@@ -217,28 +231,6 @@ def _captum() -> Any:
             "'hookscope[attribute]'"
         ) from error
     return attr
-
-
-def _places_given(network: nn.Module, batch: Batch) -> InputPlaces:
-    """Return where the places of the first argument lie, whose values are explained.
-
-    Raises:
-        UsageError: If it is no batch of floating numbers.
-    """
-    first = _first_given(batch)
-    if isinstance(first, Tensor) and 2 <= first.dim() <= 5 and first.is_floating_point():
-        return places_of(network, first)
-    kind = f"a tensor {shape_text(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
-    if isinstance(first, Tensor) and not first.is_floating_point():
-        raise UsageError(
-            f"The network is given whole numbers, {shape_text(first.shape)}, which have no gradient: look at what "
-            f"its embedding returns, {arg('method')} grad-cam {arg('layer')} {embedding_name(network)}."
-        )
-    kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
-    raise UsageError(
-        "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) or "
-        f"volumes (N, C, D, H, W). The network is given {kind}."
-    )
 
 
 def _first_given(batch: Batch) -> Any:
@@ -278,7 +270,3 @@ def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
             f"No gradient reaches the input: the network cuts it off (no_grad, detach). Use {arg('method')} occlusion."
         )
     return grad
-
-
-def _cuda(tensor: Tensor) -> list[torch.device]:
-    return [tensor.device] if tensor.is_cuda else []

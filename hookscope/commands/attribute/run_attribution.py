@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import cast, get_args
 
 import numpy as np
@@ -19,9 +20,9 @@ from hookscope.commands.attribute.checking import Checking
 from hookscope.commands.attribute.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.commands.attribute.input_places import input_size, main_input, places_of
 from hookscope.commands.attribute.layer_choice import LayerOutputs
-from hookscope.commands.attribute.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
+from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
 from hookscope.commands.attribute.scores import BatchTarget, batch_targets
-from hookscope.commands.attribute.targets import Wanted, read_targets
+from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch
@@ -48,6 +49,8 @@ class _Gathered:
         given: As `Attributions.given`.
     """
 
+    network: nn.Module
+    method: Method
     checking: Checking
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
@@ -56,6 +59,44 @@ class _Gathered:
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     given: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    def add(self, batch: Batch, explained: Explained) -> None:
+        """Add the maps of a batch, by input, then by target, then by layer."""
+        first, targets = len(self.records), explained.targets
+        self.records.extend(batch.records)
+        self.unchanged.update(explained.unchanged)
+        remarks = [target.remark for target in targets if target.remark]
+        if self.method == "grad-cam" and any(target.is_box for target in targets):
+            remarks.append(
+                "grad-cam averages gradients over the whole picture, so that boxes of one class look alike: "
+                "hires-cam and layer-cam keep to the box."
+            )
+        self.notes |= dict.fromkeys((*explained.notes, *remarks))
+        for layer in explained.layers:
+            choice = LayerChoice(layer.label, layer.output.kind, layer.output.shape, layer.grid, layer.reason)
+            self.layers.setdefault(layer.label, choice)
+        axes = explained.maps[0][0].dim() - 1
+        whole = (*((0.0,) * axes), *((1.0,) * axes))
+        layers: list[tuple[str, Sequence[Extent]]] = [(layer.label, layer.extents) for layer in explained.layers]
+        layers = layers or [("", [whole] * len(batch.records))]
+        size = input_size(self.network, batch)
+        if axes != PICTURE_AXES and len(size) == axes:
+            self.given |= _given(self.network, batch, first)
+        for place, record in enumerate(batch.records):
+            for target, by_layer, pixels in zip_longest(targets, explained.maps, explained.pixels):
+                wanted = target.targets[place]
+                if wanted is None:
+                    self.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
+                    continue
+                is_shown = pixels is not None and first + place < SHOWN_INPUTS
+                for (label, extents), maps in zip(layers, by_layer, strict=True):
+                    values = maps[place].numpy().copy()  # not a part of the batch's
+                    if warning := _suspicious(values, wanted.label, label, record):
+                        self.warnings[warning] = None
+                    kept = pixels[place].numpy().copy() if is_shown else None
+                    positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
+                    placed = AttributionMap(first + place, wanted, label, values, extents[place], kept, positions)
+                    self.maps.append(placed)
 
 
 def run_attribution(
@@ -70,7 +111,6 @@ def run_attribution(
     """
     targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
     _check_options(option.method, targets, option.top, layers)
-    chosen = option.method
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
@@ -79,26 +119,36 @@ def run_attribution(
     )
     queue = session_batches(session, option.batch_size, on_error)
     resolved = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
-    checking = Checking(sanity=option.sanity, method=chosen, output_key=option.output_key, seed=session.seed)
-    gathered = _Gathered(checking)
+    checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
+    gathered = _Gathered(inspected.network, option.method, checking)
     finished = batch_progress(session, on_progress)
+
+    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
+        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
+        return batch_targets(
+            output,
+            len(batch.indices),
+            wanted,
+            option.top,
+            inspected.info.categories,
+            option.output_key,
+            sizes,
+            multi_label=inspected.multi_label,
+        )
+
     began = time.perf_counter()
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
-        frozen(inspected.modules),
-        capture(inspected.network, inspected.modules if chosen in CAMS else {}, outputs.observe) as capturing,
+        frozen(inspected.modules),  # a graph from the first layer on would triple the time of a map
+        capture(inspected.network, inspected.modules if option.method in CAMS else {}, outputs.observe) as capturing,
     ):
-        state.mark()  # with parameters frozen: a graph from the first layer on would triple the time of a map
-        targets_of = partial(
-            _targets_of, inspected=inspected, wanted=wanted, top=option.top, output_key=option.output_key
-        )
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
         with closing(MapLayers(passes=passes, given=resolved)) as map_layers:
-            explain_batch = partial(_explain, queue=queue, map_layers=map_layers, method=chosen, gathered=gathered)
+            explain_batch = partial(_explain, queue=queue, map_layers=map_layers, gathered=gathered)
             run_model(queue, state, explain_batch, gathered.records, finished)
     if not gathered.records and session.unusable:
         raise session.unusable[0]
@@ -109,7 +159,7 @@ def run_attribution(
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
-        method=chosen,
+        method=option.method,
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
@@ -124,13 +174,8 @@ def run_attribution(
         provenance=provenance_of(
             session,
             layers,
-            {
-                "method": option.method,
-                "targets": targets,
-                "top": option.top,
-                "tokens": option.tokens,
-                "sanity": option.sanity,
-            },
+            {"method": option.method, "targets": targets}
+            | {name: getattr(option, name) for name in ("top", "tokens", "sanity")},
         ),
     )
 
@@ -144,29 +189,6 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
         )
     if layers and method not in CAMS:
         raise UsageError(f"{arg('method')} {method} looks at the input itself: leave out {arg('layer')}.")
-
-
-def _targets_of(
-    output: object,
-    batch: Batch,
-    *,
-    inspected: InspectedNetwork,
-    wanted: Sequence[Wanted],
-    top: int | None,
-    output_key: str | None,
-) -> list[BatchTarget]:
-    """Return what to explain of what the network returned for a batch."""
-    sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
-    return batch_targets(
-        output,
-        len(batch.indices),
-        wanted,
-        top,
-        inspected.info.categories,
-        output_key,
-        sizes,
-        multi_label=inspected.multi_label,
-    )
 
 
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
@@ -184,14 +206,14 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
             )
 
 
-def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, method: Method, gathered: _Gathered) -> None:
+def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _Gathered) -> None:
     """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
 
     Raises:
         ModelRaisedError: If the network raises.
     """
     try:
-        explained = explain(map_layers, batch, method)
+        explained = explain(map_layers, batch, gathered.method)
     except NotReachedError as error:
         count = len(batch.indices)
         if count == 1:
@@ -200,52 +222,10 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, method: Met
             return
         for place in range(count):
             map_layers.passes.state.rewind()
-            _explain(part_of(batch, place), queue, map_layers, method, gathered)
+            _explain(part_of(batch, place), queue, map_layers, gathered)
         return
-    _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
+    gathered.add(batch, explained)
     gathered.checking.add(map_layers, batch, explained)
-
-
-def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
-    """Add the maps of a batch, by input, then by target, then by layer."""
-    first = len(gathered.records)
-    gathered.records.extend(batch.records)
-    gathered.unchanged.update(explained.unchanged)
-    gathered.notes.update(
-        dict.fromkeys(
-            (*explained.notes, *(batch_target.remark for batch_target in explained.targets if batch_target.remark))
-        )
-    )
-    if method == "grad-cam" and any(batch_target.is_box for batch_target in explained.targets):
-        gathered.notes[
-            f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
-            "hires-cam and layer-cam keep to the box."
-        ] = None
-    for chosen in explained.layers:
-        gathered.layers.setdefault(chosen.label, _layer_choice(chosen))
-    labels = [entry.label for entry in explained.layers] or [""]
-    axes = explained.maps[0][0].dim() - 1
-    whole = (*((0.0,) * axes), *((1.0,) * axes))
-    extents: list[Sequence[Extent]] = [entry.extents for entry in explained.layers] or [[whole] * len(batch.records)]
-    size = input_size(network, batch)
-    if axes != PICTURE_AXES and len(size) == axes:
-        gathered.given |= _given(network, batch, first)
-    for place, record in enumerate(batch.records):
-        for at, target in enumerate(explained.targets):
-            wanted = target.targets[place]
-            if wanted is None:
-                gathered.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
-                continue
-            for layer, label in enumerate(labels):
-                values = explained.maps[at][layer][place].numpy().copy()  # not a part of the batch's
-                if warning := _suspicious(values, wanted.label, label, record):
-                    gathered.warnings[warning] = None
-                keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
-                pixels = explained.pixels[at][place].numpy().copy() if keeps_pixels else None
-                extent = extents[layer][place]
-                of_words = values.ndim == 1 < len(size)
-                positions = values.shape if of_words else size
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, positions))
 
 
 def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:
@@ -256,10 +236,6 @@ def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np
     values = places_of(network, tensor).by_channel(tensor.detach())
     count = min(len(values), SHOWN_INPUTS - first)
     return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
-
-
-def _layer_choice(layer: MapLayer) -> LayerChoice:
-    return LayerChoice(layer.label, layer.output.kind, layer.output.shape, layer.grid, layer.reason)
 
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:

@@ -132,16 +132,11 @@ def weights_correlations(
     Raises:
         ModelError: If the network cannot be copied.
     """
-    return np.array(
-        [
-            [
-                correlation
-                for draw in range(_DRAWS)
-                for correlation in correlations(maps, explain(randomised(network, share, seed + draw)))
-            ]
-            for share in DEPTHS
-        ]
-    )
+    by_depth = [
+        [correlations(maps, explain(randomised(network, share, seed + draw))) for draw in range(_DRAWS)]
+        for share in DEPTHS
+    ]
+    return np.reshape(by_depth, (len(DEPTHS), -1))
 
 
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
@@ -235,19 +230,18 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     elif harm < _HARM_LIMIT and max(abs(before - value), abs(before - at_random)) >= least:
         passed = False
     texts = told_apart((before, value, at_random))
-    meaning = (
-        f"Blurring the tenth of the {noun} that the map ranks highest takes the target from {texts[0]} to "
-        f"{texts[1]}, blurring as much in random places to {texts[2]}: "
-    )
+    marked = f"the tenth of the {noun} that the map ranks highest"
     if passed is None:
-        meaning += (
-            "blurring does not take the target away anywhere"
-            if value > before
-            else f"too little to judge by (at least {_LEAST_EFFECT:.0%} is required)"
+        enough = "" if value > before else " enough to judge the map"
+        meaning = (
+            f"Inconclusive: blurring {marked} does not lower the probability{enough} ({texts[0]} to {texts[1]}; "
+            f"random places: {texts[2]}; at least {_LEAST_EFFECT:.0%} less is required)."
         )
-        meaning += ". The check is inconclusive."
     else:
-        meaning += f"it does more harm than {harm:.0%} of the random places"
+        meaning = (
+            f"Blurring {marked} takes the target from {texts[0]} to {texts[1]}, blurring as much in random places to "
+            f"{texts[2]}: it does more harm than {harm:.0%} of the random places"
+        )
         meaning += (
             "."
             if passed

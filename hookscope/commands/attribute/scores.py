@@ -109,8 +109,11 @@ def batch_targets(
         elif query.box is not None:
             raise UsageError(f"{arg('target')} {query.text!r} asks for a box, but the network returns no boxes.")
         elif scores is not None and query.index is not None:
-            for index in (query.index, query.against or 0):
-                _check_range(index, scores, query.text)
+            if (worst := max(query.index, query.against or 0)) >= classes:
+                raise UsageError(
+                    f"{arg('target')} '{safe_text(query.text)}' is class {worst}, but {scores.label} of shape "
+                    f"{shape_text(scores.tensor.shape)} has classes 0 to {classes - 1}."
+                )
             chosen = torch.full((count,), query.index, device=scores.tensor.device)
             targets.append(replace(_of_classes(scores, chosen, query.against, names, read, multi_label), remark=remark))
     return targets
@@ -171,14 +174,6 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return won.topk(count, 1).indices
 
 
-def _check_range(index: int, scores: Output, text: str) -> None:
-    if index >= scores.tensor.shape[1]:
-        raise UsageError(
-            f"{arg('target')} '{safe_text(text)}' is class {index}, but {scores.label} of shape "
-            f"{shape_text(scores.tensor.shape)} has classes 0 to {scores.tensor.shape[1] - 1}."
-        )
-
-
 def _of_classes(
     scores: Output,
     classes: Tensor,
@@ -233,7 +228,7 @@ def _places_of(mask: Tensor, *, wins: bool) -> str:
     return counted(int(mask.sum()), unit) if wins else f"all {counted(mask.numel(), unit)}"
 
 
-def _class_name(index: int, names: Sequence[str], count: int) -> str:
+def _class_name(index: int, names: Sequence[str], count: int | None = None) -> str:
     if index < len(names):
         return names[index]
     return "the output" if count == 1 else f"class {index}"
@@ -292,20 +287,15 @@ def _of_boxes(
             raise UsageError(
                 f"{arg('target')} '{safe_text(query.text)}': each box has the score of one class. Give one class."
             )
-        if query.box is not None:
-            numbers: list[int | None] = [query.box] * len(boxes)
-        else:  # boxes come by their scores, the best first
-            numbers = [_first_of(per_input["labels"], query.index) for per_input in boxes]
+        numbers: list[int | None] = [query.box] * len(boxes)
+        if query.box is None:  # boxes come by their scores, the best first
+            labels = [detected["labels"].cpu().tolist() for detected in boxes]
+            numbers = [listed.index(query.index) if query.index in listed else None for listed in labels]
         target = _of_numbers(boxes, numbers, categories, sizes)
         if not any(target.targets):
             raise UsageError(_no_box(query, boxes, categories))
         targets.append(target)
     return targets
-
-
-def _first_of(labels: Tensor, index: int | None) -> int | None:
-    places = labels.eq(-1 if index is None else index).cpu().nonzero().flatten().tolist()
-    return places[0] if places else None
 
 
 def _of_numbers(
@@ -326,18 +316,13 @@ def _of_numbers(
             targets.append(None)
             continue
         index = int(detected["labels"][number].cpu())
-        name = categories[index] if index < len(categories) else f"class {index}"
+        name = _class_name(index, categories)
         value = float(detected["scores"][number].detach().cpu())
-        box = _shares(detected["boxes"][number], sizes[place]) if sizes else None
+        left, top, right, bottom = detected["boxes"][number].detach().cpu().tolist()
+        height, width = sizes[place] if sizes else (1, 1)
+        box = (left / width, top / height, right / width, bottom / height) if sizes else None
         targets.append(Target(f"{name} in box {number}", value, index, box=box))
     return BatchTarget(score, tuple(targets), is_box=True)
-
-
-def _shares(box: Tensor, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return a box of pixels (left, top, right, bottom) as shares of the input's width and height."""
-    left, top, right, bottom = box.detach().cpu().tolist()
-    height, width = size
-    return left / width, top / height, right / width, bottom / height
 
 
 def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
@@ -346,11 +331,7 @@ def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
 
 
 def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: Sequence[str]) -> str:
-    names = [
-        categories[index] if index < len(categories) else f"class {index}"
-        for detected in boxes
-        for index in detected["labels"].cpu().tolist()
-    ]
+    names = [_class_name(index, categories) for detected in boxes for index in detected["labels"].cpu().tolist()]
     distinct = [*dict.fromkeys(names)]
     if wanted.box is not None:
         most = max(len(detected["scores"]) for detected in boxes)
@@ -366,19 +347,16 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
 
 
 def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
-    def score(outputs: object) -> Tensor:
-        return _called(wanted, outputs, count)
-
+    score = partial(_called, wanted, count)
     values = score(output)
     targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach().cpu())
     return BatchTarget(score, targets)
 
 
-def _called(wanted: Wanted, output: object, count: int) -> Tensor:
+def _called(wanted: Wanted, count: int, output: object) -> Tensor:
     """Call the user's function, and see to it that it returns one number per input."""
     name, function = safe_text(wanted.text), wanted.function
-    if function is None:
-        raise ValueError(f"{name} is no function")
+    assert function is not None  # noqa: S101 - only targets with a function come here
     try:
         value = function(output)
     except (Exception, SystemExit) as error:

@@ -1,6 +1,5 @@
 """Maps of signals: the input as a curve under the map's colours, and below it the map as a curve."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -113,21 +112,16 @@ def _draw_curve(
 
     Where values are not finite there is a mark at the top.
     """
-    left, top, width, height = box
+    left, top, width, _ = box
     finite = np.isfinite(values)
     shown = np.where(finite, values, np.nan).astype(np.float64)
-    if len(values) <= width:
-        _draw_line(pen, (np.arange(len(values)) + 0.5) / len(values) * width, shown, limits, box, colour)
-    else:
-        cuts = np.linspace(0, len(values), width + 1).astype(int)
-        filled_low, filled_high = np.where(finite, shown, np.inf), np.where(finite, shown, -np.inf)
-        least, most = np.minimum.reduceat(filled_low, cuts[:-1]), np.maximum.reduceat(filled_high, cuts[:-1])
-        for column in np.nonzero(np.isfinite(least))[0].tolist():
-            # Down or up to the column before: values that jump would leave gaps.
-            before = max(column - 1, 0) if np.isfinite(least[column - 1]) else column
-            ends = max(most[column], least[before]), min(least[column], most[before])
-            y = _height(np.array(ends), limits, top, height)
-            pen.line((left + column, y[0], left + column, max(y[1], y[0] + 1)), colour)
+    x = (np.arange(len(values)) + 0.5) / len(values) * width
+    thickness = 2
+    if len(values) > width:
+        starts = np.linspace(0, len(values), width + 1).astype(int)[:-1]
+        shown = np.stack([np.fmin.reduceat(shown, starts), np.fmax.reduceat(shown, starts)], 1).ravel()
+        x, thickness = np.repeat(np.arange(width), 2), 1
+    _draw_line(pen, x, shown, limits, box, colour, thickness)
     for place in np.nonzero(~finite)[0].tolist():
         at = left + (place + 0.5) / len(values) * width
         pen.line((at, top + 1, at, top + 6), _NON_FINITE, 2)
@@ -140,18 +134,14 @@ def _draw_line(
     limits: tuple[float, float],
     box: tuple[int, int, int, int],
     colour: tuple[int, int, int],
+    thickness: int = 2,
 ) -> None:
     """Draw values at places of a box, counted from its left edge; there is a gap where they are not finite."""
     left, top, _, height = box
     y = _height(values, limits, top, height)
-    for run in _runs(np.isfinite(values)):
+    for run in np.ma.clump_unmasked(np.ma.masked_invalid(values)):  # type: ignore[no-untyped-call]
         points = [*zip((left + x[run]).tolist(), y[run].tolist(), strict=True)]
-        pen.line(points, colour, 2) if len(points) > 1 else pen.point(points, colour)
-
-
-def _runs(finite: NDArray[np.bool_]) -> Sequence[slice]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], finite, [False]]).astype(int)))
-    return [slice(begin, end) for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
+        pen.line(points, colour, thickness) if len(points) > 1 else pen.point(points, colour)
 
 
 def _height(values: NDArray[np.float64], limits: tuple[float, float], top: int, height: int) -> NDArray[np.float64]:

@@ -1,15 +1,14 @@
 """Features of layers over any batches, such as those of a DataLoader, streamed to a file."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.commands.survey.feature_files import SCHEMA_VERSION, FeatureTarget
+from hookscope.commands.survey.feature_files import FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
-from hookscope.errors import OutputError, UsageError
+from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import to_device
 from hookscope.inspection.device import floating_dtype
@@ -17,7 +16,6 @@ from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.network import as_batches
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord
-from hookscope.results.runs.atomic import new_token, reason_of, sync, whole_file
 from hookscope.results.survey import FeatureFiles
 from hookscope.text import safe_text
 
@@ -56,23 +54,10 @@ def batch_features(
         on_tensor=spool.see,
         on_output=lambda batch, _output: spool.keep(len(batch.indices)),
     )
-    names = [row.label for row in run.rows]
-    try:
+    with target.reported(""):
         target.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.path.with_name(f".partial-{new_token()}")
-        try:
-            spool.write(partial, names)
-            sync(partial)
-            partial.replace(target.path)
-        finally:
-            partial.unlink(missing_ok=True)
-        with whole_file(target.sidecar) as file:
-            file.write(json.dumps(_sidecar(run.model.name, target, spool, labels)).encode())
-    except OSError as error:
-        where = safe_text(str(target.path))
-        raise OutputError(f"Cannot write features to '{where}': {reason_of(error)}. Name another place.") from error
-    shapes = {label: shape for label, shape in spool.shapes.items() if label in names}
-    return FeatureFiles((str(target.path), str(target.sidecar)), shapes, target.pool, target.dtype)
+        shapes = spool.write(target.path, [row.label for row in run.rows])
+        return target.write_sidecar(run.model.name, shapes, [target.path], _inputs(labels))
 
 
 def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
@@ -95,18 +80,6 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
         begin += count
 
 
-def _sidecar(model: str, target: FeatureTarget, spool: FeatureSpool, labels: Sequence[Any]) -> dict[str, Any]:
-    inputs = [
-        {"input": f"input {at}", "sha256": None, "file": 0} | ({} if label is None else {"class": str(label)})
-        for at, label in enumerate(labels)
-    ]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": "hookscope",
-        "model": model,
-        "pool": target.pool,
-        "dtype": target.dtype,
-        "shapes": spool.shapes,
-        "files": [target.path.name],
-        "inputs": inputs,
-    }
+def _inputs(labels: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for at, label in enumerate(labels):
+        yield {"input": f"input {at}", "sha256": None, "file": 0, **({} if label is None else {"class": str(label)})}

@@ -1,7 +1,7 @@
 """Reduce an activation (N, C, ...) to numbers for each input and channel, (N, C), in the hook.
 
 On the CPU compiled code reads float32 values once. All else is reduced by torch in float64: other dtypes, values that
-are not all finite, and other devices, from where one transfer for each batch brings the numbers over.
+are not all finite, and tensors on other devices, whose numbers are moved over once for each batch.
 """
 
 import math
@@ -19,11 +19,6 @@ from hookscope.statistics.channels import reduce_by_channel
 MOST_PLACE_AXES = 3
 """Axes besides batch and channels by which a position is told; those of a clip."""
 
-# Elements that are copied at a time to look for positions.
-_SLAB = 2**22
-
-_EXACT = ("high", "low", "mean", "deviations", "finite")
-
 
 @dataclass(slots=True)
 class ChannelRows:
@@ -36,8 +31,7 @@ class ChannelRows:
         deviations: Sum of squared deviations from that mean.
         high: Greatest finite value; -Inf without any.
         low: Smallest finite value; Inf without any.
-        positions: Where the greatest value first is, in row-major order, for those that may enter a list of the
-            greatest; -1 for others.
+        positions: Where the greatest value first is, in row-major order; -1 where it is too small for the lists.
     """
 
     places: tuple[int, ...]
@@ -56,7 +50,7 @@ class ChannelRows:
 
 @dataclass(slots=True)
 class RowsOnDevice:
-    """The same on an accelerator, (6, N, C): the fields of `ChannelRows` from `high` on, positions last."""
+    """The same on an accelerator, (6, N, C): high, low, mean, deviations, finite, positions."""
 
     places: tuple[int, ...]
     values: Tensor = field(repr=False)
@@ -92,36 +86,19 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         values = values.movedim(channel_axis, 1)
         places = tuple(values.shape[2:])
         if not values.is_cpu:
-            return RowsOnDevice(places, _exact(values, with_positions=True))
-        rows = _by_compiled_code(values, places, thresholds)
-        if rows is not None:
-            return rows
-        parts = [_exact(value.unsqueeze(0), with_positions=False) for value in values]
-        rows = _rows(places, torch.cat(parts, 1).numpy())
-        _locate(rows, values, thresholds)
-        return rows
+            return RowsOnDevice(places, _exact(values))
+        reduced = None
+        if not missing_memory(values):
+            reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
+        if reduced is None:  # input by input, as copies in float64 are large
+            return RowsOnDevice(places, torch.cat([_exact(value.unsqueeze(0)) for value in values], 1)).fetched()
+        finite = np.full(reduced.high.shape, float(math.prod(places)))
+        high, low, positions = reduced.high, reduced.low, reduced.positions
+        return ChannelRows(places, finite, reduced.mean, reduced.deviations, high, low, positions)
 
 
-def _rows(places: tuple[int, ...], reduced: NDArray[np.float64]) -> ChannelRows:
-    high, low, mean, deviations, finite = reduced[: len(_EXACT)]
-    return ChannelRows(places, finite, mean, deviations, high, low, np.full(high.shape, -1, np.int64))
-
-
-def _by_compiled_code(
-    values: Tensor, places: tuple[int, ...], thresholds: NDArray[np.float64] | None
-) -> ChannelRows | None:
-    """Read the values once; None for what compiled code does not read, and for values that are not all finite."""
-    if missing_memory(values):
-        return None
-    reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
-    if reduced is None:
-        return None
-    finite = np.full(reduced.high.shape, float(math.prod(places)))
-    return ChannelRows(places, finite, reduced.mean, reduced.deviations, reduced.high, reduced.low, reduced.positions)
-
-
-def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
-    """Return the fields of `_EXACT`, and positions, of (N, C, ...), as (5, N, C) or (6, N, C)."""
+def _exact(values: Tensor) -> Tensor:
+    """Reduce (N, C, ...) to the values of `RowsOnDevice`, (6, N, C)."""
     flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
     wide = flat.to(torch.float32 if values.device.type == "mps" else torch.float64)
     is_finite = wide.isfinite()
@@ -131,23 +108,7 @@ def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
     deviations = torch.where(is_finite, wide - mean.unsqueeze(2), 0).square_().sum(2)
     high = torch.where(is_finite, wide, -math.inf)
     low = torch.where(is_finite, wide, math.inf).amin(2)
-    parts = [high.amax(2), low, mean, deviations, finite]
-    if with_positions:
-        greatest = high == parts[0].unsqueeze(2)
-        place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal ones
-        parts.append(torch.where(greatest, place, high.shape[2]).amin(2).to(wide.dtype))
-    return torch.stack(parts)
-
-
-def _locate(rows: ChannelRows, values: Tensor, thresholds: NDArray[np.float64] | None) -> None:
-    """Find the positions of the greatest values that are above the thresholds."""
-    wanted = np.isfinite(rows.high) if thresholds is None else rows.high > thresholds
-    inputs, channels = np.nonzero(wanted)
-    array = values.numpy()
-    step = max(1, _SLAB // rows.place_count)
-    for begin in range(0, inputs.size, step):
-        at = inputs[begin : begin + step], channels[begin : begin + step]
-        picked = array[at].reshape(len(at[0]), -1)
-        if (rows.finite[at] < rows.place_count).any():
-            picked = np.where(np.isfinite(picked), picked, -np.inf)
-        rows.positions[at] = picked.argmax(1)
+    greatest = high.amax(2)
+    place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal ones
+    first = torch.where(high == greatest.unsqueeze(2), place, high.shape[2]).amin(2).to(wide.dtype)
+    return torch.stack([greatest, low, mean, deviations, finite, first])

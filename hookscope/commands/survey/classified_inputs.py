@@ -34,6 +34,7 @@ class WrongInput:
 
     number: int
     measured: MeasuredInput
+    label: int
     name: str
     taken_for: int
     probabilities: tuple[float, float]
@@ -105,8 +106,8 @@ class ClassifiedInputs:
             self.given[best] += 1
             high, low = judged.probabilities[place].tolist()
             looks, layout = judged.looks[place], judged.layouts[place]
-            number = offset + sample.number
-            self.worst.append(WrongInput(number, sample, sample.name_in(offset), best, (high, low), looks, layout))
+            number, name = offset + sample.number, sample.name_in(offset)
+            self.worst.append(WrongInput(number, sample, label, name, best, (high, low), looks, layout))
         self.worst = sorted(self.worst, key=lambda wrong: (-wrong.surety, wrong.number))[:MOST_WRONG]
         self._add_looks(judged)
 
@@ -200,7 +201,7 @@ class ClassifiedInputs:
             )  # fmt: skip
         worst = tuple(
             WrongPicture(
-                wrong.name, wrong.measured.sha256, self.labels[wrong.measured.label or 0], self.name(wrong.taken_for),
+                wrong.name, wrong.measured.sha256, self.labels[wrong.label], self.name(wrong.taken_for),
                 *(None if math.isnan(share) else share for share in wrong.probabilities),
             )
             for wrong in self.worst

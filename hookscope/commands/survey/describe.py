@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, remarks_of
+from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of, row_name
 from hookscope.commands.survey.describe_failures import (
     failure_heading,
     failure_reasons,
@@ -41,8 +41,8 @@ _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
 
-_TIGHT = 10.0
-"""A headroom below this factor is pointed at. Ours."""
+# With fewer inputs a channel that is 0 on all of them may well fire on one input in ten. Ours.
+_HIGHEST_DEAD_BOUND = 0.1
 
 
 def describe_survey(
@@ -51,14 +51,18 @@ def describe_survey(
     *,
     crops: Sequence[CropSheet] = (),
     wrong: Sequence[WrongStrip] = (),
+    limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. `record` is that of its run and lists the pictures, as `crops` and `wrong` do before."""
+    """Describe a survey. `record` is that of its run and lists the pictures, as `crops` and `wrong` do before.
+
+    `limit_bars` names a picture of the outputs nearest to float16's limit, which stands for the chart of the ranges.
+    """
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
     verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
-        ("depth", "Over depth", "Over depth"): [*_charts(result)],
+        ("depth", "Over depth", "Over depth"): [*_charts(result, limit_bars)],
         ("layers", "Layers", "Layers"): [_layers(result)],
         ("channels", "Channels", "Channels"): [
             ChannelSearch(
@@ -130,7 +134,7 @@ def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
     yield Text(method_words(failures))
 
 
-def _charts(result: Survey) -> Iterator[DepthChart]:
+def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
     """Yield how often values are not 0, with dead channels, and the range of the values."""
     if not any(row.channels for row in result.rows):
         return
@@ -149,17 +153,22 @@ def _charts(result: Survey) -> Iterator[DepthChart]:
             axis="percent",
         )
     broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
-    yield DepthChart(
-        title="Range of the values against float16",
-        labels=labels,
-        series=[
-            Series("float16's greatest", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
-            Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
-            Series("std", [row.activation.std for row in rows], "grey"),
-            Series("mean |x|", [row.activation.mean_abs for row in rows]),
-        ],
-        marks=[("holds NaN or Inf", "fail", broken)],
-    )
+    if not limit_bars or any(broken):
+        yield DepthChart(
+            title="Range of the values",
+            labels=labels,
+            series=[
+                Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
+                Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
+                Series("std", [row.activation.std for row in rows], "grey"),
+                Series("mean |x|", [row.activation.mean_abs for row in rows]),
+            ],
+            marks=[("holds NaN or Inf", "fail", broken)],
+        )
+    if limit_bars:
+        caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
+        bars = Picture(name=caption, caption=caption, file=limit_bars)
+        yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
 
 
 def _layers(result: Survey) -> Table:
@@ -200,6 +209,7 @@ def answer(result: Survey) -> list[str]:
         *_tight(result),
         *_selective(result),
         *_duplicates(result),
+        *_too_few(result),
     ]
 
 
@@ -212,7 +222,7 @@ def level_of(result: Survey) -> Level:
     """Return what the answer begins with: "fail", "warn", "good", or "" for inputs that are classified wrong."""
     if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
         return "fail"
-    if result.dead_count:
+    if any(True for _ in _dead(result)):
         return "warn"
     return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
 
@@ -222,7 +232,7 @@ def _nonfinite(result: Survey) -> Iterator[str]:
         names = some_of([printable(PurePath(path).name, _MOST_NAME) for path in broken], _MOST_NAMES)
         held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
         yield f"{held} NaN or Inf before any layer: {names}."
-    labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
+    labels = [row_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
     elif any(warning.startswith(NONFINITE_OUTPUT) for warning in result.warnings):
@@ -245,23 +255,27 @@ def _overflowing(result: Survey) -> Iterator[str]:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
         yield (
-            f"{_name(worst)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest number, "
+            f"{row_name(worst)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest number, "
             f"{FORMATS[FLOAT16].greatest:,.0f}.{more}"
         )
 
 
 def _dead(result: Survey) -> Iterator[str]:
-    if not result.dead_count:
+    if not result.dead_count or result.dead_bound > _HIGHEST_DEAD_BOUND:
         return
     rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
-    named = [f"{_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
+    named = [f"{row_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     most = percent_bound(result.dead_bound)
-    yield (
-        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {most} of such inputs, with 95% "
-        "confidence."
-    )
+    yield f"{dead}, most in {some_of(named, 2)}. Each fires on fewer than {most} of such inputs (95% confidence)."
+
+
+def _too_few(result: Survey) -> Iterator[str]:
+    if result.dead_count and result.dead_bound > _HIGHEST_DEAD_BOUND:
+        of_all = counted(channel_counts(result.rows), "channel")
+        few = f"{inputs_text(result)} {are(result.input_count)} too few to call a channel dead"
+        yield f"{few}: {result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on all of them."
 
 
 def _accuracy(result: Survey) -> Iterator[str]:
@@ -272,8 +286,8 @@ def _accuracy(result: Survey) -> Iterator[str]:
 def _massive(result: Survey) -> Iterator[str]:
     rows = [row for row in result.rows if row.massive]
     if rows:
-        named = [f"{_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
-        yield f"Massive activations, above 100 and 1,000 times the median, in {some_of(named, 2)}."
+        named = [f"{row_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
+        yield f"Massive activations (above 100, and above 1,000 times the median) in {some_of(named, 2)}."
 
 
 def _tight(result: Survey) -> Iterator[str]:
@@ -282,8 +296,9 @@ def _tight(result: Survey) -> Iterator[str]:
     if factors:
         row, least = min(factors, key=lambda pair: pair[1])
         if least >= 1:
-            factor = f"{'only ' if least < _TIGHT else ''}{figure(least, 3)} times"
-            yield f"All values of these outputs fit float16: its limit is {factor} the largest, in {_name(row)}."
+            how = "close to the limit of" if least < TIGHT else "safe in"
+            peak = f"the peak, in {row_name(row)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
+            yield f"These outputs are {how} float16: {peak}."
 
 
 def _selective(result: Survey) -> Iterator[str]:
@@ -293,8 +308,8 @@ def _selective(result: Survey) -> Iterator[str]:
         best = printable(row.channels[channel].best_class, _MOST_NAME)
         explained = share_in_words(percent_text(max(0.0, share)))
         yield (
-            f"The most selective channel is {channel} of {_name(row)}: the class explains {explained} of how it varies "
-            f"between inputs; it is greatest for {best}."
+            f"The most selective channel is {channel} of {row_name(row)}: the class explains {explained} of how it "
+            f"varies between inputs; it is greatest for {best}."
         )
 
 
@@ -304,12 +319,6 @@ def _duplicates(result: Survey) -> Iterator[str]:
         count, row = max(rows, key=lambda pair: pair[0])
         verb = "copies" if count == 1 else "copy"
         yield (
-            f"{counted(count, 'channel')} in the output of {_name(row)} almost {verb} another channel "
+            f"{counted(count, 'channel')} in the output of {row_name(row)} almost {verb} another channel "
             "(|r| of 0.99 or more)."
         )
-
-
-def _name(row: SurveyRow) -> str:
-    """Return the row's label, and that it is a layer where it is only a number, as in nn.Sequential."""
-    name = printable(row.label or "(model)", _MOST_NAME)
-    return name if any(map(str.isalpha, name)) else f"layer {name}"

@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hookscope.reporting.columns import number_text
 from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
@@ -90,13 +90,13 @@ def method_words(failures: Failures) -> list[str]:
     words = []
     if failures.range_rate <= failures.departure_rate:
         words.append(
-            f"An ordinary input lies outside one of the ranges of the {failures.compared_count:,} that are classified "
-            f"right with a probability of at most {failures.range_rate:.1%}."
+            f"At most {failures.range_rate:.1%} of ordinary inputs lie outside a range of the "
+            f"{failures.compared_count:,} that are classified right."
         )
     if failures.sampled_count:
         words.append(
-            f"An ordinary input is reported to leave its class with a probability of at most "
-            f"{failures.departure_rate:.0%}; {counted(failures.sampled_count, 'input')} of these classes ran again."
+            f"At most {failures.departure_rate:.0%} of ordinary inputs are reported to leave their class; "
+            f"{counted(failures.sampled_count, 'input')} of these classes ran again."
         )
     return [*words, *failures.remarks]
 
@@ -128,9 +128,5 @@ def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
 
 def _tile(pixels: NDArray[np.uint8]) -> Image.Image:
     picture = Image.fromarray(pixels).convert("RGB")
-    scale = TILE / max(picture.size)
-    size = tuple(max(1, round(side * scale)) for side in picture.size)
-    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX
-    tile = Image.new("RGB", (TILE, TILE), (255, 255, 255))
-    tile.paste(picture.resize((size[0], size[1]), resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
-    return tile
+    how = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.BOX
+    return ImageOps.pad(picture, (TILE, TILE), how, color="white")

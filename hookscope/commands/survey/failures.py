@@ -1,14 +1,15 @@
 """Why inputs are classified wrong: the surest go through the network again, with members of their classes."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope import options
 from hookscope.commands.survey.classified_inputs import MOST_MEMBERS, ClassifiedInputs, WrongInput
 from hookscope.commands.survey.departures import FEWEST_MEMBERS, departure_p_values, first_departure
 from hookscope.commands.survey.features import pooled
@@ -33,42 +34,37 @@ Features = Mapping[str, Sequence[NDArray[np.float32]]]
 """Means over positions of each row, (C,), by the name of the input."""
 
 
-@dataclass(frozen=True, slots=True)
-class SecondPass:
-    """How inputs go through the network again."""
+Again = Callable[[Sequence[str]], tuple[Features, Sequence[str]]]
+"""Runs inputs again: returns their features, and the labels of the rows."""
 
-    session: Session
-    layers: Sequence[str]
-    ops: bool
-    batch_size: int
 
-    def features(self, names: Sequence[str]) -> tuple[Features, Sequence[str]]:
-        """Return features of inputs, and the labels of the rows; without rows whose channels do not stay the same."""
-        recorder = _Recorder({*names})
-        files = [path for path in dict.fromkeys(map(path_of, names)) if path is not None]
-        inputs = replace(self.session.inputs, files=files, batch=None, pictures={})
-        try:
-            run = inspect(
-                self.session.loaded,
-                queued(inputs, self.batch_size, lambda _error: None),
-                ForwardOptions(layers=self.layers, ops=self.ops, seed=self.session.seed),
-                on_tensor=recorder.see,
-                on_output=recorder.keep,
-                on_batch=lambda _count: recorder.latest.clear(),
-            )
-        except ForwardError:
-            return {}, ()
-        by_name = recorder.found
-        labels = [row.label for row in fold_repeats(run).rows if all(row.label in rows for rows in by_name.values())]
-        labels = [label for label in labels if len({rows[label].size for rows in by_name.values()}) == 1]
-        return {name: [rows[label] for label in labels] for name, rows in by_name.items()}, labels
+def second_pass(session: Session, option: options.Survey, names: Sequence[str]) -> tuple[Features, Sequence[str]]:
+    """Return features of inputs, and the labels of the rows; without rows whose channels do not stay the same."""
+    recorder = _Recorder({*names})
+    files = [path for path in dict.fromkeys(map(path_of, names)) if path is not None]
+    inputs = replace(session.inputs, files=files, batch=None, pictures={})
+    try:
+        run = inspect(
+            session.loaded,
+            queued(inputs, option.batch_size, lambda _error: None),
+            ForwardOptions(layers=option.layer, ops=option.ops, seed=session.seed),
+            on_tensor=recorder.see,
+            on_output=recorder.keep,
+            on_batch=lambda _count: recorder.latest.clear(),
+        )
+    except ForwardError:
+        return {}, ()
+    by_name = recorder.by_name
+    labels = [row.label for row in fold_repeats(run).rows if all(row.label in rows for rows in by_name.values())]
+    labels = [label for label in labels if len({rows[label].size for rows in by_name.values()}) == 1]
+    return {name: [rows[label] for label in labels] for name, rows in by_name.items()}, labels
 
 
 @dataclass(slots=True)
 class _Recorder:
     wanted: set[str]
     latest: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    found: dict[str, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
+    by_name: dict[str, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         if channel_axis is not None and channel_axis > 0 and not tensor.is_nested and tensor.numel():
@@ -79,28 +75,29 @@ class _Recorder:
         rows = {label: values for label, values in self.latest.items() if len(values) == count}
         for place, record in enumerate(batch.records):
             if record.name in self.wanted:
-                self.found[record.name] = {label: values[place].copy() for label, values in rows.items()}
+                self.by_name[record.name] = {label: values[place].copy() for label, values in rows.items()}
 
 
 def explained(
-    classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: SecondPass | None, channel_count: int
+    classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: Again | None, channel_count: int
 ) -> Failures:
     """Return the most confident wrong inputs with what may be the reason.
 
     Args:
         classified: All inputs.
         chunks: What is known of them, chunk by chunk, again.
-        again: How to run some of them again; None where there is no network.
+        again: Runs some of them again; None where there is no network.
         channel_count: Of all rows.
     """
-    outside = classified.outside(chunks)
     compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
-    facts = [_Known()] * len(outside) if compared is None else [compared.known_of(wrong) for wrong in classified.worst]
+    inputs = [
+        _failed(classified, wrong, outside)
+        for wrong, outside in zip(classified.worst, classified.outside(chunks), strict=True)
+    ]
+    if compared is not None:
+        inputs = [*map(compared.explain, inputs, classified.worst)]
     return Failures(
-        tuple(
-            _failed(classified, wrong, ranges, more)
-            for wrong, ranges, more in zip(classified.worst, outside, facts, strict=True)
-        ),
+        tuple(inputs),
         compared_count=classified.right_count,
         range_rate=classified.range_rate,
         sampled_count=0 if compared is None else sum(map(len, compared.members.values())),
@@ -128,34 +125,17 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
         )
 
 
-def _failed(
-    classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...], facts: "_Known"
-) -> FailedInput:
+def _failed(classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...]) -> FailedInput:
     share, label_share = (None if math.isnan(probability) else probability for probability in wrong.probabilities)
     return FailedInput(
         input=wrong.name,
         sha256=wrong.measured.sha256,
-        label=classified.labels[_label_of(wrong)],
+        label=classified.labels[wrong.label],
         taken_for=classified.name(wrong.taken_for),
         probability=share,
         label_probability=label_share,
         outside=outside,
-        **facts._asdict(),
     )
-
-
-def _label_of(wrong: WrongInput) -> int:
-    assert wrong.measured.label is not None  # noqa: S101 - only inputs with a label are judged
-    return wrong.measured.label
-
-
-class _Known(NamedTuple):
-    """What features say of a wrong input; see `FailedInput`."""
-
-    leaves_at: str = ""
-    p_value: float | None = None
-    is_like_other: bool = False
-    neighbours: tuple[NearInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +160,18 @@ class _Compared:
         fitting = [row for row, size in zip(self.rows, sizes, strict=True) if size != self.classified.class_count]
         return (fitting or [*self.rows] or [""])[-1]
 
-    def known_of(self, wrong: WrongInput) -> _Known:
-        """Return where a wrong input leaves its class, and what is near to it."""
+    def explain(self, failed: FailedInput, wrong: WrongInput) -> FailedInput:
+        """Add where a wrong input leaves its class, and what is near to it."""
         if wrong.name not in self.features or not self.rows:
-            return _Known()
-        label, other = _label_of(wrong), self.labels_at.get(wrong.taken_for)
-        near = self._neighbours(wrong.name)
-        p_values = self._p_values(wrong.name, label)
+            return failed
+        failed = replace(failed, neighbours=self._neighbours(wrong.name))
+        other = self.labels_at.get(wrong.taken_for)
+        p_values = self._p_values(wrong.name, wrong.label)
         first = None if p_values is None else first_departure(p_values)
         if p_values is None or first is None:
-            return _Known(neighbours=near)
-        is_like = other is not None and self._is_like(wrong.name, other, label, first)
-        return _Known(self.rows[first], float(p_values[first]), is_like, near)
+            return failed
+        is_like = other is not None and self._is_like(wrong.name, other, wrong.label, first)
+        return replace(failed, leaves_at=self.rows[first], p_value=float(p_values[first]), is_like_other=is_like)
 
     def _p_values(self, name: str, label: int) -> NDArray[np.float64] | None:
         """Return the p-values of an input among the members of a class; None where there are too few."""
@@ -222,16 +202,12 @@ class _Compared:
         return tuple(sorted(candidates, key=lambda near: near.distance)[:_NEIGHBOURS])
 
 
-def _compared(classified: ClassifiedInputs, again: SecondPass, channel_count: int) -> _Compared:
-    labels_at = classified.labels_at()
-    labels = sorted(
-        {*map(_label_of, classified.worst)}
-        | {labels_at.get(wrong.taken_for, _label_of(wrong)) for wrong in classified.worst}
-    )
+def _compared(classified: ClassifiedInputs, again: Again, channel_count: int) -> _Compared:
+    labels_at, worst = classified.labels_at(), classified.worst
+    labels = sorted({wrong.label for wrong in worst} | {labels_at.get(wrong.taken_for, wrong.label) for wrong in worst})
     most = max(FEWEST_MEMBERS, min(MOST_MEMBERS, _MOST_VALUES // max(1, channel_count * len(labels))))
     chosen = {label: _evenly(classified.members[label].names, most) for label in labels}
-    names = [*(wrong.name for wrong in classified.worst), *(name for group in chosen.values() for name in group)]
-    features, rows = again.features(names)
+    features, rows = again([*(wrong.name for wrong in worst), *chain.from_iterable(chosen.values())])
     members = {label: [name for name in group if name in features] for label, group in chosen.items()}
     return _Compared(classified, features, rows, members, labels_at)
 

@@ -1,18 +1,22 @@
 """Features of all inputs as safetensors, in one file or one for each chunk, and a sidecar with the inputs, last.
 
-They are copied piece by piece from the chunks: memory does not grow with the inputs.
+They are copied from one chunk after another: memory does not grow with the inputs.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copyfileobj
 from typing import Any, BinaryIO
 
-from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_sidecar
-from hookscope.commands.survey.features import FeatureDtype, Pool, read_part
-from hookscope.commands.survey.parquet import ParquetPart, write_parquet
+from safetensors import safe_open
+
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
+from hookscope.commands.survey.features import FeatureDtype, Pool
 from hookscope.errors import OutputError, UsageError
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
@@ -23,7 +27,6 @@ from hookscope.text import printable, safe_text, shape_text
 
 SCHEMA_VERSION = 1
 
-_COPIED_BYTES = 2**20
 _ONE_FILE, _PARQUET = ".safetensors", ".parquet"
 
 
@@ -63,18 +66,43 @@ class FeatureTarget:
             )
         if self.is_parquet and find_spec("pyarrow") is None:
             raise UsageError(f"{arg('features')} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
-        for path in (self.path,) if self.is_one_file else ():
-            check_writable(path, arg("features"))
+        if self.is_one_file:
+            check_writable(self.path, arg("features"))
         check_writable(self.sidecar, arg("features"))
+
+    @contextmanager
+    def reported(self, hint: str) -> Iterator[None]:
+        """Turn what writing raises into an OutputError: "Name another place{hint}."."""
+        try:
+            yield
+        except OSError as error:
+            where = safe_text(str(self.path))
+            raise OutputError(
+                f"Cannot write features to '{where}': {reason_of(error)}. Name another place{hint}."
+            ) from error
+
+    def write_sidecar(
+        self, model: str, shapes: Mapping[str, tuple[int, ...]], files: Sequence[Path], inputs: Iterable[dict[str, Any]]
+    ) -> FeatureFiles:
+        """Write the sidecar, an input a line, in the order of the rows; return what was written."""
+        header = {"schema_version": SCHEMA_VERSION, "tool": "hookscope", "model": model, "pool": self.pool}
+        header |= {"dtype": self.dtype, "shapes": shapes, "files": [path.name for path in files]}
+        with whole_file(self.sidecar) as file:
+            file.write(b"{\n")
+            file.writelines(f"  {json.dumps(name)}: {json.dumps(value)},\n".encode() for name, value in header.items())
+            file.write(b'  "inputs": [')
+            for place, entry in enumerate(inputs):
+                file.write(f"{',' if place else ''}\n    {json.dumps(entry)}".encode())
+            file.write(b"\n  ]\n}\n")
+        return FeatureFiles((*map(str, files), str(self.sidecar)), dict(shapes), self.pool, self.dtype)
 
 
 @dataclass(slots=True)
 class FeatureParts:
-    """The features of the chunks that were merged so far."""
+    """The features of the chunks that were merged so far, each with the number of its first input."""
 
     target: FeatureTarget
-    files: list[ChunkFiles] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    chunks: list[tuple[int, ChunkFiles]] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, files: ChunkFiles, sidecar: Sidecar, offset: int) -> None:
@@ -85,7 +113,7 @@ class FeatureParts:
         """
         if not sidecar.inputs:
             return
-        if self.files and {*sidecar.feature_shapes} != {*self.shapes}:
+        if self.chunks and {*sidecar.feature_shapes} != {*self.shapes}:
             raise UsageError(
                 f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
             )
@@ -97,8 +125,7 @@ class FeatureParts:
                     f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
                 )
             self.shapes[label] = (earlier[0] + shape[0], *shape[1:])
-        self.files.append(files)
-        self.offsets.append(offset)
+        self.chunks.append((offset, files))
 
     def write(self, model: str, classes: Sequence[str]) -> FeatureFiles:
         """Write the features, then the sidecar.
@@ -110,87 +137,57 @@ class FeatureParts:
         Raises:
             OutputError: If something cannot be written.
         """
-        target = self.target
-        try:
-            written = [*(self._one_file(classes) if target.is_one_file else self._file_for_each_chunk())]
-            with whole_file(target.sidecar) as file:
-                file.writelines(line.encode() for line in self._sidecar(model, classes, written))
-        except OSError as error:
-            where = safe_text(str(target.path))
-            raise OutputError(
-                f"Cannot write features to '{where}': {reason_of(error)}. Name another place with "
-                f"{arg('features')}; {arg('resume')} goes on with the finished chunks."
-            ) from error
-        names = tuple(str(path) for path in (*written, target.sidecar))
-        return FeatureFiles(names, dict(self.shapes), target.pool, target.dtype)
+        with self.target.reported(f" with {arg('features')}; {arg('resume')} goes on with the finished chunks"):
+            self.target.sidecar.parent.mkdir(parents=True, exist_ok=True)
+            written = [*(self._one_file(classes) if self.target.is_one_file else self._file_for_each_chunk())]
+            return self.target.write_sidecar(model, self.shapes, written, self._inputs(classes))
 
     def _one_file(self, classes: Sequence[str]) -> Iterator[Path]:
-        path = self.target.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self.target.is_parquet:
-            with whole_file(path) as file:
-                write_parquet(file, self._parquet_parts(classes), self.shapes, self.target.dtype)
-            yield path
-            return
-        header, order = header_of({label: (self.target.dtype, shape) for label, shape in self.shapes.items()})
-        with whole_file(path) as file:
-            file.write(header)
-            for label in order:
-                for part in self.files:
-                    begin, end = read_part(part.features).offsets[label]
-                    _copy(part.features, begin, end, file)
-        yield path
+        with whole_file(self.target.path) as file:
+            if self.target.is_parquet:
+                self._write_parquet(file, classes)
+            else:
+                shapes = {label: (self.target.dtype, shape) for label, shape in self.shapes.items()}
+                header, order = header_of(shapes)
+                file.write(header)
+                for label in order:
+                    for _, part in self.chunks:
+                        with safe_open(part.features, "np") as source:
+                            file.write(source.get_tensor(label).tobytes())
+        yield self.target.path
 
-    def _parquet_parts(self, classes: Sequence[str]) -> Iterator[ParquetPart]:
-        for part, offset in zip(self.files, self.offsets, strict=True):
-            sidecar = read_sidecar(part)
-            inputs = () if sidecar is None else sidecar.inputs
-            named = [classes[record.label] for record in inputs if record.label is not None]
-            yield ParquetPart(read_part(part.features), [record.name_in(offset) for record in inputs], named)
+    def _write_parquet(self, file: BinaryIO, classes: Sequence[str]) -> None:
+        """Write columns "input", "class" where there are classes, and for each output one of lists of equal length."""
+        import pyarrow as pa  # noqa: PLC0415 - an optional package
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        with ExitStack() as opened:
+            writer: pq.ParquetWriter | None = None
+            for offset, part in self.chunks:
+                inputs = inputs_of(part)
+                named = [classes[record.label] for record in inputs if record.label is not None]
+                columns = {"input": pa.array([record.name_in(offset) for record in inputs], pa.string())}
+                columns |= {"class": pa.array(named, pa.string())} if named else {}
+                with safe_open(part.features, "np") as source:
+                    for label in sorted(self.shapes):
+                        values = source.get_tensor(label)
+                        size = math.prod(values.shape[1:])
+                        columns[label] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), size)
+                table = pa.table(columns)
+                writer = writer or opened.enter_context(pq.ParquetWriter(file, table.schema))
+                writer.write_table(table)
 
     def _file_for_each_chunk(self) -> Iterator[Path]:
-        self.target.path.mkdir(parents=True, exist_ok=True)
-        for part in self.files:
+        for _, part in self.chunks:
             path = self.target.path / f"features-{part.index:06d}.safetensors"
-            with whole_file(path) as file:
-                _copy(part.features, 0, part.features.stat().st_size, file)
+            with whole_file(path) as file, open_regular(part.features, follow_links=False) as source:
+                copyfileobj(source, file)
             yield path
 
-    def _sidecar(self, model: str, classes: Sequence[str], written: Sequence[Path]) -> Iterator[str]:
-        """Return the text of the sidecar, an input a line, in the order of the rows."""
-        target = self.target
-        header: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "tool": "hookscope",
-            "model": model,
-            "pool": target.pool,
-            "dtype": target.dtype,
-            "shapes": self.shapes,
-            "files": [path.name for path in written],
-        }
-        yield "{\n" + "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in header.items())
-        yield '  "inputs": ['
-        separator = "\n"
-        for place, (part, offset) in enumerate(zip(self.files, self.offsets, strict=True)):
-            sidecar = read_sidecar(part)
-            for record in () if sidecar is None else sidecar.inputs:
-                line = {
-                    "input": record.name_in(offset),
-                    "sha256": record.sha256,
-                    "file": 0 if target.is_one_file else place,
-                }
-                line |= {} if record.label is None else {"class": classes[record.label]}
-                yield f"{separator}    {json.dumps(line)}"
-                separator = ",\n"
-        yield "\n  ]\n}\n"
-
-
-def _copy(source: Path, begin: int, end: int, file: BinaryIO) -> None:
-    with open_regular(source, follow_links=False) as origin:
-        origin.seek(begin)
-        while begin < end:
-            content = origin.read(min(_COPIED_BYTES, end - begin))
-            if not content:
-                raise OSError(f"{source.name} is cut short")
-            file.write(content)
-            begin += len(content)
+    def _inputs(self, classes: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the inputs in the order of the rows, each with the number of its file."""
+        for place, (offset, part) in enumerate(self.chunks):
+            for record in inputs_of(part):
+                name, number = record.name_in(offset), 0 if self.target.is_one_file else place
+                label = {} if record.label is None else {"class": classes[record.label]}
+                yield {"input": name, "sha256": record.sha256, "file": number, **label}

@@ -1,6 +1,6 @@
 """Features of layers, pooled or whole, written as they come: memory does not grow with the inputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from torch import Tensor
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.parameters import arg
-from hookscope.regular_files import open_regular
-from hookscope.results.runs.tensors import SpooledTensor, TensorSpool, write_tensors
+from hookscope.results.runs.atomic import whole_file
+from hookscope.results.runs.tensors import SpooledTensor, TensorSpool, tensor_bytes
 from hookscope.statistics.storage import plain_array
 from hookscope.text import printable, shape_text
 
@@ -59,15 +59,10 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
 
 @dataclass(slots=True)
 class FeatureSpool:
-    """Features of a chunk by label, until its file is written; those of a batch that failed are dropped.
-
-    Attributes:
-        rows: Of each label how many inputs are kept.
-    """
+    """Features of a chunk by label, until its file is written; those of a batch that failed are dropped."""
 
     pool: Pool
     dtype: FeatureDtype
-    rows: dict[str, int] = field(default_factory=dict)
     _spool: TensorSpool = field(default_factory=TensorSpool)
     _parts: dict[str, SpooledTensor] = field(default_factory=dict)
     _latest: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -105,35 +100,9 @@ class FeatureSpool:
         """Drop what came since the last batch."""
         self._latest.clear()
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor, by label."""
-        return {label: part.shape for label, part in self._parts.items()}
-
-    def write(self, path: Path, labels: Iterable[str]) -> None:
-        """Write the tensors of these labels as safetensors; OSError if there is no room."""
-        write_tensors(path, {label: self._parts[label] for label in labels if label in self._parts}, self._spool)
-
-
-@dataclass(frozen=True, slots=True)
-class FeaturePart:
-    """The features of one chunk in a file of safetensors: where each tensor begins, and its shape."""
-
-    path: Path
-    shapes: Mapping[str, tuple[int, ...]]
-    offsets: Mapping[str, tuple[int, int]]
-
-
-def read_part(path: Path) -> FeaturePart:
-    """Read the header of a file that `FeatureSpool.write` wrote."""
-    import json  # noqa: PLC0415
-
-    with open_regular(path, follow_links=False) as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    shapes = {label: tuple(entry["shape"]) for label, entry in header.items()}
-    offsets = {
-        label: (8 + size + entry["data_offsets"][0], 8 + size + entry["data_offsets"][1])
-        for label, entry in header.items()
-    }
-    return FeaturePart(path, shapes, offsets)
+    def write(self, path: Path, labels: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Write the tensors of these labels as safetensors, and return their shapes; OSError if there is no room."""
+        tensors = {label: self._parts[label] for label in labels if label in self._parts}
+        with whole_file(path) as file:
+            file.writelines(tensor_bytes(tensors, self._spool))
+        return {label: tensor.shape for label, tensor in tensors.items()}

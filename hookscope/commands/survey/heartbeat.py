@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from hookscope.commands.survey.plan import ChunkFolder, Share
@@ -15,6 +16,7 @@ from hookscope.regular_files import read_bounded
 _BETWEEN_BEATS = 2.0  # seconds
 _LONGEST_SILENCE = 20.0
 _LONGEST_HEARTBEAT = 64  # bytes
+_DONE = "done"
 
 
 @dataclass(slots=True)
@@ -32,15 +34,20 @@ class Heartbeat:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Write this process's file every few seconds, in a thread, which a killed process does not have."""
+        """Write this process's file every few seconds, in a thread that a killed process does not have, and at the end.
+
+        Raises:
+            OutputError: If it cannot be written at the end.
+        """
         stopped = threading.Event()
+        path = self._path(self.share.index)
 
         def beat() -> None:
-            count = 0
-            while not stopped.is_set():
+            for beats in count():
+                if stopped.is_set():
+                    return
                 with suppress(OSError):  # a full disk: chunks cannot be written either, and that is reported
-                    self._path(self.share.index).write_text(f"{count} {self.finished}", encoding="ascii")
-                count += 1
+                    path.write_text(f"{beats} {self.finished}", encoding="ascii")
                 stopped.wait(_BETWEEN_BEATS)
 
         thread = threading.Thread(target=beat, name="hookscope-heartbeat", daemon=True)
@@ -50,6 +57,8 @@ class Heartbeat:
         finally:
             stopped.set()
             thread.join()
+        with self.folder.reported():
+            path.write_text(f"{_DONE} {self.finished}", encoding="ascii")
 
     def listen(self) -> int:
         """Return how many inputs all processes have finished.
@@ -67,7 +76,7 @@ class Heartbeat:
             last, since = self._heard.get(index, ("", now))
             if text != last or index not in self._heard:
                 self._heard[index] = text, now
-            elif now - since > _LONGEST_SILENCE and not self.folder.is_done(replace(self.share, index=index)):
+            elif now - since > _LONGEST_SILENCE and not text.startswith(_DONE):
                 raise InputError(
                     f"Process {index + 1} of {self.share.count} has ended: nothing was heard of it for "
                     f"{_LONGEST_SILENCE:.0f} s. Finished chunks stay; go on with {arg('resume')}."
@@ -75,6 +84,11 @@ class Heartbeat:
             finished = text.rpartition(" ")[2]
             total += int(finished) if finished.isdecimal() else 0
         return total
+
+    @property
+    def others_are_done(self) -> bool:
+        """Whether all other processes had finished their shares when this one last listened."""
+        return sum(text.startswith(_DONE) for text, _ in self._heard.values()) == self.share.count - 1
 
     def _path(self, index: int) -> Path:
         return self.folder.path / f"{index}-of-{self.share.count}.alive"

@@ -1,7 +1,6 @@
 """Run a network over one chunk of the inputs, and gather what its outputs and their channels do."""
 
 import math
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from hookscope.commands.survey.channel_totals import ChannelTotals
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.judged_inputs import InputJudge, JudgedInputs
 from hookscope.errors import HookscopeError, UnfitInputError
-from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
+from hookscope.hooks.embedding_rows import RowsUsed
 from hookscope.hooks.observed import version_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
@@ -27,6 +26,7 @@ from hookscope.inspection.network import queued
 from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
+from hookscope.results.json_form import UNSTORED
 from hookscope.results.repeats import fold_repeats
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
@@ -34,10 +34,6 @@ from hookscope.statistics.reduction import Reduction
 
 # Sums of the squares of so many larger values as there may be are beyond float64.
 _LARGEST_SQUARED = 1e140
-
-
-def _not_looked_at() -> str:
-    return f": operations between them were not looked at ({arg('ops')})."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class ChunkRow:
     """One output over a chunk.
 
     Attributes:
-        row: Without statistics.
+        row: Without statistics, but for the shape and why it was not measured.
         reduction: Of all values, in bins; without channels.
         totals: Of its channels; None without them.
     """
@@ -97,39 +93,25 @@ class MeasuredChunk:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     verification: Verification | None = None
-    seconds: float = 0.0
-    features: FeatureSpool | None = None
+    features: FeatureSpool | None = field(default=None, metadata=UNSTORED)
     judged: JudgedInputs | None = None
     rows_used: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOptions:
-    """How chunks are measured.
+@dataclass(slots=True, kw_only=True)
+class ChannelRecorder:
+    """Reduces the channels of every output in the hook, and adds a batch to the totals once it went well.
 
     Attributes:
-        observed: What is observed; whether the first batch is verified is left to `measure_chunk`.
-        sample: Inputs of each chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
+        top: Inputs in each list of the greatest.
+        sample: Inputs of the chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
         class_of: The number of an input's class by its name; None without classes.
-        new_features: Makes what takes the features of a chunk; None without features.
-        new_judge: Makes what judges the inputs of a chunk; None without classes.
     """
 
-    observed: ForwardOptions
-    batch_size: int
     top: int
     sample: int
     sample_step: int
     class_of: Callable[[str], int] | None = None
-    new_features: Callable[[], FeatureSpool] | None = None
-    new_judge: Callable[[], InputJudge] | None = None
-
-
-@dataclass(slots=True)
-class ChannelRecorder:
-    """Reduces the channels of every output in the hook, and adds a batch to the totals once it went well."""
-
-    options: MeasureOptions
     features: FeatureSpool | None = None
     judge: InputJudge | None = None
     rows_used: RowsUsed | None = None
@@ -166,10 +148,9 @@ class ChannelRecorder:
             ]
             self.returns_nonfinite = not all(bool(tensor.isfinite().all()) for tensor in floating)
         numbers = np.array(batch.indices, np.int64)
-        class_of = self.options.class_of
-        classes = [] if class_of is None else [class_of(record.name) for record in batch.records]
-        step, room = self.options.sample_step, self.options.sample - self.sampled_count
-        sampled = [place for place, number in enumerate(batch.indices) if number % step == 0][: max(0, room)]
+        classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
+        sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
+        sampled = sampled[: max(0, self.sample - self.sampled_count)]
         self.sampled_count += len(sampled)
         fetched: dict[int, ChannelRows] = {}
         for label, channel_rows in self._latest.items():
@@ -178,7 +159,7 @@ class ChannelRecorder:
             )
             totals = self.totals.get(label)
             if totals is None:
-                totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.options.top)
+                totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.top)
             if totals.high.size == rows.high.shape[1]:
                 totals.add(rows, numbers, classes, sampled)
             else:
@@ -196,7 +177,7 @@ class ChannelRecorder:
             for place, (number, record, label) in enumerate(zip(batch.indices, batch.records, labels, strict=True))
         ]
 
-    def end_batch(self, _finished: int) -> None:
+    def end_batch(self) -> None:
         """Drop what was seen of a batch that the network raised on."""
         self._latest.clear()
         self._before = None
@@ -226,10 +207,11 @@ def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
 def measure_chunk(
     loaded: LoadedModel,
     inputs: InputPipeline,
-    options: MeasureOptions,
+    batch_size: int,
+    recorder: ChannelRecorder,
+    options: ForwardOptions,
     *,
     is_first: bool,
-    verify: bool,
     on_batch: Callable[[int], None],
 ) -> MeasuredChunk:
     """Run the network over a chunk.
@@ -237,38 +219,33 @@ def measure_chunk(
     Args:
         loaded: The network.
         inputs: Those of the chunk.
-        options: As for all chunks.
+        batch_size: Inputs for each pass.
+        recorder: A new one.
+        options: What is observed.
         is_first: Whether it is the first one of this process: if the network raises on every input of it, so does this.
-        verify: Whether to compare the first batch with a pass without hooks.
         on_batch: Called after each batch with the number of inputs finished.
 
     Raises:
         ForwardError: If the network raised on every input of the first chunk.
         LayerNotFoundError: If a pattern selects nothing.
     """
-    began = time.perf_counter()
-    features = None if options.new_features is None else options.new_features()
-    judge = None if options.new_judge is None else options.new_judge()
-    rows_used = RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None
-    recorder = ChannelRecorder(options, features, judge, rows_used)
     unusable: list[Unusable] = []
 
     def report(error: HookscopeError) -> None:
         texts = [f"{name}: {error.reason}" for name in error.names] if isinstance(error, UnfitInputError) else []
-        unusable.extend(
-            Unusable(text, error.exit_code) for text in texts or [str(error).replace(several_by_name(), ONE_TENSOR)]
-        )
+        texts = texts or [str(error).replace(several_by_name(), ONE_TENSOR)]
+        unusable.extend(Unusable(text, error.exit_code) for text in texts)
 
     def end_batch(finished: int) -> None:
-        recorder.end_batch(finished)
+        recorder.end_batch()
         on_batch(finished)
 
     try:
-        with rows_used or nullcontext():
+        with recorder.rows_used or nullcontext():
             run = inspect(
                 loaded,
-                queued(inputs, options.batch_size, report),
-                replace(options.observed, verify=verify),
+                queued(inputs, batch_size, report),
+                options,
                 on_tensor=recorder.see,
                 on_output=recorder.keep,
                 on_batch=end_batch,
@@ -277,32 +254,25 @@ def measure_chunk(
         if is_first:
             raise _advising_files(error) from error
         run = replace(error.inspection, rows=())
-    places = [record.number for record in recorder.inputs]
-    hidden = recorder.returns_nonfinite and not any(map(_holds_nonfinite, run.rows))
+    warnings, notes, judge = run.warnings, run.notes, recorder.judge
+    if recorder.returns_nonfinite and not any(row.activation.nan_count or row.activation.inf_count for row in run.rows):
+        where = "." if options.ops else f": operations between them were not looked at ({arg('ops')})."
+        warnings = (*warnings, NONFINITE_OUTPUT + where)
+    if judge is not None and judge.reason:
+        notes = (*notes, f"Whether inputs are classified right is not known. {judge.reason}")
     return MeasuredChunk(
         inputs=recorder.inputs,
-        place_count=max([len(inputs.files), *(place + 1 for place in places)]),
-        rows=[
-            ChunkRow(row, reduction_of(row.activation), totals_of(row, recorder.totals))
-            for row in fold_repeats(run).rows
-        ],
+        place_count=max([len(inputs.files), *(record.number + 1 for record in recorder.inputs)]),
+        rows=[_chunk_row(row, recorder.totals.get(row.label)) for row in fold_repeats(run).rows],
         unusable=unusable,
         uncalled=run.uncalled,
-        warnings=(
-            *run.warnings,
-            *((NONFINITE_OUTPUT + ("." if options.observed.ops else _not_looked_at()),) if hidden else ()),
-        ),
-        notes=(*run.notes, *_not_judged(judge)),
+        warnings=warnings,
+        notes=notes,
         verification=run.verification,
-        seconds=time.perf_counter() - began,
-        features=features,
+        features=recorder.features,
         judged=None if judge is None else judge.result(),
-        rows_used={} if rows_used is None else rows_used.used,
+        rows_used={} if recorder.rows_used is None else recorder.rows_used.used,
     )
-
-
-def _holds_nonfinite(row: LayerRow) -> bool:
-    return bool(row.activation.nan_count or row.activation.inf_count)
 
 
 def _advising_files(error: ForwardError) -> ForwardError:
@@ -313,19 +283,14 @@ def _advising_files(error: ForwardError) -> ForwardError:
     return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
 
 
-def _not_judged(judge: InputJudge | None) -> tuple[str, ...]:
-    if judge is None or not judge.reason:
-        return ()
-    return (f"Whether inputs are classified right is not known. {judge.reason}",)
+def _chunk_row(row: LayerRow, totals: ChannelTotals | None) -> ChunkRow:
+    statistics = row.activation
+    described = TensorStatistics(statistics.shape, statistics.dtype, 0, unmeasured=statistics.unmeasured)
+    is_known = totals is not None and totals.is_of_one_size
+    return ChunkRow(replace(row, activation=described), _reduction_of(statistics), totals if is_known else None)
 
 
-def totals_of(row: LayerRow, totals: Mapping[str, ChannelTotals]) -> ChannelTotals | None:
-    """Return the totals of a row's channels."""
-    total = totals.get(row.label)
-    return total if total is not None and total.is_of_one_size else None
-
-
-def reduction_of(statistics: TensorStatistics) -> Reduction:
+def _reduction_of(statistics: TensorStatistics) -> Reduction:
     """Return the numbers that statistics follow from, values in bins, so that they merge."""
     reduction = Reduction(
         statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured

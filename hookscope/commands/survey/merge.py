@@ -1,22 +1,24 @@
 """Merge chunks in their order into the survey of all inputs, one in memory at a time."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.commands.survey.channel_arrays import channel_arrays, massive
 from hookscope.commands.survey.channel_totals import ChannelTotals
-from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_judged
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
-from hookscope.commands.survey.duplicates import Duplicates, duplicates
-from hookscope.commands.survey.failures import SecondPass, explained
+from hookscope.commands.survey.failures import Again, explained
 from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.judged_inputs import JudgedInputs
-from hookscope.commands.survey.measure_chunk import MeasuredChunk
-from hookscope.commands.survey.pictures import InputPictures
+from hookscope.commands.survey.measure_chunk import ChunkRow, MeasuredChunk
+from hookscope.commands.survey.pictures import input_pictures
 from hookscope.commands.survey.plan import Plan
-from hookscope.commands.survey.selectivity import Selectivity, selectivity
 from hookscope.errors import ModelError
 from hookscope.hooks.embedding_rows import merge_rows
 from hookscope.hooks.patterns import CONSTANTS
@@ -25,27 +27,19 @@ from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.rows import value_flags, with_whole_shape
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
-from hookscope.results.distribution import Distribution, edges_of
-from hookscope.results.failures import Failures
 from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
+from hookscope.results.survey import Channels, Survey, SurveyRow, Unusable, channel_counts
 from hookscope.results.table_rows import TableRows
 from hookscope.statistics.reducer import summarise
-from hookscope.statistics.reduction import Reduction, merge
-
-# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
-_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
+from hookscope.statistics.reduction import merge
 
 _OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
 
 
 @dataclass(slots=True)
-class _MergedRow:
-    row: LayerRow
-    reduction: Reduction
-    totals: ChannelTotals | None
+class _MergedRow(ChunkRow):
     shapes: BatchShapes = field(default_factory=BatchShapes)
 
 
@@ -54,15 +48,15 @@ class Merging:
     """Chunks merged so far, in their order.
 
     Attributes:
-        offsets: Of each chunk the number of its first input, and its files.
+        chunks: Of each chunk the number of its first input, and its files.
     """
 
     plan: Plan
-    target: FeatureTarget | None = None
+    target: InitVar[FeatureTarget | None]
     rows: dict[str, _MergedRow] = field(default_factory=dict)
     input_count: int = 0
     place_count: int = 0
-    class_counts: dict[int, int] = field(default_factory=dict)
+    class_counts: Counter[int] = field(default_factory=Counter)
     nonfinite_inputs: list[str] = field(default_factory=list)
     rows_used: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     unusable: list[Unusable] = field(default_factory=list)
@@ -70,60 +64,59 @@ class Merging:
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     verification: Verification | None = None
-    offsets: list[tuple[int, ChunkFiles]] = field(default_factory=list)
+    chunks: list[tuple[int, ChunkFiles]] = field(default_factory=list)
     features: FeatureParts | None = None
     classified: ClassifiedInputs | None = None
+
+    def __post_init__(self, target: FeatureTarget | None) -> None:
+        self.features = None if target is None else FeatureParts(target)
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
         """Take in the next chunk."""
         for row in chunk.rows:
-            label = row.row.label
-            if row.totals is not None:
-                inputs = row.totals.top.inputs
-                inputs[inputs >= 0] += self.place_count
-            merged = self.rows.get(label)
-            if merged is None:
-                merged = self.rows[label] = _MergedRow(row.row, row.reduction, row.totals)
-            else:
-                merged.row = replace(merged.row, also=tuple(dict.fromkeys((*merged.row.also, *row.row.also))))
-                merged.reduction = merge(merged.reduction, row.reduction)
-                merged.totals = _merged_totals(merged.totals, row.totals)
-            merged.shapes.add(len(chunk.inputs), row.reduction.shape)
-        for measured in chunk.inputs:
-            if measured.label is not None:
-                self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
+            self._add_row(row, len(chunk.inputs))
+        self.class_counts.update(measured.label for measured in chunk.inputs if measured.label is not None)
         if chunk.judged is not None:
-            if self.classified is None:
-                self.classified = ClassifiedInputs(
-                    self.plan.classes, self.plan.model.categories, self.plan.labels_source
-                )
+            plan = self.plan
+            self.classified = self.classified or ClassifiedInputs(
+                plan.classes, plan.model.categories, plan.labels_source
+            )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
         self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]
         merge_rows(self.rows_used, chunk.rows_used)
-        self.offsets.append((self.place_count, files))
+        if self.features is not None:
+            self.features.add(files, sidecar, self.place_count)
+        self.chunks.append((self.place_count, files))
         self.input_count += len(chunk.inputs)
         self.place_count += chunk.place_count
         self.unusable += chunk.unusable
         if chunk.inputs:
-            silent = {uncalled.layer: uncalled for uncalled in chunk.uncalled}
-            self.uncalled = (
-                silent
-                if self.uncalled is None
-                else {name: uncalled for name, uncalled in self.uncalled.items() if name in silent}
-            )
+            silent = {layer.layer: layer for layer in chunk.uncalled}
+            before = silent if self.uncalled is None else self.uncalled
+            self.uncalled = {name: layer for name, layer in before.items() if name in silent}
         self.warnings |= dict.fromkeys(chunk.warnings)
         self.notes |= dict.fromkeys(chunk.notes)
         self.verification = self.verification or chunk.verification
-        if self.target is not None:
-            self.features = self.features or FeatureParts(self.target)
-            self.features.add(files, sidecar, self.offsets[-1][0])
 
-    def result(self, source: InputPipeline | None = None, again: SecondPass | None = None) -> Survey:
+    def _add_row(self, row: ChunkRow, input_count: int) -> None:
+        if row.totals is not None:
+            inputs = row.totals.top.inputs
+            inputs[inputs >= 0] += self.place_count
+        merged = self.rows.get(row.row.label)
+        if merged is None:
+            merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
+        else:
+            merged.row = replace(merged.row, also=tuple(dict.fromkeys((*merged.row.also, *row.row.also))))
+            merged.reduction = merge(merged.reduction, row.reduction)
+            merged.totals = _merged_totals(merged.totals, row.totals)
+        merged.shapes.add(input_count, row.reduction.shape)
+
+    def result(self, source: InputPipeline | None = None, again: Again | None = None) -> Survey:
         """Return the survey of all chunks, and write the features.
 
         Args:
             source: Where inputs in memory come from, to draw them again.
-            again: How to run some of the inputs again; None where there is no network.
+            again: Runs some of the inputs again; None where there is no network.
 
         Raises:
             ModelError: If no input could be measured.
@@ -139,20 +132,17 @@ class Merging:
             self._row(index, row, statistics, names)
             for index, (row, statistics) in enumerate(zip(self.rows.values(), summaries, strict=True))
         )
-        pictures = InputPictures(plan.preprocessing)
-        if source is not None:
-            pictures = InputPictures(plan.preprocessing, source.files, source.batch)
+        failures = None
+        if self.classified is not None:
+            failures = explained(self.classified, self._judged_again(), again, channel_counts(rows))
         features = None if self.features is None else self.features.write(plan.model.name, plan.classes)
-        counts = {
-            name: self.class_counts[number] for number, name in enumerate(plan.classes) if number in self.class_counts
-        }
         return Survey(
             model=plan.model,
             input_count=self.input_count,
             rows=rows,
-            classes=counts,
+            classes={plan.classes[number]: count for number, count in sorted(self.class_counts.items())},
             accuracy=None if self.classified is None else self.classified.accuracy(),
-            failures=self._failures(again, channel_counts(rows)),
+            failures=failures,
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
             nonfinite_inputs=tuple(self.nonfinite_inputs),
@@ -176,20 +166,11 @@ class Merging:
                 threads=plan.threads,
             ),
             names=names,
-            pictures=pictures,
-        )
-
-    def _failures(self, again: SecondPass | None, channel_count: int) -> Failures | None:
-        return (
-            None if self.classified is None else explained(self.classified, self._judged_again(), again, channel_count)
+            pictures=partial(input_pictures, plan.preprocessing, source),
         )
 
     def _judged_again(self) -> Iterator[JudgedInputs]:
-        for _, files in self.offsets:
-            sidecar = read_sidecar(files)
-            judged = None if sidecar is None else read_judged(files, sidecar)
-            if judged is not None:
-                yield judged
+        return chain.from_iterable(read_judged(files) for _, files in self.chunks)
 
     def _remarks(self) -> Iterator[str]:
         apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]
@@ -202,9 +183,8 @@ class Merging:
         listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
         names: dict[int, str] = {}
-        for offset, files in self.offsets:
-            sidecar = read_sidecar(files)
-            for sample in () if sidecar is None else sidecar.inputs:
+        for offset, files in self.chunks:
+            for sample in inputs_of(files):
                 number = offset + sample.number
                 if number in wanted:
                     names[number] = sample.name_in(offset)
@@ -218,7 +198,8 @@ class Merging:
         is_constant = row.owner is not None and row.kind in CONSTANTS  # zeros that start a state are no dead channels
         totals = None if is_constant else merged.totals
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
-            channels = self._channels(totals, nonzero, names)
+            arrays = channel_arrays(totals, nonzero, has_classes=bool(self.plan.classes))
+            channels = Channels(arrays, names, self.plan.classes)
         flags = [*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)]
         return SurveyRow(
             index=index,
@@ -234,42 +215,13 @@ class Merging:
             source=row.source,
             channels=channels,
             headroom=headroom_of(statistics),
-            massive=_massive(channels, statistics.distribution),
+            massive=massive(channels.arrays, statistics.distribution),
             receptive_field=self._field(row),
         )
 
-    def _channels(self, totals: ChannelTotals, nonzero: NDArray[np.float64], names: Mapping[int, str]) -> Channels:
-        count = totals.high.size
-        values, top = totals.values, totals.top
-        by_class = selectivity(totals) if self.plan.classes and totals.is_by_input else Selectivity.none(count)
-        twins = duplicates(np.concatenate(totals.sample)) if totals.sample else Duplicates.none(count)
-        has_any = values.count > 0
-        variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
-        inputs = totals.pooled.count
-        firing = np.full(count, np.nan)
-        if totals.is_by_input:
-            np.divide(totals.firing, inputs, out=firing, where=inputs > 0)
-        arrays = ChannelArrays(
-            firing_inputs=firing,
-            firing_positions=nonzero / totals.total,
-            mean=np.where(has_any, values.mean, np.nan),
-            std=np.where(has_any, np.sqrt(variance), np.nan),
-            min=np.where(has_any, totals.low, np.nan),
-            max=np.where(has_any, totals.high, np.nan),
-            nonfinite_count=(totals.total - values.count).astype(np.int64),
-            best_class=by_class.best,
-            selectivity=by_class.share,
-            duplicate_of=twins.of,
-            correlation=twins.correlation,
-            top_values=top.values,
-            top_inputs=top.inputs if totals.is_by_input else np.full_like(top.inputs, -1),
-            top_positions=top.positions,
-        )
-        return Channels(arrays, names, self.plan.classes)
-
     def _field(self, row: LayerRow) -> ReceptiveField | None:
         is_module = row.owner is None and not row.slot
-        fields = (placed.field for placed in self.plan.fields if (placed.layer, placed.call) == (row.layer, row.call))
+        fields = (field for layer, call, field in self.plan.fields if (layer, call) == (row.layer, row.call))
         return next(fields, None) if is_module else None
 
 
@@ -278,18 +230,3 @@ def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) ->
         return None
     first.merge(second)
     return first
-
-
-def _massive(channels: Channels, spread: Distribution | None) -> tuple[int, ...]:
-    """Return the channels with massive activations: see `SurveyRow.massive`."""
-    arrays = channels.arrays
-    if spread is None or arrays is None:
-        return ()
-    keys, counts = spread.binned()
-    order = np.argsort(np.abs(keys), kind="stable")
-    below = np.cumsum(counts[order])
-    middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
-    median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
-    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
-    greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
-    return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())

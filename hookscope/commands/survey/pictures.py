@@ -1,7 +1,6 @@
 """Read inputs of a survey again, to show them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hookscope.inputs import Batch
-from hookscope.inputs.batches import load_batches
-from hookscope.inputs.clips import Source
+from hookscope.inputs.batches import load_batches, part_of
+from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array
@@ -19,51 +18,38 @@ from hookscope.statistics.storage import plain_array
 _AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class InputPictures:
-    """Inputs by name, as the network saw them.
+def input_pictures(
+    preprocessing: Preprocessing, source: InputPipeline | None, names: Sequence[str]
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Yield inputs by name, as the network saw them, each once, as far as they are pictures that can be read.
 
-    Attributes:
-        files: Of the survey, in its order; for pictures in memory.
-        batch: The inputs themselves where tensors were given.
+    `source` is where inputs in memory come from.
     """
+    wanted = {name: path_of(name) for name in names}
+    paths = sorted({path for path in wanted.values() if path is not None})
+    for batch in load_batches(paths, preprocessing, _AT_ONCE, lambda _error: None):
+        shown = zip(batch.records, _drawn(batch, preprocessing), strict=False)
+        yield from ((record.name, picture) for record, picture in shown if record.name in wanted)
+    for name, path in wanted.items():
+        number = name.removesuffix("]").rpartition("[")[2]
+        if source is not None and path is None and number.isdecimal():
+            yield from ((name, picture) for picture in _in_memory(source, int(number)))
 
-    preprocessing: Preprocessing
-    files: Sequence[Source] = ()
-    batch: Batch | None = None
 
-    def __call__(self, names: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Yield the pictures of these inputs, each once, as far as they can be read."""
-        if self.batch is not None:
-            yield from self._of_batch(self.batch, names)
-            return
-        wanted = set(names)
-        paths = sorted({path for name in wanted if (path := path_of(name)) is not None})
-        for batch in load_batches(paths, self.preprocessing, _AT_ONCE, lambda _error: None):
-            for record, picture in zip(batch.records, self._drawn(batch), strict=False):
-                if record.name in wanted:
-                    yield record.name, picture
-        yield from self._in_memory([name for name in wanted if path_of(name) is None])
+def _in_memory(source: InputPipeline, number: int) -> list[NDArray[np.uint8]]:
+    if source.batch is not None:
+        inside = number < len(source.batch.indices)
+        return _drawn(part_of(source.batch, number), source.preprocessing) if inside else []
+    file = source.files[number] if number < len(source.files) else None
+    if not isinstance(file, Image):
+        return []
+    batches = load_batches([file], source.preprocessing, 1, lambda _error: None)
+    return [picture for batch in batches for picture in _drawn(batch, source.preprocessing)]
 
-    def _in_memory(self, names: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        for name in names:
-            number = name.removesuffix("]").rpartition("[")[2]
-            source = self.files[int(number)] if number.isdecimal() and int(number) < len(self.files) else None
-            if isinstance(source, Image):
-                for batch in load_batches([source], self.preprocessing, 1, lambda _error: None):
-                    yield from ((name, picture) for picture in self._drawn(batch))
 
-    def _of_batch(self, batch: Batch, names: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        values = batch.args[0]
-        for name in names:
-            number = name.removesuffix("]").rpartition("[")[2]
-            if isinstance(values, Tensor) and number.isdecimal() and int(number) < len(values):
-                picture = plain_array(values[int(number) : int(number) + 1].detach().float().cpu())
-                yield from ((name, thumbnail) for thumbnail in thumbnails(picture, self.preprocessing))
-
-    def _drawn(self, batch: Batch) -> list[NDArray[np.uint8]]:
-        values = batch.args[0]
-        return thumbnails(plain_array(values.float()), self.preprocessing) if isinstance(values, Tensor) else []
+def _drawn(batch: Batch, preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:
+    values = batch.args[0] if batch.args else None
+    return thumbnails(plain_array(values.float().cpu()), preprocessing) if isinstance(values, Tensor) else []
 
 
 def path_of(name: str) -> Path | None:

@@ -1,41 +1,31 @@
 """How a data set is cut into chunks, what is common to them, and the folder where finished ones wait."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hookscope.checkpoints.folders import natural_order
 from hookscope.commands.survey.chunk_files import ChunkFiles
 from hookscope.commands.survey.features import FeatureDtype, Pool
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.inputs import Batch
 from hookscope.inputs.batches import in_batches
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.parameters import arg
-from hookscope.regular_files import NotRegularError, read_bounded
+from hookscope.regular_files import read_bounded
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.inputs import Preprocessing
+from hookscope.results.json_form import json_form
 from hookscope.results.network import ModelInfo
 from hookscope.results.runs.atomic import reason_of, whole_file
-from hookscope.results.runs.store import checked
-from hookscope.text import safe_text
+from hookscope.results.runs.store import checked, parse_json
+from hookscope.text import safe_text, strict_json
 
 PLAN = "plan.json"
-FORMAT = 1
+FORMAT = 2
 
 _MOST_PLAN_BYTES = 2**26
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedField:
-    """The receptive field of the call of a module."""
-
-    layer: str
-    call: int
-    field: ReceptiveField
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +38,7 @@ class Plan:
         patterns: Of layers.
         classes: Names of the classes by their numbers; () without classes.
         features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
-        fields: Receptive fields, for crops.
-        spatial: Size of the network's first input without batch and channels, (H, W).
+        fields: Receptive fields by layer and call, for crops.
         labels_source: The folder or file with the classes.
     """
 
@@ -70,8 +59,7 @@ class Plan:
     dtype: str
     versions: Mapping[str, str]
     threads: int
-    fields: tuple[PlacedField, ...] = ()
-    spatial: tuple[int, ...] = ()
+    fields: tuple[tuple[str, int, ReceptiveField], ...] = ()
     labels_source: str = ""
 
 
@@ -81,10 +69,6 @@ class Share:
 
     index: int = 0
     count: int = 1
-
-    def holds(self, chunk: int) -> bool:
-        """Tell whether a chunk is of this share."""
-        return chunk % self.count == self.index
 
 
 def parse_share(text: str) -> Share:
@@ -116,17 +100,10 @@ def cut(inputs: InputPipeline, chunk_size: int) -> list[InputPipeline]:
         files = inputs.files
         parts = [files[begin : begin + chunk_size] for begin in range(0, len(files), chunk_size)]
         return [replace(inputs, files=part, pictures={}) for part in parts]
-    return [replace(inputs, batch=_from_zero(part), pictures={}) for part in _batches(inputs.batch, chunk_size)]
-
-
-def _batches(batch: Batch | None, size: int) -> Iterator[Batch]:
-    if batch is None:
+    if inputs.batch is None:
         raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")
-    return in_batches(batch, size)
-
-
-def _from_zero(batch: Batch) -> Batch:
-    return replace(batch, indices=tuple(range(len(batch.indices))))
+    batches = (replace(part, indices=tuple(range(len(part.indices)))) for part in in_batches(inputs.batch, chunk_size))
+    return [replace(inputs, batch=batch, pictures={}) for batch in batches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,42 +116,28 @@ class ChunkFolder:
         """Return the files of a chunk."""
         return ChunkFiles(self.path, index)
 
-    def make(self) -> None:
-        """Make the folder; OutputError if it cannot be."""
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Turn what writing into the folder raises into an OutputError."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            yield
         except OSError as error:
-            raise self._refusal(reason_of(error)) from error
+            where = safe_text(str(self.path))
+            raise OutputError(f"Cannot write to '{where}': {reason_of(error)}. Name another folder.") from error
 
-    def mark_done(self, share: Share) -> None:
-        """Note that a process has finished its share; OutputError if it cannot be written."""
-        try:
-            self._mark(share).touch()
-        except OSError as error:
-            raise self._refusal(reason_of(error)) from error
-
-    def is_done(self, share: Share) -> bool:
-        """Tell whether a process has finished its share."""
-        return self._mark(share).exists()
-
-    def forget_done(self) -> None:
+    def forget_processes(self) -> None:
         """Forget which processes have finished, and which were alive."""
-        for pattern in ("*.done", "*.alive"):
-            for path in self.path.glob(pattern):
-                path.unlink(missing_ok=True)
-
-    def _mark(self, share: Share) -> Path:
-        return self.path / f"{share.index}-of-{share.count}.done"
+        for path in self.path.glob("*.alive"):
+            path.unlink(missing_ok=True)
 
     def write_plan(self, plan: Plan) -> None:
-        """Write the plan, whole; OutputError if it cannot be written."""
+        """Make the folder and write the plan, whole; OutputError if it cannot be written."""
         categories = plan.model.categories if plan.classes else ()
-        document = asdict(replace(plan, model=replace(plan.model, categories=categories)))
-        try:
+        document = json_form(replace(plan, model=replace(plan.model, categories=categories)))
+        with self.reported():
+            self.path.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path / PLAN) as file:
-                file.write(json.dumps(document, default=str).encode())
-        except OSError as error:
-            raise self._refusal(reason_of(error)) from error
+                file.write(strict_json(document).encode())
 
     def read_plan(self) -> Plan:
         """Return the plan.
@@ -184,14 +147,14 @@ class ChunkFolder:
         """
         where = safe_text(str(self.path))
         try:
-            document: Any = json.loads(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES, follow_links=False))
-            plan: Plan = checked(Plan, document if isinstance(document, dict) else {})
+            document = parse_json(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES, follow_links=False))
+            plan: Plan = checked(Plan, document or {})
         except (FileNotFoundError, NotADirectoryError) as error:
             raise InputError(
                 f"Cannot merge '{where}': there is no {PLAN}. Give the folder of {arg('out')} that the shards "
                 "were given."
             ) from error
-        except (OSError, NotRegularError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(
                 f"Cannot merge '{where}': its {PLAN} is damaged. Run a shard with {arg('resume')}."
             ) from error
@@ -201,14 +164,8 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
-        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", "*.alive", ".partial-*"):
+        for pattern in (PLAN, "*.safetensors", "*.json", "*.alive", ".partial-*"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # something else is in it
             self.path.rmdir()
-        except OSError:  # something else is in it
-            return
-
-    def _refusal(self, reason: str) -> OutputError:
-        where = safe_text(str(self.path))
-        return OutputError(f"Cannot write to '{where}': {reason}. Name another folder.")

@@ -54,7 +54,7 @@ def survey(
     """
     from hookscope.commands.survey.feature_files import FeatureTarget
     from hookscope.commands.survey.plan import ChunkFolder, parse_share
-    from hookscope.commands.survey.run_survey import SurveyPlace, labelled_inputs, place_on_own_device, run_survey
+    from hookscope.commands.survey.run_survey import labelled_inputs, place_on_own_device, run_survey
 
     if option.features is not None and not option.layer:
         raise UsageError(f"{arg('features')} needs {arg('layer')}: name the layers whose outputs are wanted.")
@@ -63,13 +63,20 @@ def survey(
         target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
         target.check()
     labelled = labelled_inputs(images) if option.by_class else None
-    share = None if option.shard is None else parse_share(option.shard)
+    shard = None if option.shard is None else parse_share(option.shard)
     option = replace(option, device=place_on_own_device(option.device))
     session = open_inputs(model, [*labelled.labels] if labelled else images, option)
     session = replace(session, inputs=replace(session.inputs, readers=option.workers))
     with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
-        place = SurveyPlace(ChunkFolder(Path(folder)), labelled, target, share)
-        return run_survey(session, option, place, on_progress)
+        return run_survey(
+            session,
+            option,
+            ChunkFolder(Path(folder)),
+            labelled=labelled,
+            target=target,
+            shard=shard,
+            on_progress=on_progress,
+        )
 
 
 @interrupts_between_blocks()

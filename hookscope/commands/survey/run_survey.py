@@ -16,19 +16,26 @@ from pathlib import Path
 import torch
 
 from hookscope import options
-from hookscope.commands.survey.chunk_files import Sidecar, damage, digest_of, read_chunk, read_sidecar, write_chunk
-from hookscope.commands.survey.failures import SecondPass
+from hookscope.commands.survey.chunk_files import (
+    ChunkFiles,
+    Sidecar,
+    digest_of,
+    read_chunk,
+    read_sidecar,
+    write_chunk,
+)
+from hookscope.commands.survey.failures import second_pass
 from hookscope.commands.survey.feature_files import FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
-from hookscope.commands.survey.measure_chunk import MeasuredChunk, MeasureOptions, measure_chunk
+from hookscope.commands.survey.measure_chunk import ChannelRecorder, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, ChunkFolder, PlacedField, Plan, Share, cut, in_order
-from hookscope.commands.survey.signature import common_signature, differing, inputs_signature, names_digest
-from hookscope.commands.survey.supports import InputSupports
+from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order
+from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
+from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.hooks.pytree import tensors_in
+from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -37,6 +44,7 @@ from hookscope.inspection.forward import ForwardOptions
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
+from hookscope.results.cost import ReceptiveField
 from hookscope.results.survey import Survey
 from hookscope.text import counted, exception_line, safe_text, some_of
 
@@ -47,34 +55,25 @@ _BETWEEN_LOOKS = 0.2  # seconds, while other processes work
 _LONGEST_BARRIER = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyPlace:
-    """Where chunks and features go, and which inputs are measured.
-
-    Attributes:
-        labelled: Files with their classes; None without classes.
-        features: Where features go; None without them.
-        share: That of this process; None for all, or for torchrun's.
-    """
-
-    folder: ChunkFolder
-    labelled: LabelledFiles | None = None
-    features: FeatureTarget | None = None
-    share: Share | None = None
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Work:
     """A survey under way in this process.
 
     Attributes:
+        labelled: Files with their classes; None without classes.
+        target: Where features go; None without them.
+        share: That of this process.
         heartbeat: Of this process among several; None for a single one.
         resumed: Chunks that were there already.
+        reasons: Why others were measured again.
     """
 
     session: Session
     option: options.Survey
-    place: SurveyPlace
+    folder: ChunkFolder
+    labelled: LabelledFiles | None
+    target: FeatureTarget | None
+    share: Share
     plan: Plan
     parts: list[InputPipeline]
     on_progress: OnProgress | None
@@ -82,12 +81,20 @@ class _Work:
     is_begun: bool = False
     resumed: set[int] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
     def signature(self, index: int) -> dict[str, str]:
         """Return the signature of a chunk."""
         part = self.parts[index]
         return {**self.plan.signature, "inputs": inputs_signature(part.files, part.batch)}
+
+    def chunks(self, share: Share) -> range:
+        """Return the chunks of a share."""
+        return range(share.index, len(self.parts), share.count)
+
+    def finished_inputs(self, current: int | None = None) -> int:
+        """Return the inputs of this process's chunks that are finished, but for the current one."""
+        done = (index for index in self.chunks(self.share) if self.folder.files(index).sidecar.exists())
+        return sum(self.plan.chunk_sizes[index] for index in done if index != current)
 
     def progress(self, finished: int) -> None:
         """Report how many inputs are finished by this process, and with it those of others.
@@ -95,12 +102,12 @@ class _Work:
         Raises:
             InputError: If another process has ended before it was done.
         """
+        reported = self.share
         if self.heartbeat is not None:
             self.heartbeat.finished = finished
-            finished = self.heartbeat.listen()
+            finished, reported = self.heartbeat.listen(), Share()
         if self.on_progress is not None:
-            share = self.place.share or Share()
-            self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in _chunks_of(self, share)))
+            self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in self.chunks(reported)))
 
 
 def labelled_inputs(images: object) -> LabelledFiles:
@@ -131,9 +138,25 @@ def place_on_own_device(device: str) -> str:
 
 
 def run_survey(
-    session: Session, option: options.Survey, place: SurveyPlace, on_progress: OnProgress | None = None
+    session: Session,
+    option: options.Survey,
+    folder: ChunkFolder,
+    *,
+    labelled: LabelledFiles | None,
+    target: FeatureTarget | None,
+    shard: Share | None,
+    on_progress: OnProgress | None,
 ) -> Survey | None:
     """Survey the inputs of a session.
+
+    Args:
+        session: The network and its inputs.
+        option: Of the command.
+        folder: Where finished chunks wait.
+        labelled: Files with their classes; None without classes.
+        target: Where features go; None without them.
+        shard: The share of this process; None for all, or for torchrun's.
+        on_progress: Called after each batch.
 
     Returns:
         The survey; None for a process that measures a part of it and does not merge.
@@ -144,34 +167,43 @@ def run_survey(
         ForwardError: If the network raised on every input of a chunk, at first.
     """
     began = time.perf_counter()
-    share = place.share or Share()
-    is_launched = place.share is None and _launched() is not None
-    if is_launched:
-        share = _launched() or share
-    work = _begun(session, option, place, on_progress)
-    done = [index for index in _chunks_of(work, place.share or Share()) if place.folder.files(index).sidecar.exists()]
+    launched = _launched() if shard is None else None
+    share = shard or launched or Share()
+    inputs = _checked_inputs(session.inputs)
+    session = replace(session, inputs=inputs)
+    parts = cut(inputs, option.chunk_size)
+    work = _Work(
+        session=session,
+        option=option,
+        folder=folder,
+        labelled=labelled,
+        target=target,
+        share=share,
+        plan=_plan(session, option, labelled, target, parts),
+        parts=parts,
+        on_progress=on_progress,
+    )
+    looked_at = work.chunks(Share() if launched else share)
+    done = [index for index in looked_at if folder.files(index).sidecar.exists()]
     if done and not option.resume:
         raise OutputError(
-            f"'{safe_text(str(place.folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
+            f"'{safe_text(str(folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
             f"survey. Go on with {arg('resume')}, or delete it to begin anew."
         )
-    if is_launched:
-        _barrier(place.folder, share)
-    place.folder.make()
-    place.folder.write_plan(work.plan)
-    work.heartbeat = Heartbeat(place.folder, share) if is_launched else None
+    if launched:
+        _barrier(folder, share)
+    folder.write_plan(work.plan)
+    work.heartbeat = Heartbeat(folder, share) if launched else None
     with nullcontext() if work.heartbeat is None else work.heartbeat.beating():
-        for index in _chunks_of(work, share):
+        for index in work.chunks(share):
             if not (option.resume and _is_finished(work, index)):
-                _measure(work, index, share)
-        if place.share is not None:
+                _measure(work, index)
+        if shard is not None or share.index:
             return None
-        if is_launched and share.index:
-            place.folder.mark_done(share)
-            return None
-        if is_launched:
-            _wait_for_others(work, share)
-    work.heartbeat = None
+        while work.heartbeat is not None and not work.heartbeat.others_are_done:
+            work.progress(work.finished_inputs())
+            time.sleep(_BETWEEN_LOOKS)
+    work.heartbeat, work.share = None, Share()
     merged = _merged(work)
     timings = {"load": session.load_seconds, "survey": time.perf_counter() - began}
     return replace(merged, timings=timings)
@@ -183,30 +215,38 @@ def merge_survey(folder: ChunkFolder) -> Survey:
     Raises:
         InputError: If a chunk is missing, damaged, or was made with another signature.
     """
-    plan = folder.read_plan()
-    missing = [index for index in range(len(plan.chunk_sizes)) if read_sidecar(folder.files(index)) is None]
+    plan, where = folder.read_plan(), safe_text(str(folder.path))
+    count = len(plan.chunk_sizes)
+    missing = [index for index in range(count) if read_sidecar(folder.files(index)) is None]
     if missing:
-        chunks = some_of(missing, 3)
         raise InputError(
-            f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these "
-            f"are missing or damaged: {chunks}. Run their shards with {arg('resume')}."
+            f"Cannot merge '{where}': of {counted(count, 'chunk')} these are missing or damaged: "
+            f"{some_of(missing, 3)}. Run their shards with {arg('resume')}."
         )
     target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
     merging = Merging(plan, target)
-    for index in range(len(plan.chunk_sizes)):
-        files = folder.files(index)
-        sidecar = read_sidecar(files)
-        reason = "it is missing" if sidecar is None else _foreign(sidecar, plan.signature) or damage(files, sidecar)
-        chunk = None if reason or sidecar is None else read_chunk(files, sidecar)
-        if chunk is None or sidecar is None:
-            where = safe_text(str(folder.path))
+    for index in range(count):
+        if reason := _merge_chunk(merging, folder.files(index), plan.signature):
             raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
-        merging.add(chunk, files, sidecar)
     return merging.result()
 
 
-def _begun(session: Session, option: options.Survey, place: SurveyPlace, on_progress: OnProgress | None) -> _Work:
-    inputs = session.inputs
+def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, str]) -> str:
+    """Merge a finished chunk; return why it cannot be merged, "" if it was."""
+    sidecar = read_sidecar(files)
+    if sidecar is None:
+        return "it is missing or damaged"
+    # Shards were made of inputs that are not looked at again.
+    if reason := sidecar.stale(files, {"inputs": sidecar.signature.get("inputs", ""), **signature}):
+        return reason
+    chunk = read_chunk(files, sidecar)
+    if chunk is None:
+        return f"{files.sidecar.name} is damaged"
+    merging.add(chunk, files, sidecar)
+    return ""
+
+
+def _checked_inputs(inputs: InputPipeline) -> InputPipeline:
     if inputs.named and not (inputs.files or inputs.batch or inputs.noise):  # all arguments, by name
         inputs = replace(inputs, batch=named_batch(inputs.named), named=())
     if inputs.named or inputs.noise:
@@ -215,16 +255,18 @@ def _begun(session: Session, option: options.Survey, place: SurveyPlace, on_prog
         raise UsageError(
             "This network compares each frame with the next: a survey, which takes inputs one by one, cannot."
         )
-    inputs = replace(inputs, files=in_order(inputs.files))
-    parts = cut(inputs, option.chunk_size)
-    plan = _plan(session, option, place, parts)
-    return _Work(session, option, place, plan, parts, on_progress)
+    return replace(inputs, files=in_order(inputs.files))
 
 
-def _plan(session: Session, option: options.Survey, place: SurveyPlace, parts: Sequence[InputPipeline]) -> Plan:
+def _plan(
+    session: Session,
+    option: options.Survey,
+    labelled: LabelledFiles | None,
+    target: FeatureTarget | None,
+    parts: Sequence[InputPipeline],
+) -> Plan:
     loaded, inputs = session.loaded, session.inputs
     subject = inspected_network(loaded)
-    labelled, features = place.labelled, place.features
     classes = () if labelled is None else tuple(sorted({label for (label,) in labelled.labels.values()}))
     settings = {
         "layers": " ".join(option.layer),
@@ -235,12 +277,11 @@ def _plan(session: Session, option: options.Survey, place: SurveyPlace, parts: S
         "top": option.top,
         "classes": names_digest(classes),
         "class names": names_digest(loaded.info.categories) if classes else "",
-        "features": "" if features is None else f"{features.pool} {features.dtype}",
+        "features": "" if target is None else f"{target.pool} {target.dtype}",
         "seed": session.seed,
         "dtype": str(inputs.dtype),
     }
     device, dtype = subject.placed
-    fields, spatial = _fields(session, parts[0])
     return Plan(
         format=FORMAT,
         signature=common_signature(subject.network, inputs.device, inputs.preprocessing, settings),
@@ -251,58 +292,42 @@ def _plan(session: Session, option: options.Survey, place: SurveyPlace, parts: S
         batch_size=option.batch_size,
         patterns=tuple(option.layer),
         classes=classes,
-        features="" if features is None else str(features.path.absolute()),
-        pool="avg" if features is None else features.pool,
-        feature_dtype="float32" if features is None else features.dtype,
+        features="" if target is None else str(target.path.absolute()),
+        pool=option.pool,
+        feature_dtype=option.features_dtype,
         seed=session.seed,
         device=device.partition(":")[0],
         dtype=dtype,
         versions=package_versions(),
         threads=torch.get_num_threads(),
-        fields=fields,
-        spatial=spatial,
+        fields=_fields(session, parts[0]),
         labels_source="" if labelled is None else labelled.source,
     )
 
 
-def _fields(session: Session, first: InputPipeline) -> tuple[tuple[PlacedField, ...], tuple[int, ...]]:
-    """Return the receptive fields of calls, found with the first input that can be read."""
+def _fields(session: Session, first: InputPipeline) -> tuple[tuple[str, int, ReceptiveField], ...]:
+    """Return the receptive fields by layer and call, found with the first input that can be read."""
     batch = next(iter(replace(first, pictures={}).batches(1, lambda _error: None)), None)
     if batch is None:
-        return (), ()
-    pictures = [tensor for _, tensor in tensors_in(batch.args) if tensor.is_floating_point()]
-    spatial = tuple(pictures[0].shape[2:]) if len(pictures) == 1 else ()
-    network = inspected_network(session.loaded).network
-    fields, _ = receptive_fields(Call(network, batch.args, batch.kwargs))
-    return tuple(
-        PlacedField(layer, call, receptive_field) for (layer, call), receptive_field in fields.items()
-    ), spatial
-
-
-def _chunks_of(work: _Work, share: Share) -> list[int]:
-    return [index for index in range(len(work.parts)) if share.holds(index)]
+        return ()
+    fields, _ = receptive_fields(Call(inspected_network(session.loaded).network, batch.args, batch.kwargs))
+    return tuple((layer, call, receptive_field) for (layer, call), receptive_field in fields.items())
 
 
 def _is_finished(work: _Work, index: int) -> bool:
     """Tell whether a chunk is there, whole, and made as it would be made now."""
-    files = work.place.folder.files(index)
+    files = work.folder.files(index)
     sidecar = read_sidecar(files)
     if sidecar is None:
         return False
-    different = differing(sidecar.signature, work.signature(index))
-    reason = f"made with other {some_of(different, 3)}" if different else damage(files, sidecar)
-    reason = reason or ("" if _has_same_inputs(sidecar, work.parts[index]) else "its inputs have changed")
+    reason = sidecar.stale(files, work.signature(index))
+    if not reason and not _has_same_inputs(sidecar, work.parts[index]):
+        reason = "its inputs have changed"
     if reason:
         work.reasons.append(f"Chunk {index} was measured again: {reason}.")
         return False
     work.resumed.add(index)
     return True
-
-
-def _foreign(sidecar: Sidecar, signature: Mapping[str, str]) -> str:
-    recorded = {name: value for name, value in sidecar.signature.items() if name != "inputs"}
-    different = differing(recorded, signature)
-    return f"it was made with other {some_of(different, 3)}" if different else ""
 
 
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
@@ -317,87 +342,72 @@ def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     return recorded <= current
 
 
-def _measure(work: _Work, index: int, share: Share) -> None:
-    """Measure a chunk of a share, and write it."""
-    option, place, session = work.option, work.place, work.session
-    labelled = place.labelled
-    numbers = {name: number for number, name in enumerate(work.plan.classes)}
-    chunks = len(work.parts)
-    per_chunk = max(1, SAMPLE // chunks)
-    features = place.features
-    measuring = MeasureOptions(
-        observed=ForwardOptions(
-            layers=option.layer, ops=option.ops, with_activations=True, seed=session.seed, distributions=True
-        ),
-        batch_size=option.batch_size,
-        top=option.top,
-        sample=per_chunk,
-        sample_step=max(1, option.chunk_size // per_chunk)
-        if chunks > 1
-        else max(1, work.plan.chunk_sizes[0] // SAMPLE),
-        class_of=None if labelled is None else lambda name: numbers[labelled.labels_of(name)[0]],
-        new_features=None if features is None else partial(FeatureSpool, features.pool, features.dtype),
-        new_judge=None
-        if labelled is None
-        else partial(
-            InputJudge, labelled, work.plan.classes, session.loaded.info.categories, session.inputs.preprocessing
-        ),
-    )
-    before = _finished_of(work, share, index)
+def _measure(work: _Work, index: int) -> None:
+    """Measure a chunk, and write it."""
+    option, session = work.option, work.session
+    before = work.finished_inputs(index)
     chunk = measure_chunk(
         session.loaded,
         replace(work.parts[index], pictures={}),
-        measuring,
+        option.batch_size,
+        _recorder(work),
+        ForwardOptions(
+            layers=option.layer,
+            ops=option.ops,
+            with_activations=True,
+            seed=session.seed,
+            distributions=True,
+            verify=option.verify and index == 0,
+        ),
         is_first=not work.is_begun,
-        verify=option.verify and index == 0,
         on_batch=lambda finished: work.progress(before + finished),
     )
     work.is_begun = True
-    write_chunk(place.folder.files(index), chunk, work.signature(index))
+    write_chunk(work.folder.files(index), chunk, work.signature(index))
 
 
-def _finished_of(work: _Work, share: Share, current: int | None = None) -> int:
-    """Return the inputs of the chunks of a share that are finished, but for the current one."""
-    done = (
-        chunk
-        for chunk in _chunks_of(work, share)
-        if chunk != current and work.place.folder.files(chunk).sidecar.exists()
+def _recorder(work: _Work) -> ChannelRecorder:
+    chunks, option, loaded = len(work.parts), work.option, work.session.loaded
+    sample = max(1, SAMPLE // chunks)
+    recorder = ChannelRecorder(
+        top=option.top,
+        sample=sample,
+        sample_step=max(1, (option.chunk_size if chunks > 1 else work.plan.chunk_sizes[0]) // sample),
+        features=None if work.target is None else FeatureSpool(work.target.pool, work.target.dtype),
+        rows_used=RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None,
     )
-    return sum(work.plan.chunk_sizes[chunk] for chunk in done)
+    if work.labelled is not None:
+        labels_of, classes = work.labelled.labels_of, work.plan.classes
+        numbers = {label: number for number, label in enumerate(classes)}
+        recorder.class_of = lambda name: numbers[labels_of(name)[0]]
+        preprocessing = work.session.inputs.preprocessing
+        recorder.judge = InputJudge(work.labelled, classes, loaded.info.categories, preprocessing)
+    return recorder
 
 
 def _merged(work: _Work) -> Survey:
     """Merge all chunks; one that is missing or damaged is measured again."""
-    merging = Merging(work.plan, work.place.features)
+    merging = Merging(work.plan, work.target)
     for index in range(len(work.parts)):
-        loaded = _whole_chunk(work, index)
-        if loaded is None:
-            _measure(work, index, Share())
-            loaded = _whole_chunk(work, index)
-        if loaded is None:
-            where = safe_text(str(work.place.folder.path))
-            raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
-        merging.add(loaded[0], work.place.folder.files(index), loaded[1])
+        files, signature = work.folder.files(index), work.signature(index)
+        if _merge_chunk(merging, files, signature):
+            _measure(work, index)
+            if _merge_chunk(merging, files, signature):
+                where = safe_text(str(work.folder.path))
+                raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
     work.progress(sum(work.plan.chunk_sizes))
     session, option = work.session, work.option
-    second_pass = SecondPass(session, option.layer, option.ops, option.batch_size)
-    merged = merging.result(replace(session.inputs, files=in_order(session.inputs.files)), second_pass)
-    notes = (*session.loaded.notes, *merged.notes)
-    again = work.reasons[:1] + (
-        [f"So were {counted(len(work.reasons) - 1, 'more chunk')}."] if work.reasons[1:] else []
+    merged = merging.result(session.inputs, partial(second_pass, session, option))
+    again = work.reasons[:1]
+    if work.reasons[1:]:
+        again.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
+    return replace(
+        merged,
+        supports=partial(input_supports, session),
+        resumed_count=len(work.resumed),
+        notes=tuple(dict.fromkeys((*session.loaded.notes, *merged.notes))),
+        warnings=tuple(dict.fromkeys((*merged.warnings, *again))),
     )
-    warnings = tuple(dict.fromkeys((*merged.warnings, *again)))
-    merged = replace(merged, supports=InputSupports(session))
-    return replace(merged, resumed_count=len(work.resumed), notes=tuple(dict.fromkeys(notes)), warnings=warnings)
-
-
-def _whole_chunk(work: _Work, index: int) -> tuple[MeasuredChunk, Sidecar] | None:
-    files = work.place.folder.files(index)
-    sidecar = read_sidecar(files)
-    if sidecar is None or differing(sidecar.signature, work.signature(index)):
-        return None
-    chunk = read_chunk(files, sidecar)
-    return None if chunk is None or damage(files, sidecar) else (chunk, sidecar)
 
 
 def _launched() -> Share | None:
@@ -415,7 +425,7 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     if share.index == 0:
-        folder.forget_done()
+        folder.forget_processes()
     if dist.is_initialized():
         dist.barrier()
         return
@@ -430,10 +440,3 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
             f"The {share.count} processes could not connect: {exception_line(error, 160)}. "
             "One of them has ended, or cannot be reached."
         ) from error
-
-
-def _wait_for_others(work: _Work, share: Share) -> None:
-    """Wait until the other processes are done; InputError if one of them has ended before."""
-    while not all(work.place.folder.is_done(replace(share, index=index)) for index in range(1, share.count)):
-        work.progress(_finished_of(work, share))
-        time.sleep(_BETWEEN_LOOKS)

@@ -8,7 +8,8 @@ from hookscope.commands.survey import columns as survey_columns
 from hookscope.commands.survey.columns import channel_rows
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
-from hookscope.commands.survey.draw_crops import crop_sheets
+from hookscope.commands.survey.draw_bars import draw_limit_bars
+from hookscope.commands.survey.draw_crops import SCALE, crop_sheets
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
@@ -16,6 +17,7 @@ from hookscope.results.survey import CropSheet, Survey, WrongStrip
 from hookscope.text import counted
 
 CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
+_LIMIT_BARS = "limit bars"
 
 
 def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> RunFiles:
@@ -28,15 +30,17 @@ def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> R
     images: dict[str, Image.Image] = {}
     for sheet, picture in crop_sheets(result, crops):
         (folder / "crops").mkdir(exist_ok=True)
-        picture.save(folder / sheet.path, quality=85)
+        picture.reduce(SCALE).save(folder / sheet.path, quality=85)
         sheets.append(sheet)
-        images[sheet.path] = picture.crop((0, 0, picture.width, sheet.tile))
+        images[sheet.path] = picture.crop((0, 0, picture.width, SCALE * sheet.tile))
     for strip, picture in wrong_strips(result):
         (folder / "wrong").mkdir(exist_ok=True)
         picture.save(folder / strip.path, quality=90)
         wrong.append(strip)
         images[strip.path] = picture
-    document = describe_survey(result, crops=sheets, wrong=wrong)
+    if bars := draw_limit_bars(result):
+        images[_LIMIT_BARS] = bars
+    document = describe_survey(result, crops=sheets, wrong=wrong, limit_bars=_LIMIT_BARS if bars else "")
     draw_document(document, images).save(folder / OVERVIEW, compress_level=6)
     texts = {CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result))}
     texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,78 +24,76 @@ from hookscope.results.survey import Box, ChannelPlace, SurveyRow
 _AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class InputSupports:
-    """Finds the pixels that a position of a module's output depends on, input by input."""
+def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPlace]) -> Mapping[ChannelPlace, Box]:
+    """Return the smallest box around the pixels that each place depends on, as far as they are known.
 
-    session: Session
-
-    def __call__(self, row: SurveyRow, places: Sequence[ChannelPlace]) -> Mapping[ChannelPlace, Box]:
-        """Return the smallest box around these pixels, by place; a place whose pixels are not known has none.
-
-        They are those that the value depends on at this very input: behind a ReLU that is closed, nothing. Where the
-        first few depend on all of their inputs, so do the others, which are left out.
-        """
-        boxes: dict[ChannelPlace, Box] = {}
-        if row.slot or ":" in row.layer or row.activation.channel_axis is None:
-            return boxes
-        for values, wanted in self._inputs(places):
-            for begin in range(0, len(wanted), _AT_ONCE):
-                some = wanted[begin : begin + _AT_ONCE]
-                numbers = [number for number, _ in some]
-                gradients = self._gradients(values[numbers], row, [place for _, place in some])
-                for (_, place), gradient in zip(some, gradients, strict=False):
-                    if gradient.any():
-                        boxes[place] = _box(gradient)
-                if {*boxes.values()} == {(0, 0, *values.shape[2:])}:
-                    return boxes
+    They are those that the value depends on at this very input: behind a ReLU that is closed, nothing. Where the
+    first few depend on all of their inputs, so do the others, which are left out.
+    """
+    boxes: dict[ChannelPlace, Box] = {}
+    if row.slot or ":" in row.layer or row.activation.channel_axis is None:
         return boxes
+    for values, wanted in _inputs(session, places):
+        for begin in range(0, len(wanted), _AT_ONCE):
+            some = wanted[begin : begin + _AT_ONCE]
+            numbers = [number for number, _ in some]
+            gradients = _gradients(session, values[numbers], row, [place for _, place in some])
+            for (_, place), gradient in zip(some, gradients, strict=False):
+                if gradient.any():
+                    boxes[place] = _box(gradient)
+            if {*boxes.values()} == {(0, 0, *values.shape[2:])}:
+                return boxes
+    return boxes
 
-    def _inputs(self, places: Sequence[ChannelPlace]) -> Iterator[tuple[Tensor, list[tuple[int, ChannelPlace]]]]:
-        """Yield batches (N, C, H, W) with the places of their inputs, each with the input's number in the batch."""
-        inputs = self.session.inputs
-        by_name: dict[str, list[ChannelPlace]] = {}
-        for place in places:
-            by_name.setdefault(place.input, []).append(place)
-        if inputs.batch is not None:
-            batch = to_device(inputs.batch, inputs.device, inputs.dtype)
-            if len(batch.args) != 1 or batch.kwargs:
-                return
-            names = {f"{record.name}[{number}]": number for number, record in enumerate(batch.records)}
-            batches = [(batch.args[0], [(number, name) for name, number in names.items()])]
-        else:
-            files = [path for path in map(path_of, by_name) if path is not None]
-            read = replace(inputs, files=[*dict.fromkeys(files)], pictures={}).batches(_AT_ONCE, lambda _error: None)
-            batches = ((part.args[0], [*enumerate(record.name for record in part.records)]) for part in read)  # type: ignore[assignment]
-        for values, numbered in batches:
-            if isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point():
-                yield values, [(number, place) for number, name in numbered for place in by_name.get(name, ())]
 
-    def _gradients(self, inputs: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> NDArray[np.bool_]:
-        """Return which pixels, (N, H, W), have a gradient; without rows where that cannot be told."""
-        network = inspected_network(self.session.loaded).network
-        leaf = inputs.detach().clone().requires_grad_()
-        calls: Counter[str] = Counter()
-        chosen: list[Tensor] = []
+def _inputs(
+    session: Session, places: Sequence[ChannelPlace]
+) -> Iterator[tuple[Tensor, list[tuple[int, ChannelPlace]]]]:
+    """Yield batches (N, C, H, W) with the places of their inputs, each with the input's number in the batch."""
+    inputs = session.inputs
+    by_name: dict[str, list[ChannelPlace]] = {}
+    for place in places:
+        by_name.setdefault(place.input, []).append(place)
+    if inputs.batch is not None:
+        batch = to_device(inputs.batch, inputs.device, inputs.dtype)
+        if len(batch.args) != 1 or batch.kwargs:
+            return
+        names = {f"{record.name}[{number}]": number for number, record in enumerate(batch.records)}
+        batches = [(batch.args[0], [(number, name) for name, number in names.items()])]
+    else:
+        files = [path for path in map(path_of, by_name) if path is not None]
+        read = replace(inputs, files=[*dict.fromkeys(files)], pictures={}).batches(_AT_ONCE, lambda _error: None)
+        batches = ((part.args[0], [*enumerate(record.name for record in part.records)]) for part in read)  # type: ignore[assignment]
+    for values, numbered in batches:
+        if isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point():
+            yield values, [(number, place) for number, name in numbered for place in by_name.get(name, ())]
 
-        def note(name: str, output: object) -> None:
-            if (name, calls[name]) == (row.layer, row.call):
-                chosen.extend(_at(tensor, row, places) for _, tensor in tensors_in(output)[:1])
-            calls[name] += 1
 
-        try:
-            with (
-                preserved(network, seed=self.session.seed),
-                module_scopes(module_index(network)[0], lambda _name: None, note),
-                torch.enable_grad(),
-            ):
-                network(leaf * 1)  # no leaf: the network may overwrite it
-                total = chosen[0] if chosen else leaf.sum() * 0
-                (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
-        except (RuntimeError, IndexError, ModelError) as error:  # the network cannot be differentiated
-            reraise_internal(error)
-            return np.zeros((0, *inputs.shape[2:]), np.bool_)
-        return (torch.zeros_like(leaf) if gradient is None else gradient).ne(0).any(1).cpu().numpy()
+def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> NDArray[np.bool_]:
+    """Return which pixels, (N, H, W), have a gradient; without rows where that cannot be told."""
+    network = inspected_network(session.loaded).network
+    leaf = inputs.detach().clone().requires_grad_()
+    calls: Counter[str] = Counter()
+    chosen: list[Tensor] = []
+
+    def note(name: str, output: object) -> None:
+        if (name, calls[name]) == (row.layer, row.call):
+            chosen.extend(_at(tensor, row, places) for _, tensor in tensors_in(output)[:1])
+        calls[name] += 1
+
+    try:
+        with (
+            preserved(network, seed=session.seed),
+            module_scopes(module_index(network)[0], lambda _name: None, note),
+            torch.enable_grad(),
+        ):
+            network(leaf * 1)  # no leaf: the network may overwrite it
+            total = chosen[0] if chosen else leaf.sum() * 0
+            (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
+    except (RuntimeError, IndexError, ModelError) as error:  # the network cannot be differentiated
+        reraise_internal(error)
+        return np.zeros((0, *inputs.shape[2:]), np.bool_)
+    return (torch.zeros_like(leaf) if gradient is None else gradient).ne(0).any(1).cpu().numpy()
 
 
 def _at(output: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> Tensor:

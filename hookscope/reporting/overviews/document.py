@@ -317,7 +317,7 @@ def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block
     if len(sheets) > _MOST_PICTURES:
         places = [round((at + 0.5) * len(sheets) / _MOST_PICTURES - 0.5) for at in range(_MOST_PICTURES)]
         sheets = [sheets[place] for place in places]
-    blocks = [_captioned([_channel_words(part, sheet)], images[sheet.path]) for sheet in sheets]
+    blocks = [_captioned([_channel_words(part, sheet)], _fitted(images[sheet.path], INNER)) for sheet in sheets]
     title = f"What excites {counted(len(sheets), 'channel')}"
     return [text_block([(title, NAME, INK), (_LEGEND_OF_CROPS, SMALL, DIM)]), *blocks] if blocks else []
 

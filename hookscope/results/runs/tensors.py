@@ -91,11 +91,16 @@ class TensorSpool:
 
 def write_tensors(path: Path, tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> None:
     """Write a file of safetensors, byte for byte as `safetensors.torch.save_file` does; raises OSError."""
-    header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     with path.open("wb") as file:
-        file.write(header)
-        for name in order:
-            file.writelines(spool.chunks(tensors[name].pieces))
+        file.writelines(tensor_bytes(tensors, spool))
+
+
+def tensor_bytes(tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> Iterator[bytes]:
+    """Yield the content of such a file."""
+    header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    yield header
+    for name in order:
+        yield from spool.chunks(tensors[name].pieces)
 
 
 def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:

@@ -105,7 +105,7 @@ def test_the_text_the_page_and_the_run_say_why(survey: Survey, tmp_path: Path) -
     text = " ".join(str(survey).split())
     assert "180 of 184 labelled pictures are classified right, 97.8% (95% interval 94.5% to 99.4%)." in text
     assert "nowhere unlike green: its label may be wrong, or it shows both. Nearest at head:" in text
-    assert "with a probability of at most 3.9%" in text  # 7/181
+    assert "At most 3.9% of ordinary inputs lie outside" in text  # 7/181
     survey.save(tmp_path / "run", crops=0)
     stored = read_run(tmp_path / "run")
     assert stored.result.failures == survey.failures
