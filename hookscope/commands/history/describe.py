@@ -134,7 +134,7 @@ def _maps(result: History) -> HeatMaps:
         return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
 
     return HeatMaps(
-        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings),
+        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings.keys()),
         details=details,
         legend="A column for each file, in order. Magenta: NaN or Inf. Grey: exactly 0. Blank: not read, or nothing to "
         "compare.",

@@ -368,7 +368,7 @@ def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
 
     nothing = f"Nothing was measured at the {counted(len(log.watched), 'watched step')}."
     return HeatMaps(
-        maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings),
+        maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings.keys()),
         details=details,
         legend="A column for each watched step. Magenta: NaN or Inf. Grey: exactly 0. Blank: nothing measured, as for "
         "frozen parameters.",
