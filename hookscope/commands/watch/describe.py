@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -68,11 +67,6 @@ class FindingGroup:
         return tuple(verdict.where for verdict in self.verdicts)
 
     @property
-    def level(self) -> Literal["fail", "warn"]:
-        """The level of the rule."""
-        return self.first.level
-
-    @property
     def began(self) -> int:
         """The step at which the verdicts began."""
         return self.first.step
@@ -90,7 +84,7 @@ def objections(log: TrainingLog) -> list[FindingGroup]:
     """
     groups: dict[tuple[str, int], tuple[list[TrainingFinding], dict[str, int]]] = {}
     since: dict[tuple[str, str], int] = {}
-    for verdict in sorted(log.verdicts, key=lambda entry: entry.step):
+    for verdict in log.verdicts:
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
             since[place] = verdict.step
@@ -106,20 +100,9 @@ def last_step(log: TrainingLog) -> int:
     return max((entry.step for entries in seen for entry in entries), default=0)
 
 
-def first_step(log: TrainingLog) -> int:
-    """Return the first step in the log; 1 for none."""
-    seen = (log.steps, log.watched, log.verdicts)
-    return min((entry.step for entries in seen for entry in entries), default=1)
-
-
-def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
-    """Return the steps in order of their numbers."""
-    return sorted(log.steps, key=lambda step: step.step)
-
-
 def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
     """Return the objection to look at first: the earliest failure, or else the earliest warning."""
-    return min(raised, key=lambda objection: (objection.level != "fail", objection.began), default=None)
+    return min(raised, key=lambda objection: (objection.first.level != "fail", objection.began), default=None)
 
 
 def finding(log: TrainingLog) -> str:
@@ -160,7 +143,7 @@ def answer(log: TrainingLog) -> list[str]:
     if others:
         rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
         sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
-    skipped = [step.step for step in steps_in_order(log) if step.skipped]
+    skipped = [step.step for step in log.steps if step.skipped]
     if skipped:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
         sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
@@ -177,7 +160,7 @@ def _rows_used(log: TrainingLog) -> Iterator[str]:
 def _edits(log: TrainingLog) -> list[str]:
     """Return a sentence for every edit, with the steps in which it was in force."""
     spans: dict[str, list[tuple[int, int]]] = {}
-    for step in steps_in_order(log):
+    for step in log.steps:
         for text, _ in step.edits:
             runs = spans.setdefault(text, [])
             if runs and runs[-1][1] == step.step - 1:
@@ -219,17 +202,16 @@ def describe_training(log: TrainingLog) -> Document:
     """Describe a watched training."""
     objected = objections(log)
     first = decisive(objected)
-    low = first_step(log)
+    low = min((entry.step for entries in (log.steps, log.watched, log.verdicts) for entry in entries), default=1)
     high = max(low, last_step(log))
-    steps = steps_in_order(log)
     networks = list(dict.fromkeys(name for start in log.starts for name in start.networks))
     named = some_of(networks, 3) or "a network"
     watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} watched in full"
-    skipped = [f"{step.step:,}" for step in steps if step.skipped]
+    skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(objected, low, high)] if objected else [],
-        ("before", "Before it", "The steps before it"): [_steps_before(steps, first)] if first and steps else [],
-        ("steps", "Over steps", "Over steps"): [_charts(steps, low, high)] if steps else [],
+        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)] if first and log.steps else [],
+        ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
         ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
         ("layers", "Layers", "Layers over steps"): [_maps(log, objected)],
     }
@@ -238,8 +220,8 @@ def describe_training(log: TrainingLog) -> Document:
         subtitle=" · ".join([*_optimizers(log)[:2], watched]),
         page_title=f"{named} · training",
         answer=answer(log),
-        level=first.level if first else "good",
-        facts=_facts(log, steps),
+        level=first.first.level if first else "good",
+        facts=_facts(log),
         sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
         making=_making(log),
         main="layers",
@@ -256,7 +238,7 @@ def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings
         unit = 1000 / (high - low + 1)
         ended = {place: f"to {step:,}" for place, step in objection.ended.items()}
         return FindingLine(
-            level=objection.level,
+            level=objection.first.level,
             rule=objection.first.rule,
             message=objection.first.message,
             where=places_text(objection) if any(objection.places) else "",
@@ -345,7 +327,7 @@ def _skipped(steps: Sequence[str]) -> Text:
 def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
-    for step in sorted(log.watched, key=lambda step: step.step):
+    for step in log.watched:
         parameters |= {row.name: row for row in step.parameters}
         layers |= {row.label: row for row in step.layers}
     findings: dict[str, list[FindingLine]] = {}
@@ -402,14 +384,12 @@ def _layer_facts(row: WatchedLayer) -> list[tuple[str, str]]:
     ]
 
 
-def _facts(log: TrainingLog, steps: Sequence[TrainingStep]) -> Facts:
-    optimizers = _optimizers(log)
+def _facts(log: TrainingLog) -> Facts:
+    steps, optimizers = log.steps, _optimizers(log)
     facts = [("Optimiser", "; ".join(optimizers), False)] if optimizers else []
-    jumps = [step for step in sorted(log.watched, key=lambda step: step.step) if step.reason != "every"]
     facts.append(("Steps", f"{len(steps):,}, {len(log.watched):,} of them watched in full", False))
-    if jumps:
-        words = some_of([f"{step.step:,} ({step.reason})" for step in jumps], _FEW_JUMPS)
-        facts.append(("Watched after a jump", words, True))
+    if jumps := [f"{step.step:,} ({step.reason})" for step in log.watched if step.reason != "every"]:
+        facts.append(("Watched after a jump", some_of(jumps, _FEW_JUMPS), True))
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
     if losses:
         words = f"{number_text(losses[0][1])} at step {losses[0][0]:,}, {number_text(losses[-1][1])} at the end"
