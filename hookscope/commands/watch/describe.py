@@ -210,7 +210,9 @@ def describe_training(log: TrainingLog) -> Document:
     skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(objected, low, high)] if objected else [],
-        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)] if first and log.steps else [],
+        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)]
+        if first and log.steps
+        else [],
         ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
         ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
         ("layers", "Layers", "Layers over steps"): [_maps(log, objected)],

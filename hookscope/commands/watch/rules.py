@@ -17,7 +17,7 @@ from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.results.training import TrainingStep, WatchedParameter
+from hookscope.results.training import TrainingFinding, TrainingStep, WatchedParameter
 from hookscope.rules import RULES
 from hookscope.rules.rule import RuleFinding, RuleTerms, terms_of
 from hookscope.rules.settings import CheckSettings
@@ -28,58 +28,30 @@ Level = Literal["fail", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """A rule for every step.
-
-    Attributes:
-        limit: The limit; None for a rule without a number.
-        meaning: One sentence that is true if the rule objects.
-        basis: The trainings on which the limit was tried.
-        patience: Number of judgements in a row that must pass before a verdict ends.
-    """
+    """A rule for every step; its verdicts end after `patience` judgements in a row that pass."""
 
     level: Level
     limit: float | None
-    meaning: str
-    basis: str = ""
     patience: int = 20
 
 
-_HEALTHY = "ten healthy trainings of 300 steps, under four seeds: jumps stay below 7.1"
-
+# Ten healthy trainings of 300 steps, under four seeds, broke none of the limits: a loss grew 5.7-fold at most, and
+# losses and norms jumped by 7.1 deviations at most.
 TRAINING_RULES: Mapping[str, TrainingRule] = {
-    "non-finite-loss": TrainingRule("fail", 0, "The loss is NaN or Inf."),
-    "non-finite-gradient": TrainingRule("fail", 0, "A gradient at the optimiser holds NaN or Inf."),
-    "non-finite-weight": TrainingRule("fail", 0, "A weight holds NaN or Inf before the step."),
-    "loss-jump": TrainingRule(
-        "warn", 12, "The loss is far above that of the last 200 steps, in robust deviations of its logarithm.", _HEALTHY
-    ),
-    "loss-diverges": TrainingRule(
-        "warn",
-        100,
-        "The loss is this many times that of the first step, or is below 0 though its kind cannot be.",
-        "ten healthy trainings of 300 steps, under four seeds: 5.7 at most",
-    ),
-    "gradient-jump": TrainingRule(
-        "warn", 12, "The gradient norm, before clipping, is as far above that of the last 200 steps.", _HEALTHY
-    ),
-    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for this many steps."),
-    "dead-gradient": TrainingRule(
-        "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
-    ),
-    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
-    "unoptimised-parameter": TrainingRule("warn", None, "A trainable parameter belongs to no optimiser.", patience=1),
-    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
-    "gradients-not-reset": TrainingRule(
-        "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
-    ),
-    "repeated-step": TrainingRule("warn", None, "An optimiser stepped again with the gradients of its last step."),
-    "large-update": TrainingRule(
-        "warn",
-        1.0,
-        "One step, or something else before it, changes a weight by more than this share of its norm.",
-        _HEALTHY,
-        patience=2,
-    ),
+    "non-finite-loss": TrainingRule("fail", 0),
+    "non-finite-gradient": TrainingRule("fail", 0),
+    "non-finite-weight": TrainingRule("fail", 0),
+    "loss-jump": TrainingRule("warn", 12),  # robust deviations of the logarithm, over the last 200 steps
+    "loss-diverges": TrainingRule("warn", 100),  # times the loss of the first step
+    "gradient-jump": TrainingRule("warn", 12),  # as for the loss
+    "unused-parameter": TrainingRule("warn", 20),  # steps
+    "dead-gradient": TrainingRule("warn", 20),  # steps
+    "frozen-parameter": TrainingRule("warn", None),
+    "unoptimised-parameter": TrainingRule("warn", None, patience=1),
+    "skipped-steps": TrainingRule("warn", 10, patience=1),  # in a row
+    "gradients-not-reset": TrainingRule("warn", 3, patience=1),  # steps in a row
+    "repeated-step": TrainingRule("warn", None),
+    "large-update": TrainingRule("warn", 1.0, patience=2),  # share of the weight's norm
 }
 """The rules that exist only for trainings, by name; their limits are fixed."""
 
@@ -96,10 +68,10 @@ _LAYER_RULES = (
     *("dead-layer", "dead-channels", "saturated-activation"),
 )
 
-# A rule runs only if the rules before it did not object.
-_GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+"""The rules of `hookscope grads`; one runs only if those before it did not object."""
 
-WATCHED_RULES = (*_LAYER_RULES, *_GRADIENT_RULES)
+WATCHED_RULES = (*_LAYER_RULES, *GRADIENT_RULES)
 """The rules of `hookscope check` and `grads` that judge watched steps.
 
 The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
@@ -117,8 +89,8 @@ _LIMITS: Mapping[str, str] = {
 
 _FP16_MAX = 65504.0
 
-# Watched steps in a row that must pass before a verdict on them ends.
-_WATCHED_PATIENCE = 2
+WATCHED_PATIENCE = 2
+"""Watched steps in a row that must pass before a verdict on them ends."""
 
 _SHOWN_NAMES = 3
 
@@ -132,35 +104,14 @@ _FALLEN = 0.1
 _FEWEST_USUAL = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinding:
-    """An objection of a rule at one step.
-
-    Attributes:
-        where: A parameter, the label of a layer's output, or "" for the training as a whole.
-        message: One sentence with value and limit.
-    """
-
-    rule: str
-    level: Level
-    where: str
-    value: float | None
-    limit: float | None
-    message: str
-
-
-def patience_of(rule: str) -> int:
-    """Return how many judgements in a row must pass before a verdict of a rule ends."""
-    return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
-
-
-def objection(rule: str, where: str, value: float | None, message: str) -> StepFinding:
-    """Return an objection of a rule for every step."""
+def objection(rule: str, where: str, value: float | None, message: str) -> TrainingFinding:
+    """Return an objection of a rule for every step; `Verdicts` sets the step."""
     training_rule = TRAINING_RULES[rule]
-    return StepFinding(rule, training_rule.level, where, value, training_rule.limit, safe_text(message))
+    limit = training_rule.limit
+    return TrainingFinding(0, rule, training_rule.level, where, value, limit, "began", safe_text(message))
 
 
-def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[StepFinding]:
+def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[TrainingFinding]:
     """Return the objection to a loss or norm that is far above the last steps; none below the limit.
 
     `where` is a sentence on the part that has jumped.
@@ -213,7 +164,7 @@ def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
     return {name: median_low(values) for name, values in norms.items() if values}
 
 
-def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[StepFinding]:
+def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[TrainingFinding]:
     """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
     if loss is None or growth is None or growth[0] < limit:
@@ -225,7 +176,7 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     return [objection("loss-diverges", "", growth[0], message)]
 
 
-def loss_below_zero(loss: float, count: int, reason: str) -> list[StepFinding]:
+def loss_below_zero(loss: float, count: int, reason: str) -> list[TrainingFinding]:
     """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
     message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
     return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
@@ -241,7 +192,7 @@ def first_not_finite(
     stepped_though_skipped: int | None = None,
     operations: Mapping[str, LossOperations] | None = None,
     is_distributed: bool = False,
-) -> list[StepFinding]:
+) -> list[TrainingFinding]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
@@ -260,7 +211,7 @@ def first_not_finite(
     if bad_weights is None:  # not examined
         batch += ", and at the weights before it"
     history = _history(step, ring, "" if bad_weights else batch)
-    objections: list[StepFinding] = []
+    objections: list[TrainingFinding] = []
     if bad_weights:
         origin = "an earlier update made NaN or Inf"
         if earlier is None and stepped_though_skipped == step.step - 1:
@@ -372,7 +323,7 @@ def _known_numbers(step: TrainingStep) -> list[float]:
 
 def large_updates(
     rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
-) -> list[StepFinding]:
+) -> list[TrainingFinding]:
     """Return the objections to weights that one step changes too much; biases and scales are exempt.
 
     `causes` has what is known to have made the update large, or the weight small, by weight.
@@ -397,7 +348,7 @@ def large_updates(
     ]
 
 
-def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[StepFinding]:
+def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[TrainingFinding]:
     """Return the objections to weights that something other than the optimiser has changed too much before a step.
 
     What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
@@ -439,7 +390,7 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     }
 
 
-def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
+def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[TrainingFinding]:
     """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
     limit = TRAINING_RULES[rule].limit or math.inf
     fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
@@ -450,7 +401,7 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
     ]
 
 
-def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[StepFinding]:
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[TrainingFinding]:
     """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
     message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
     return [
@@ -467,7 +418,7 @@ def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) ->
     return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
 
 
-def skipped_steps(count: int, largest: str) -> list[StepFinding]:
+def skipped_steps(count: int, largest: str) -> list[TrainingFinding]:
     """Return the objection to steps that a GradScaler has skipped in a row."""
     limit = TRAINING_RULES["skipped-steps"].limit or math.inf
     if count < limit:
@@ -480,7 +431,7 @@ def skipped_steps(count: int, largest: str) -> list[StepFinding]:
     return [objection("skipped-steps", largest, float(count), message)]
 
 
-def gradients_not_reset(count: int) -> list[StepFinding]:
+def gradients_not_reset(count: int) -> list[TrainingFinding]:
     """Return the objection to gradients that nothing has reset for this many steps."""
     limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
     if count < limit:
@@ -492,7 +443,7 @@ def gradients_not_reset(count: int) -> list[StepFinding]:
     return [objection("gradients-not-reset", "", float(count), message)]
 
 
-def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
+def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
     """Return the objection to a step with the gradients of the last one."""
     again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
     if last.scaler == "skipped":
@@ -507,9 +458,9 @@ def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
     return [objection("repeated-step", "", None, message)]
 
 
-def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[StepFinding]]:
+def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
-    by_rule: dict[str, list[StepFinding]] = {}
+    by_rule: dict[str, list[TrainingFinding]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
     for name in _LAYER_RULES:
@@ -534,17 +485,8 @@ def judged_parameters(
     loss: float | None,
     prefix: str,
     names: Sequence[str],
-) -> dict[str, list[StepFinding]]:
-    """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
-
-    Args:
-        model: The network.
-        rows: Outputs of its layers; none if activations are not watched.
-        parameters: Its parameters.
-        loss: The loss of the step.
-        prefix: Prefix of the names of its parameters.
-        names: The rules to apply.
-    """
+) -> dict[str, list[TrainingFinding]]:
+    """Return the objections of `names`, rules of `hookscope grads`, to parameters, by rule that was judged."""
     gradients = Gradients(
         model=model,
         inputs=_inputs_of(rows),
@@ -555,7 +497,7 @@ def judged_parameters(
         mode="train",
     )
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
-    by_rule: dict[str, list[StepFinding]] = {}
+    by_rule: dict[str, list[TrainingFinding]] = {}
     for name in names:
         terms = terms_of(RULES[name], CheckSettings())
         by_rule[name] = [_of_check(terms, issue, {}, prefix) for issue in RULES[name].evaluate(measured, terms)]
@@ -564,31 +506,23 @@ def judged_parameters(
     return by_rule
 
 
-def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
-    """Return the rules that judge gradients of a watched step.
-
-    Args:
-        has_counted: Whether a gradient has exceeded rounding before: a zero gradient then means that it converged.
-        is_adaptive: Whether an optimiser adapts to gradients of different sizes.
-    """
-    left_out = {*(["zero-gradient"] if has_counted else []), *(["gradient-imbalance"] if is_adaptive else [])}
-    return [name for name in _GRADIENT_RULES if name not in left_out]
-
-
-def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> StepFinding:
+def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> TrainingFinding:
     """Return an objection of a rule of `check` or `grads` as one of the training."""
     name = terms.rule.identifier
     row = rows.get(raised.target.where)
     # The smallest gradient belongs to a different weight at every step.
     where = "" if name == "gradient-imbalance" else raised.target.where
-    limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
+    limit_name = _LIMITS.get(name, "max_fraction")
+    limit = terms.limit(limit_name) if limit_name in terms.rule.limits else None
     level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
-    return StepFinding(
+    return TrainingFinding(
+        0,
         name,
         level,
         f"{prefix}{where or '(model)'}",
         None if row is None else _value_of(name, row),
         0.0 if name == "non-finite-activation" else limit,
+        "began",
         safe_text(f"{prefix and f'{prefix[:-1]}: '}{raised.message}"),
     )
 
@@ -603,10 +537,6 @@ def _value_of(rule: str, row: LayerRow) -> float | None:
         greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
         return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
     return statistics.dead_channel_fraction
-
-
-def _limit(terms: RuleTerms, name: str) -> float | None:
-    return terms.limit(name) if name in terms.rule.limits else None
 
 
 def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:

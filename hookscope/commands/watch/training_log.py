@@ -21,7 +21,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def read_training(folder: Path) -> TrainingLog:
         raise refusal(folder, f"its {FILE} holds nothing yet", "Wait for the first step.")
     records.sort(key=lambda record: record.step)
     entries: Any = [tuple(record for record in records if isinstance(record, kind)) for kind in _TYPES.values()]
-    return TrainingLog(*entries, cut_short=bool(rest))
+    return replace(TrainingLog(*entries), cut_short=bool(rest))
 
 
 # By "type", in the order of the fields of TrainingLog.
