@@ -118,7 +118,10 @@ class TrainingEdits:
                 _refuse_if_waited_for(freeze, network.given)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
             of_parameters += bound_to_parameters(network.network, others)
-        gradients, values, frozen = (_at(of_parameters, place) for place in ("parameter grad", "value", "freeze"))
+        gradients, values, frozen = (
+            tuple(bound_edit for bound_edit in of_parameters if bound_edit.edit.place == place)
+            for place in ("parameter grad", "value", "freeze")
+        )
         for gradient in (*gradients, *values):
             gradient.edited(gradient.parameter.detach())  # raises for channels that the parameter does not have
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
@@ -200,22 +203,16 @@ def parse_training_edit(text: str) -> Edit:
         UsageError: If the expression is malformed, or cannot be used during training.
     """
     edit = parse_edit(text, training=True)
-    _refuse_what_no_hook_can(edit)
+    shown = safe_text(edit.text)
+    if not edit.parameters_only and is_operation_pattern(edit.pattern):
+        raise UsageError(f"Edit '{shown}' cannot be made: during training, only layers and parameters can be edited.")
+    if not edit.parameters_only and parse_pattern(edit.pattern).position is not None:
+        raise UsageError(f"Edit '{shown}' selects by execution order, which is not known before the training starts.")
     return edit
 
 
 def _selected(network: nn.Module, pattern: str) -> list[str]:
     return [*select_layers(network, [pattern])]
-
-
-def _refuse_what_no_hook_can(edit: Edit) -> None:
-    if edit.parameters_only:
-        return
-    shown = safe_text(edit.text)
-    if is_operation_pattern(edit.pattern):
-        raise UsageError(f"Edit '{shown}' cannot be made: during training, only layers and parameters can be edited.")
-    if parse_pattern(edit.pattern).position is not None:
-        raise UsageError(f"Edit '{shown}' selects by execution order, which is not known before the training starts.")
 
 
 def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
@@ -224,10 +221,6 @@ def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
             f"Edit '{safe_text(freeze.text)}' cannot be made: DistributedDataParallel waits for the gradient of every "
             "parameter. Give it find_unused_parameters=True, or freeze before it wraps the network."
         )
-
-
-def _at(bound: Sequence[BoundEdit], place: str) -> tuple[BoundEdit, ...]:
-    return tuple(bound_edit for bound_edit in bound if bound_edit.edit.place == place)
 
 
 def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit]:

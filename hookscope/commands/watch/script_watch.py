@@ -101,8 +101,8 @@ class ScriptWatch:
         self._seen = Watched()
         self._speaks = True
         self._started = StartedProcesses()
-        register_optimizer_step_pre_hook(_as_written(self._before_step))
-        register_optimizer_step_post_hook(_as_written(self._after_step))
+        register_optimizer_step_pre_hook(torch_calls.as_written(self._before_step))
+        register_optimizer_step_post_hook(torch_calls.as_written(self._after_step))
         observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
         if self._option.edit:
@@ -204,15 +204,11 @@ class ScriptWatch:
         if self._leaves is not None:
             self._leaves.step()
 
-    @_guarded
-    def _clips(self, parameters: Sequence[Tensor]) -> bool:
-        return self._watch is None or not self._watch.clips(parameters)
-
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether a clipping must be kept for a later watch; called by `torch_calls`."""
         if is_sharded(parameters):  # every process must return the same, even after a failure
             return self._shards.is_active and os.getpid() == self._process
-        return bool(self._clips(parameters))
+        return not self._is_over and (self._watch is None or not self._watch.clips(parameters))
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
@@ -276,10 +272,13 @@ class ScriptWatch:
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)
         hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
+        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
+        if not is_first:
+            option = replace(option, every=_NEVER, out=None, eager_forward=False)
         self._watch = Watch(
             tuple(networks),
             optimizers,
-            self._option_of(is_first=is_first, sharded=sharded),
+            option,
             activations=not hides_layers and not sharded and is_first,
             on_line=self._say,
             script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
@@ -294,10 +293,6 @@ class ScriptWatch:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
         self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
-
-    def _option_of(self, *, is_first: bool, sharded: bool) -> options.Watch:
-        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
-        return option if is_first else replace(option, every=_NEVER, out=None, eager_forward=False)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -379,13 +374,3 @@ class ScriptWatch:
 def _rank() -> int:
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
-
-    @wraps(method)
-    def hook(*args: P.args, **keywords: P.kwargs) -> R:
-        return method(*args, **keywords)
-
-    return torch._disable_dynamo(hook)  # type: ignore[attr-defined]

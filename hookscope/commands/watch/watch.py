@@ -283,7 +283,7 @@ class Watch:
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 
     def _begin(self, edits: FittedEdits) -> None:
-        before, after = _as_written(self._before_step), _as_written(self._after_step)
+        before, after = torch_calls.as_written(self._before_step), torch_calls.as_written(self._after_step)
         # These hooks run last, after other hooks have changed the gradients.
         handles = [optimizer.register_step_pre_hook(before) for optimizer in self._optimizers]
         handles += [optimizer.register_step_post_hook(after) for optimizer in self._optimizers]
@@ -758,15 +758,6 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], An
     """Return the closure that a step was called with; None without one."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     return closure if callable(closure) else None
-
-
-def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that runs uncompiled, also inside a compiled step."""
-
-    def hook(*args: P.args, **keywords: P.kwargs) -> R:
-        return method(*args, **keywords)
-
-    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _close_at_exit(watch: "weakref.ref[Watch]") -> None:
