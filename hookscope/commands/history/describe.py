@@ -238,7 +238,7 @@ def answer(result: History) -> list[str]:
 def _other_rules(result: History) -> Iterator[str]:
     others = [verdict.rule for verdict in result.verdicts if verdict is not decisive(result)]
     if others:
-        yield f"{counted(len(others), 'other verdict')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
+        yield f"{counted(len(others), 'other problem')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -287,9 +287,9 @@ def headline(result: History) -> str:
     if not any(file.judged for file in result.read):
         return f"No rule could be judged in any of {count}."
     if read == len(result.files):
-        return f"No rule objected to any of {count}."
+        return f"No problems in any of {count}."
     clause = "that were read" if result.searched else "that could be read"
-    return f"No rule objected to any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
+    return f"No problems in any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
 
 
 def decisive(result: History) -> HistoryFinding | None:
@@ -309,10 +309,10 @@ def sentence_of(verdict: HistoryFinding, result: History) -> str:
         return f"{verdict.message}{named}"
     places = places_text(verdict)
     if not places:
-        return f"Rule {verdict.rule} objects {span_text(verdict, result)}: {verdict.message}"
+        return f"{verdict.rule}, {span_text(verdict, result)}: {verdict.message}"
     singular, several = _WORDS.get(verdict.rule, ("", ""))
     if not singular:
-        return f"Rule {verdict.rule} objects to {places_text(verdict, quoted=True)} {span_text(verdict, result)}."
+        return f"{verdict.rule} at {places_text(verdict, quoted=True)}, {span_text(verdict, result)}."
     return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 

@@ -111,7 +111,7 @@ def finding(log: TrainingLog) -> str:
     first = decisive(raised)
     if first is None:
         steps = len(log.steps) or len(log.watched)
-        return f"No rule objected in {counted(steps, 'step')}." if steps else "No step was recorded."
+        return f"No problems in {counted(steps, 'step')}." if steps else "No step was recorded."
     sentence, _ = _sentences(first)
     return sentence
 
@@ -126,7 +126,7 @@ def _sentences(objection: FindingGroup) -> tuple[str, str]:
     place = f" {where}:" if where and where not in message else ""
     more = len(objection.places) - 1
     if more:
-        rest = f"The same holds at {counted(more, 'more place')}. {rest}".rstrip()
+        rest = f"The same at {counted(more, 'more place')}. {rest}".rstrip()
     return f"At step {objection.began:,},{place} {first}", rest
 
 
@@ -138,11 +138,11 @@ def answer(log: TrainingLog) -> list[str]:
     if first is not None and (rest := _sentences(first)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
-        sentences.append(f"It passed again at step {first.over:,}.")
+        sentences.append(f"It cleared at step {first.over:,}.")
     others = [objection for objection in raised if objection is not first]
     if others:
         rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
-        sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
+        sentences.append(f"{counted(len(others), 'other problem')}: {rules}.")
     skipped = [step.step for step in log.steps if step.skipped]
     if skipped:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)

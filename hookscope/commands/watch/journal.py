@@ -75,8 +75,9 @@ class Journal:
         self._verdicts.append(verdict)
         self._seen.add_verdict(verdict)
         self._write(verdict)
-        ended = " ended" if verdict.state == "ended" else ""
-        self.say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")
+        message = verdict.message
+        message = f": {message}" if verdict.state == "began" else f" {message[0].lower()}{message[1:]}"
+        self.say(f"step {verdict.step}: {verdict.rule}{message}")
 
     def end(self, end: TrainingEnd) -> None:
         """Record the end of a training, and close the file."""

@@ -85,13 +85,11 @@ class Judge:
         not_finite: list[TrainingFinding] = []
         if is_broken or has_nan_loss:
             not_finite = rules.first_not_finite(
-                record,
+                arrived,
                 self.ring,
                 broken,
                 self._names.in_order(arrived.names),
-                arrived.step.bad_weights,
                 stepped_though_skipped=self._stepped_though_skipped,
-                operations=arrived.step.operations,
                 is_distributed=self._is_distributed,
             )
         outside = self._outside_changes(arrived)

@@ -12,6 +12,7 @@ from hookscope.commands.watch.loss_operations import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange
 from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, norm_of
+from hookscope.commands.watch.steps import ArrivedStep
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
@@ -21,7 +22,7 @@ from hookscope.results.training import TrainingFinding, TrainingStep, WatchedPar
 from hookscope.rules import RULES
 from hookscope.rules.rule import RuleFinding, RuleTerms, terms_of
 from hookscope.rules.settings import CheckSettings
-from hookscope.text import counted, figure, in_words, safe_text, some_of
+from hookscope.text import are, counted, figure, in_words, safe_text, some_of
 
 Level = Literal["fail", "warn"]
 
@@ -183,82 +184,68 @@ def loss_below_zero(loss: float, count: int, reason: str) -> list[TrainingFindin
 
 
 def first_not_finite(
-    step: TrainingStep,
+    arrived: ArrivedStep,
     ring: Ring,
     broken: Sequence[str],
     trained: Sequence[str],
-    bad_weights: Sequence[str] | None,
     *,
-    stepped_though_skipped: int | None = None,
-    operations: Mapping[str, LossOperations] | None = None,
-    is_distributed: bool = False,
+    stepped_though_skipped: int | None,
+    is_distributed: bool,
 ) -> list[TrainingFinding]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
-        step: The step.
+        arrived: The step.
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
         trained: Parameters with a gradient, in the order of the network.
-        bad_weights: Weights that were not finite before the step; None if this is not known.
         stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
-        operations: The operations of the losses, by the place of their `backward`.
         is_distributed: Whether the gradients are those of several processes, and the loss that of one.
     """
+    step, bad_weights = arrived.record, arrived.step.bad_weights
     earlier = _first_broken(step, ring)
-    with_gradient = len(trained)
-    batch = f"look at the batch of step {step.step}"
-    if bad_weights is None:  # not examined
-        batch += ", and at the weights before it"
-    history = _history(step, ring, "" if bad_weights else batch)
+    gradients = f"{len(broken)} of {counted(len(trained), 'gradient')}"
+    unexamined = ", and at the weights before it" if bad_weights is None else ""
+    history = _history(step, ring, "" if bad_weights else f"look at the batch of step {step.step}{unexamined}")
     objections: list[TrainingFinding] = []
     if bad_weights:
-        origin = "an earlier update made NaN or Inf"
-        if earlier is None and stepped_though_skipped == step.step - 1:
-            origin = (
-                f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
-            )
-        elif earlier is None:
-            origin = "its batch is not the cause, but the update before it, or whatever else wrote to the weights"
-        message = (
-            f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
-            f"(limit 0): {origin}. {history}"
-        )
+        origin = _origin(step.step, earlier, stepped_though_skipped)
+        were = "was" if len(bad_weights) == 1 else "were"
+        message = f"{listed(bad_weights)} {were} not finite before step {step.step} (limit 0): {origin}. {history}"
         objections.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
     if step.loss is not None and not math.isfinite(step.loss):
-        weights = (
-            "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
-        )
-        if bad_weights and earlier is None:
+        at = next((f" at {place}" for place, loss in step.losses if not math.isfinite(loss)), "")
+        weights = ""
+        if bad_weights == []:
+            weights = f" Weights were finite, so the {figure(step.loss)} came from the batch or the forward pass."
+        elif bad_weights and earlier is None:
             weights = " Weights were not finite before the step, so its batch is not the cause."
-        gradients = (
-            f" {len(broken)} of {counted(with_gradient, 'gradient')} {'is' if len(broken) == 1 else 'are'} not finite."
-        )
-        places = [place for place, loss in step.losses if not math.isfinite(loss)]
-        at = f" at {places[0]}" if places else ""
+        counts = f" {gradients} {are(len(broken))} not finite." if broken else ""
         skipped = " GradScaler skips the step." if step.skipped else ""
-        message = (
-            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''}{skipped} "
-            f"{history}"
-        )
+        message = f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{counts}{skipped} {history}"
         objections.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         made = (
-            f"'{last}' is the last of them in the network: the backward pass of its layer, or of what follows, made it"
+            f"The last of them in the network is '{last}': the backward pass of its layer, or of a later one, made it"
         )
         if not bad_weights and step.loss is not None:
-            suspected = _suspected(last, trained[-1], operations or {})
+            suspected = _suspected(last, trained[-1], arrived.step.operations)
             made = suspected or made
             history = _history(step, ring, "" if suspected else "look at what follows that layer")
-        hold = "hold" if len(broken) > 1 else "holds"
+        contain = "contains" if len(broken) == 1 else "contain"
         elsewhere = ", on this or another process" if is_distributed else ""
-        message = (
-            f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
-            f"{loss}. {made}{elsewhere}. {history}"
-        )
+        message = f"{gradients} {contain} NaN or Inf (limit 0), while the loss is {loss}. {made}{elsewhere}. {history}"
         objections.append(objection("non-finite-gradient", last, float(len(broken)), message))
     return objections
+
+
+def _origin(step: int, earlier: int | None, stepped_though_skipped: int | None) -> str:
+    if earlier is not None:
+        return "an earlier update made NaN or Inf"
+    if stepped_though_skipped == step - 1:
+        return f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
+    return "its batch is not the cause, but the update before it, or something else that wrote to the weights"
 
 
 def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
@@ -266,28 +253,24 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
     steep = [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
     is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
     if steep:
-        layer = (
-            "" if is_behind else f", or the backward pass of what follows '{last}', the last of them in the network,"
-        )
-        them = "their derivatives are" if len(steep) > 1 else "its derivative is"
+        layer = "" if is_behind else f", or the backward pass after '{last}', the last of them in the network,"
+        its, derivative = ("Their", "derivatives are") if len(steep) > 1 else ("Its", "derivative is")
         return (
-            f"Operations of the loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. At 0, or at "
-            f"another end of the range, {them} infinite though the loss is finite: keep the input away from there, as "
-            "by adding 1e-8"
+            f"The loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. {its} {derivative} infinite at "
+            f"0 or at another end of {its.lower()} range, though the loss is finite: keep the input away from there, "
+            "for example by adding 1e-8"
         )
     names = [name for operation in operations.values() for name in operation.all]
     if not is_behind or not names:
         return ""
-    return (
-        f"They reach '{last}', in the last layer that is trained: operations of the loss itself made them "
-        f"({some_of(names, _SHOWN_NAMES)}), or what follows that layer"
-    )
+    suspects = some_of(names, _SHOWN_NAMES)
+    return f"They reach '{last}' in the last trained layer: the loss itself made them ({suspects}), or what follows it"
 
 
 def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
     """Return the first step with NaN or Inf before a step."""
     before = [past for past in ring if past.step < step.step and not past.skipped]
-    return next((past.step for past in before if not all(map(math.isfinite, _known_numbers(past)))), None)
+    return next((past.step for past in before if not all(map(_is_finite, (past.loss, past.gradient_norm)))), None)
 
 
 def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
@@ -317,8 +300,8 @@ def _has_exploded(values: Sequence[float]) -> bool:
     return usual > 0 and values[-1] > 10 * usual
 
 
-def _known_numbers(step: TrainingStep) -> list[float]:
-    return [value for value in (step.loss, step.gradient_norm) if value is not None]
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def large_updates(

@@ -54,12 +54,12 @@ class Verdicts:
             if verdict.passed >= patience:
                 standing.remove(verdict)
                 where = verdict.first.where
-                message = f"'{where}' passes again." if where else "It passes again."
+                message = f"Cleared at '{where}'." if where else "Cleared."
                 changes.append(replace(verdict.first, step=step, value=None, state="ended", message=message))
         fresh = [objection for objection in objections if objection.where not in places]
         if fresh:
             standing.append(_Standing(fresh[0], frozenset(objection.where for objection in fresh)))
             others = [objection.where for objection in fresh[1:]]
-            more = f" The same holds for {len(others):,} more: {listed(others)}." if others else ""
+            more = f" The same for {len(others):,} more: {listed(others)}." if others else ""
             changes.append(replace(fresh[0], step=step, message=f"{fresh[0].message}{more}"))
         return changes
