@@ -73,6 +73,10 @@ def layer_columns(result: History) -> tuple[Column, ...]:
 
 def tensor_columns(result: History) -> tuple[Column, ...]:
     """Return the columns of `result.rows`."""
+
+    def dead(row: WeightPoint) -> str:
+        return "-" if row.dead_filter_count is None else f"{row.dead_filter_count:,} of {row.filter_count:,}"
+
     return (
         _file(result),
         *machine_columns("name", "layer", "role"),
@@ -82,7 +86,7 @@ def tensor_columns(result: History) -> tuple[Column, ...]:
         Column("drift", "‖Δw‖/‖w‖", _DRIFT),
         Column("drift_from_first", "since first", _DRIFT_FROM_FIRST),
         *statistics({"min": 1, "max": 1, "zero_fraction": 1, "nonfinite_count": 1}),
-        Column("dead_filter_count", "dead filters", "output channels that are 0", shown=_dead_filters, usual="-"),
+        Column("dead_filter_count", "dead filters", "output channels that are 0", shown=dead, usual="-"),
         *machine_columns("filter_count", "moved_from"),
     )
 
@@ -146,10 +150,6 @@ def _last(row: LayerOverFiles) -> LayerPoint:
 def _largest(row: LayerOverFiles) -> tuple[float | None, int | None]:
     drifts = [(point.drift, at) for at, point in sorted(row[1].items()) if point.drift is not None]
     return max(drifts, key=lambda pair: pair[0], default=(None, None))
-
-
-def _dead_filters(row: WeightPoint) -> str:
-    return "-" if row.dead_filter_count is None else f"{row.dead_filter_count:,} of {row.filter_count:,}"
 
 
 def _verdicts_text(result: History, file: HistoryFile) -> str:

@@ -126,7 +126,14 @@ def _maps(result: History) -> HeatMaps:
     def details(name: str) -> RowDetails:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
         kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
-        tables = [_tensor_table(rows, result) for rows in points.values()]
+        tables = [
+            Table(
+                title=f"{label} ({shape_text(rows[0].shape)}, {rows[0].dtype})",
+                columns=tensor_columns(result),
+                rows=_some(rows),
+            )
+            for label, rows in points.items()
+        ]
         tables += [
             Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
             for output in seen[:1]
@@ -146,12 +153,6 @@ def _maps(result: History) -> HeatMaps:
 
 def _names_of(place: str) -> tuple[str, str]:
     return place or "(model)", place.rpartition(".")[0] or "(model)"
-
-
-def _tensor_table(points: Sequence[WeightPoint], result: History) -> Table:
-    first = points[0]
-    title = f"{first.name} ({shape_text(first.shape)}, {first.dtype})"
-    return Table(title=title, columns=tensor_columns(result), rows=_some(points))
 
 
 def _some(points: Sequence[Any]) -> Sequence[Any]:
@@ -222,10 +223,16 @@ def _best_class(at: int, file: HistoryFile) -> str:
 
 def answer(result: History) -> list[str]:
     """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
+    most = decisive(result)
+    others = [verdict.rule for verdict in result.verdicts if verdict is not most]
     order = f"Files are in the order of {result.order}."
     return [
         headline(result),
-        *_other_rules(result),
+        *(
+            [f"{counted(len(others), 'other problem')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."]
+            if others
+            else []
+        ),
         *_failures(result),
         *_equal_files(result),
         *_steps(result),
@@ -233,12 +240,6 @@ def answer(result: History) -> list[str]:
         order,
         result.scope,
     ]
-
-
-def _other_rules(result: History) -> Iterator[str]:
-    others = [verdict.rule for verdict in result.verdicts if verdict is not decisive(result)]
-    if others:
-        yield f"{counted(len(others), 'other problem')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -327,9 +328,12 @@ def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
 
 def span_text(verdict: HistoryFinding, result: History) -> str:
     """Return in which files a verdict holds: "from epoch_7.pt on"."""
-    first = printable(result.files[verdict.first].label, _MOST_NAME)
+    first, read = printable(result.files[verdict.first].label, _MOST_NAME), len(result.read)
     if verdict.before is None:
-        return _span_from_the_start(verdict, result, first)
+        if verdict.lasts:
+            return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
+        alone, many = "" if result.searched else " alone", f"{len(verdict.files)} of {read}"
+        return f"in {first}{alone}" if len(verdict.files) == 1 else f"in {many} files, {first} being the first"
     between = verdict.first - verdict.before - 1
     gap = f" ({counted(between, 'file')} before it could not be read)" if between else ""
     if verdict.first == result.read[-1].index:
@@ -339,15 +343,6 @@ def span_text(verdict: HistoryFinding, result: History) -> str:
     if len(verdict.files) == 1:
         return f"in {first} alone{gap}"
     return f"in {len(verdict.files)} files, {first} being the first{gap}"
-
-
-def _span_from_the_start(verdict: HistoryFinding, result: History, first: str) -> str:
-    read = len(result.read)
-    if verdict.lasts:
-        return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
-    if len(verdict.files) == 1:
-        return f"in {first}" if result.searched else f"in {first} alone"
-    return f"in {len(verdict.files)} of {read} files, {first} being the first"
 
 
 def _failures(result: History) -> Iterator[str]:

@@ -28,16 +28,12 @@ def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str,
 
     It is infinite where all was zero, and None where the two cannot be compared or a value is not finite.
     """
-    return {name: _drift(before[name], tensor) for name, tensor in now.items() if _is_shared(name, before, now)}
-
-
-def _is_shared(name: str, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> bool:
-    return name in before and _has_norm(before[name]) and _has_norm(now[name])
-
-
-def _drift(before: Tensor, now: Tensor) -> float | None:
-    sums = _sums(before, now)
-    return None if sums is None or sums.mismatched else sums.relative_l2
+    sums = {
+        name: _sums(before[name], tensor)
+        for name, tensor in now.items()
+        if name in before and _has_norm(before[name]) and _has_norm(tensor)
+    }
+    return {name: None if both is None or both.mismatched else both.relative_l2 for name, both in sums.items()}
 
 
 def _sums(a: Tensor, b: Tensor) -> Sums | None:

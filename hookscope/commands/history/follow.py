@@ -76,7 +76,7 @@ def follow(
             )
             searches = False
     if not searches:
-        series.read_all()
+        series.compare_in(natural)
     order = series.order()
     if searches or order != natural:
         series.compare_in([at for at in order if at in series.measured])
@@ -87,7 +87,8 @@ def follow(
     is_noise = not (has_tensors or settings.images or settings.named or settings.data or settings.expectations)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
-        judged = {at: _looked(measured, at) for at in rows}
+        first = next((snapshot for snapshot in measured if snapshot.rows), None)
+        judged = {at: _with_dead(first, measured[at]) for at in rows if first is not None}
         frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
         all_verdicts = [*verdicts(judged), *frozen, *changes(history_files, rows)]
     all_verdicts += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
@@ -108,26 +109,10 @@ def follow(
     )
 
 
-def _looked(measured: Sequence[MeasuredFile], at: int) -> ByKey:
-    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
-    first = next(snapshot for snapshot in measured if snapshot.rows)
-    return _with_dead(first, measured[at])
-
-
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
+    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
     rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
     return by_key([*dead_since(rows, others, first.file.label), *now.findings])
-
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """How far the weights of a file have moved since another one, and since the first, by name."""
-
-    since: int
-    drift: Mapping[str, float | None]
-    from_first: Mapping[str, float | None]
-    moved_from: Mapping[str, str]
-    moved_though_frozen: tuple[Finding, ...]
 
 
 @dataclass(slots=True)
@@ -141,7 +126,6 @@ class _Series:
     on_progress: Callable[[int, int], None]
     measured: dict[int, MeasuredFile] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
-    compared: dict[int, _Compared] = field(default_factory=dict)
     shapes: Mapping[str, tuple[tuple[int, ...], ...]] | None = None  # in the file that was read first
     order_words: str = ""
 
@@ -154,29 +138,25 @@ class _Series:
         readable = [self.measured[weight] for weight in sorted(self.weights)]
         return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
 
-    def read_all(self) -> None:
-        """Read what has not been read yet, and compare each file with the one before it and the first."""
-        self.compare_in(range(len(self.files)))
-
     def compare_in(self, order: Sequence[int]) -> None:
         """Compare each of these files with the one before it and the first; those not read yet are read."""
         first = previous = None
-        self.compared.clear()
         for at in order:
             if at not in self.measured:
                 self._read(at)
             if at not in self.weights:
                 continue
             if first is None or previous is None:
-                first = previous = at
-                continue
-            with cpu_threads(1):
-                self.compared[at] = self._compare(first, previous, at)
+                first = at
+                self._set_drift(at, None, {}, {}, {}, ())
+            else:
+                with cpu_threads(1):
+                    self._compare(first, previous, at)
             previous = at
         if previous is not None:
             self.weights[previous].release()
 
-    def _compare(self, first: int, previous: int, at: int) -> _Compared:
+    def _compare(self, first: int, previous: int, at: int) -> None:
         """Compare a file with two others, one after the other; both are let go."""
         before, now = self.weights[previous], self.weights[at]
         drift = drifts(before.tensors, now.tensors)
@@ -189,7 +169,29 @@ class _Series:
         if first != previous:
             from_first = drifts(self.weights[first].tensors, now.tensors)
             self.weights[first].release()
-        return _Compared(previous, drift, from_first, moved_from, frozen)
+        self._set_drift(at, previous, drift, from_first, moved_from, frozen)
+
+    def _set_drift(
+        self,
+        at: int,
+        since: int | None,
+        drift: Mapping[str, float | None],
+        from_first: Mapping[str, float | None],
+        moved_from: Mapping[str, str],
+        frozen: tuple[Finding, ...],
+    ) -> None:
+        measured = self.measured[at]
+        rows = tuple(
+            replace(
+                row,
+                drift=drift.get(row.name),
+                drift_from_first=from_first.get(row.name),
+                moved_from=moved_from.get(row.name, ""),
+            )
+            for row in measured.rows
+        )
+        file = replace(measured.file, compared_with=since)
+        self.measured[at] = replace(measured, file=file, rows=rows, moved_though_frozen=frozen)
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
@@ -213,24 +215,11 @@ class _Series:
 
     def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
         measured = self.measured.get(at, MeasuredFile(self.files[at]))
-        compared = self.compared.get(at)
-        since = None if compared is None else places[compared.since]
-        file = replace(measured.file, index=places[at], compared_with=since)
-        rows = [replace(row, file=places[at]) for row in measured.rows]
-        if compared is not None:
-            rows = [_moved(row, compared) for row in rows]
+        since = measured.file.compared_with
+        file = replace(measured.file, index=places[at], compared_with=None if since is None else places[since])
+        rows = tuple(replace(row, file=places[at]) for row in measured.rows)
         activations = tuple(replace(row, file=places[at]) for row in measured.activations)
-        frozen = () if compared is None else compared.moved_though_frozen
-        return replace(measured, file=file, rows=tuple(rows), activations=activations, moved_though_frozen=frozen)
-
-
-def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
-    return replace(
-        row,
-        drift=compared.drift.get(row.name),
-        drift_from_first=compared.from_first.get(row.name),
-        moved_from=compared.moved_from.get(row.name, ""),
-    )
+        return replace(measured, file=file, rows=rows, activations=activations)
 
 
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:

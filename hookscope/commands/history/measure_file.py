@@ -29,10 +29,6 @@ from hookscope.rules.judging import judge, refused
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 
 
-def _alone() -> str:
-    return f"there is no network: {arg('arch')} names one"
-
-
 @dataclass(slots=True)
 class Weights:
     """The weights of a file, in memory or mapped until they are released, and again when they are asked for.
@@ -109,7 +105,7 @@ def measure_history_file(
     try:
         path = Path(file.name)
         read = read_file_alone(file.name, settings, trust=None)
-        measured = measure_read(read, _alone(), began)
+        measured = measure_read(read, f"there is no network: {arg('arch')} names one", began)
         renamed = (
             {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
         )
