@@ -37,23 +37,8 @@ STOP = "weight-stops"
 FROZEN = "frozen-weight-moves"
 TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
 
-CHANGE_RULES: Mapping[str, str] = {
-    DEAD: "Output channels whose weights, or whose scale in a normalisation, are exactly zero, more than in the first "
-    "file.",
-    NORM: f"The norm of a weight, bias, scale, or BatchNorm statistic grew by a factor of {NORM_FACTOR:g} since the "
-    "file before, or that of a weight or scale fell by it.",
-    TRADED: "Weights have exchanged their values since the file before.",
-    JUMP: f"A weight or scale moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as "
-    "between other files, and as others of its kind did.",
-    STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
-    FROZEN: "A parameter that is frozen in the file before and in this one has other values than there, beside "
-    "parameters that are trained; only files that store `requires_grad` tell.",
-    RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
-    TENSORS: "A tensor is missing, new, or of another shape than in the file before.",
-    DTYPE: "A tensor is stored in another dtype than in the file before.",
-    OPTIMISER: "An optimiser's state is missing or zero, or has counted fewer steps than in the file before.",
-}
-"""What each rule on changes objects to."""
+FILE_TO_FILE = (NORM, TRADED, JUMP, STOP, FROZEN, RESET)
+"""The rules that compare each file with the one before it; `--bisect` leaves them out."""
 
 Row = Mapping[str, WeightPoint]
 """The tensors of one file by name."""

@@ -9,7 +9,6 @@ from typing import Any
 from hookscope.commands.history.columns import (
     file_columns,
     layer_columns,
-    layer_rows,
     output_columns,
     tensor_columns,
     verdicts_on,
@@ -27,7 +26,7 @@ from hookscope.reporting.document import (
     Section,
     Table,
 )
-from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint, by_layer
 from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
 
 _MOST_PLACES = 3
@@ -199,7 +198,7 @@ def _files_table(result: History) -> Table:
 
 
 def _layers_table(result: History) -> Iterator[Table]:
-    if rows := layer_rows(result):
+    if rows := [*by_layer(result).items()]:
         about = [verdicts_on(layer, result) for layer, _ in rows]
         levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
         yield Table(

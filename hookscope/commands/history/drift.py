@@ -60,11 +60,7 @@ def traded_places(
 
     A weight comes from another place where its values are nearer to that one's of before than to its own, by half at
     least. Only full turns count: a copy of another weight, as momentum encoders and target networks are, is none.
-
-    Args:
-        before: Tensors by name in the file before.
-        now: The same in this file.
-        moved: As `drifts` returns it for the two.
+    `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}
     for name, drift in moved.items():

@@ -1,5 +1,6 @@
 """Follow a series of checkpoints: read all files, or with a search few, and say what changed and since when."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -8,9 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hookscope.commands.history.changes import (
-    CHANGE_RULES,
-    DEAD,
     DTYPE,
+    FILE_TO_FILE,
     OPTIMISER,
     TENSORS,
     changes,
@@ -22,7 +22,6 @@ from hookscope.commands.history.drift import drifts, traded_places
 from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.frozen import frozen_verdicts, moved_though_frozen
 from hookscope.commands.history.measure_file import MeasuredFile, Weights, measure_history_file
-from hookscope.commands.history.order import labels_of, order_of
 from hookscope.errors import UsageError
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
@@ -32,10 +31,7 @@ from hookscope.results.history import History, HistoryFile, HistoryFinding, Weig
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
-from hookscope.text import in_words, once_per_file, some_of
-
-# Names in a warning about other tensors.
-_LISTED_NAMES = 3
+from hookscope.text import once_per_file, some_of
 
 
 def follow(
@@ -49,13 +45,7 @@ def follow(
 ) -> History:
     """Follow checkpoints, given in natural order of their names; the order of training is found out.
 
-    Args:
-        names: Weights files.
-        settings: How each is loaded, run and judged; `arch` "none" judges each by what it stores.
-        wanted: Identifiers of the rules of `hookscope check`, as `wanted_rules` returns them.
-        searches: Whether to read only as many files as it takes to find since when a rule objects.
-        device: Where to run; None for the CPU.
-        on_progress: Called with the number of files that are finished, and of all.
+    With `searches`, only as many files are read as it takes to find since when a rule objects.
 
     Raises:
         UsageError: If there are fewer than two files.
@@ -233,11 +223,10 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
         parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
-        between = (TENSORS, DTYPE, OPTIMISER)
-        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, *between))
         parts.append(
             f"{arg('bisect')} read {read} of {len(files)} files and assumes that what began stays; changes from "
-            f"file to file ({rules}) were not looked for, and {in_words(between)} only between the files read."
+            f"file to file ({', '.join(FILE_TO_FILE)}) were not looked for, and {TENSORS}, {DTYPE} and {OPTIMISER} "
+            "only between the files read."
         )
     return " ".join(parts)
 
@@ -247,7 +236,7 @@ def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
     warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:
-        groups = "; ".join(some_of([file.label for file in network], _LISTED_NAMES) for network in networks)
+        groups = "; ".join(some_of([file.label for file in network], 3) for network in networks)
         warnings.append(
             f"The files hold {len(networks)} networks that share no tensor: {groups}. Name the files of one, as a glob."
         )
@@ -265,3 +254,35 @@ def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
         else:
             same.append(file)
     return networks
+
+
+def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], str]:
+    """Return positions in the order of training, and what that goes by, in words.
+
+    Args:
+        counters: For each file in natural order of names, its numbers of epochs and steps by name, the preferred ones
+            first; None for a file that could not be read, which stays behind the file before it.
+    """
+    stored = [counter for counter in counters if counter is not None]
+    shared = [name for name in (stored[0] if stored else {}) if all(name in counts for counts in stored)]
+    distinct = {name: len({counts[name] for counts in stored}) for name in shared}
+    chosen = max(shared, key=lambda name: distinct[name], default="")  # of several, the first
+    if not chosen or distinct[chosen] < 2:
+        return [*range(len(counters))], "their names, as no epoch or step is stored in each"
+    places: list[int] = []
+    for counter in counters:
+        places.append(counter[chosen] if counter is not None else places[-1] if places else -1)
+    return sorted(range(len(counters)), key=lambda at: places[at]), f"the '{chosen}' that each file stores"
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Return the files' names without the folders that all of them share."""
+    folders = {os.path.dirname(name) for name in names}  # noqa: PTH120 - keeps "." and ".." as given
+    if len(folders) == 1:
+        return [os.path.basename(name) or name for name in names]  # noqa: PTH119 - likewise
+    absolute = [os.path.abspath(name) for name in names]  # noqa: PTH100 - links stay as they are
+    try:
+        shared = os.path.commonpath(absolute)
+    except ValueError:  # on different drives
+        return [*names]
+    return [os.path.relpath(path, shared) for path in absolute]

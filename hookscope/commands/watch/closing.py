@@ -1,10 +1,11 @@
-"""The last line on a watched script: how many problems there were, and what could not be judged."""
+"""Lines on stderr: the last one says how many problems there were, and what could not be judged."""
 
+import sys
 from dataclasses import dataclass
 
 from hookscope.parameters import arg
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedStep
-from hookscope.text import counted, in_words
+from hookscope.text import counted, in_words, safe_text
 
 # For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
 _SUGGESTED_STEPS = 10
@@ -77,3 +78,12 @@ def _judged(watched: Watched) -> list[str]:
         f"None was measured in full, so activations, weights and updates were not judged: try {arg('every')} {every}."
     )
     return [verdict, unmeasured, *left_out]
+
+
+def say(line: str, name: str = "hookscope watch") -> None:
+    """Print a line of the watch on stderr."""
+    try:
+        sys.stderr.write("\n".join(map(safe_text, f"{name}: {line}".split("\n"))) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return

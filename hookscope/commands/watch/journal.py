@@ -1,11 +1,11 @@
 """What a watch writes to its file, keeps in memory and prints."""
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from hookscope.commands.watch.closing import Watched
+from hookscope.commands.watch.closing import Watched, say
 from hookscope.commands.watch.training_log import TrainingLogFile, TrainingRecord
 from hookscope.results.training import (
     TrainingEnd,
@@ -35,7 +35,7 @@ class Journal:
         Raises:
             OutputError: As `TrainingLogFile`.
         """
-        self._on_line = on_line or _to_stderr
+        self._on_line = on_line or partial(say, name="hookscope.watch")
         self._seen = seen
         self._said: set[str] = set()
         self._starts: list[TrainingStart] = []
@@ -99,11 +99,3 @@ class Journal:
     def _write(self, record: TrainingRecord) -> None:
         if self._file is not None:
             self._file.append(record)
-
-
-def _to_stderr(line: str) -> None:
-    try:
-        sys.stderr.write(f"hookscope.watch: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none
-        return

@@ -1,4 +1,4 @@
-"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while there are listeners.
+"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step`, and the first forward pass.
 
 Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
 would miss their calls. Both functions are wrappers that hold the inner function in a closure cell: the content of the
@@ -6,15 +6,20 @@ cell is replaced, and restored later.
 """
 
 import functools
+import re
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import CellType, GeneratorType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from hookscope.commands.watch.gradients import total_norm
 
@@ -155,3 +160,32 @@ def as_written(method: Callable[P, R]) -> Callable[P, R]:
         return method(*args, **keywords)
 
     return torch._disable_dynamo(hook)  # type: ignore[attr-defined]
+
+
+def before_first_forward(call: Callable[[], None]) -> None:
+    """Call `call` before the first forward pass with gradients after an optimiser has been made.
+
+    By then networks are wrapped and moved, and weights are loaded. A forward pass inside compiled code is not seen.
+    """
+    handles: list[RemovableHandle] = []
+    ignored = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), UserWarning, None, 0)
+
+    def forward_begins(_module: nn.Module, _args: object) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        while handles:
+            handles.pop().remove()
+            with suppress(ValueError):  # the script has set other filters
+                warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+        call()
+
+    made = Optimizer.__init__
+
+    @functools.wraps(made)
+    def observed(optimizer: Optimizer, *args: Any, **keywords: Any) -> None:
+        made(optimizer, *args, **keywords)
+        if not handles:
+            handles.append(register_module_forward_pre_hook(forward_begins))
+            warnings.filters.insert(0, ignored)  # type: ignore[attr-defined]  # of `torch.compile`, about our hook
+
+    Optimizer.__init__ = observed  # type: ignore[method-assign, assignment]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -61,7 +62,7 @@ from hookscope.results.training import (
     WatchedLayer,
     WatchedStep,
 )
-from hookscope.text import counted, exception_line, one_line
+from hookscope.text import are, counted, exception_line, one_line
 
 # After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
 # would be watched.
@@ -96,19 +97,11 @@ def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatena
 
 @dataclass(slots=True)
 class InScript:
-    """What the watches of a script share.
+    """What the watches of a script share."""
 
-    Attributes:
-        losses: Those that arrived; they belong to the next step of an optimiser.
-        graphs: Of the last losses, by place.
-        last_step: That of an earlier watch without a file.
-        shards: The norms of sharded networks.
-        seen: Counts over several watches.
-    """
-
-    losses: list[HeardLoss] = field(default_factory=list)
-    graphs: dict[str, Node] = field(default_factory=dict)
-    last_step: int = 0
+    losses: list[HeardLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
+    graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
+    last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
     seen: Watched = field(default_factory=Watched)
 
@@ -372,10 +365,9 @@ class Watch:
         compiled = [network.name for network in self._networks if network.compiled]
         notes = []
         if compiled and activations:
-            are = "is" if len(compiled) == 1 else "are"
             notes.append(
-                f"{', '.join(compiled)} {are} compiled, where hooks do not fire: activations are not watched, "
-                "parameters, gradients and updates are."
+                f"{', '.join(compiled)} {are(len(compiled))} compiled, where hooks do not fire: activations are not "
+                "watched, parameters, gradients and updates are."
             )
         if not torch_calls.sees_clipping():
             notes.append("This torch does not let clip_grad_norm_ be seen: norms before clipping are not known.")
@@ -686,11 +678,13 @@ class Watch:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
+        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
         for passes in self._passes if step.number > self._first else ():
             tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
             layer_rows = seen[passes.watched.prefix] = passes.rows()
             layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
-            if not layer_rows and self._has_gradient(passes.watched, step):
+            # The other network of a GAN may not run in a step.
+            if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
                 name = passes.watched.name
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
@@ -704,19 +698,10 @@ class Watch:
         self._journal.add_watched(watched)
         self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
 
-    def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
-        """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
-        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
-        return any(id(parameter) in trained for _, parameter in network.parameters())
-
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
-        frozen = [
-            parameter
-            for optimizer in self._optimizers
-            for parameter in parameters_of(optimizer)
-            if not parameter.requires_grad
-        ]
+        held = chain.from_iterable(map(parameters_of, self._optimizers))
+        frozen = [parameter for parameter in held if not parameter.requires_grad]
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:

@@ -17,8 +17,8 @@ import hookscope
 from hookscope.commands.history import follow
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.commands.history.follow import labels_of, order_of
 from hookscope.commands.history.measure_file import Weights
-from hookscope.commands.history.order import labels_of, order_of
 from hookscope.errors import UsageError
 from hookscope.results.findings import Finding
 from hookscope.results.history import by_layer
