@@ -46,12 +46,7 @@ _MOST_SKIPPED = 500
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """The verdicts of one rule that began at one step.
-
-    Attributes:
-        verdicts: The verdicts, one for each place.
-        ended: The step at which the verdict ended, by place; without the verdicts that did not end.
-    """
+    """The verdicts of one rule that began at one step, one for each place; `ended` has the step at which it ended."""
 
     verdicts: tuple[TrainingFinding, ...]
     ended: Mapping[str, int]
@@ -167,18 +162,14 @@ def _edits(log: TrainingLog) -> list[str]:
                 runs[-1] = (runs[-1][0], step.step)
             else:
                 runs.append((step.step, step.step))
-    sentences = [
-        f"Edited by {text} in {some_of([_span_text(*span) for span in ranges], _FEW_SPANS)}."
-        for text, ranges in spans.items()
-    ]
+    sentences = []
+    for text, ranges in spans.items():
+        words = [f"step {low:,}" if low == high else f"steps {low:,} to {high:,}" for low, high in ranges]
+        sentences.append(f"Edited by {text} in {some_of(words, _FEW_SPANS)}.")
     left_out = len(sentences) - _FEW_STEPS
     if left_out > 0:
         sentences[_FEW_STEPS:] = [f"{counted(left_out, 'other edit')} {are(left_out)} in watch.jsonl."]
     return sentences
-
-
-def _span_text(first: int, last: int) -> str:
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def _ending(log: TrainingLog) -> list[str]:
@@ -191,11 +182,6 @@ def _ending(log: TrainingLog) -> list[str]:
     if log.ends and log.ends[-1].reason != CLOSED:
         return [f"It ended after {last} ({log.ends[-1].reason.rstrip('.')})."]
     return []
-
-
-def places_text(objection: FindingGroup) -> str:
-    """Return the places of an objection: "fc1.weight, fc1.bias and 58 more"."""
-    return some_of([where or "(training)" for where in objection.places], _FEW_PLACES)
 
 
 def describe_training(log: TrainingLog) -> Document:
@@ -243,7 +229,7 @@ def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings
             level=objection.first.level,
             rule=objection.first.rule,
             message=objection.first.message,
-            where=places_text(objection) if any(objection.places) else "",
+            where=some_of([where or "(training)" for where in objection.places], _FEW_PLACES) * any(objection.places),
             places=[(place, ended.get(place, "")) for place in objection.places if place],
             when=_when(objection.began, objection.over),
             spans=[(round((objection.began - low) * unit, 1), round(max(4.0, (end - objection.began) * unit), 1))],

@@ -36,15 +36,7 @@ _WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
 
 @dataclass(frozen=True, slots=True)
 class FittedEdits:
-    """Edits that have been matched to the networks of a training.
-
-    Attributes:
-        edits: All edits, in the order given.
-        layers: Edits of layers, by network.
-        gradients: Edits of parameters' gradients.
-        values: Edits of parameters.
-        frozen: Parameters to freeze.
-    """
+    """Edits that have been matched to the networks of a training: all, and of each kind what it changes."""
 
     edits: tuple[Edit, ...] = ()
     layers: tuple[tuple[nn.Module, PlacedEdits], ...] = ()
@@ -77,16 +69,11 @@ class FittedEdits:
 
 @dataclass(slots=True)
 class TrainingEdits:
-    """The edits of a training.
-
-    Attributes:
-        fitted: The edits in force.
-        step: Number of the step in progress; noise is drawn anew at every step.
-    """
+    """The edits of a training; `fitted` are those in force."""
 
     networks: Sequence[WatchedNetwork]
     fitted: FittedEdits = field(default_factory=FittedEdits)
-    step: int = 0
+    step: int = 0  # in progress; noise is drawn anew at every step
     _handles: list[RemovableHandle] = field(default_factory=list)
     _frozen_here: list[nn.Parameter] = field(default_factory=list)
     _axes: AxisReader = field(default_factory=AxisReader)

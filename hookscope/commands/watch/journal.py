@@ -23,11 +23,7 @@ _KEPT_VERDICTS = 1_000
 
 
 class Journal:
-    """Writes each record to the file, keeps the last ones in memory, and prints lines.
-
-    Attributes:
-        last_step: Number of the last step that the file held when it was opened; 0 without a file.
-    """
+    """Writes each record to the file, keeps the last ones in memory, and prints lines."""
 
     def __init__(self, out: Path | None, *, resume: bool, on_line: Callable[[str], None] | None, seen: Watched) -> None:
         """Open the file in `out`; `on_line` gets the lines instead of stderr, and `seen` counts the records.
@@ -43,7 +39,7 @@ class Journal:
         self._verdicts: deque[TrainingFinding] = deque(maxlen=_KEPT_VERDICTS)
         self._ends: list[TrainingEnd] = []
         self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self.say)
-        self.last_step = 0 if self._file is None else self._file.last_step
+        self.last_step = 0 if self._file is None else self._file.last_step  # when the file was opened
 
     @property
     def verdicts(self) -> tuple[TrainingFinding, ...]:

@@ -32,11 +32,7 @@ _ROUNDING = 1e-6
 
 
 class Judge:
-    """Judges every step, and in more detail the steps that were watched in full.
-
-    Attributes:
-        ring: The last steps.
-    """
+    """Judges every step, and in more detail the steps that were watched in full."""
 
     def __init__(
         self,

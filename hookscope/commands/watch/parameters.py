@@ -18,11 +18,7 @@ from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 
 @dataclass(slots=True)
 class ParameterMeasurement:
-    """Measures the parameters during a watched step.
-
-    Attributes:
-        parameters: Parameters to measure; after `finish`, those whose numbers are known.
-    """
+    """Measures `parameters` during a watched step; after `finish`, they are those whose numbers are known."""
 
     parameters: Mapping[str, Tensor]
     _weights: dict[str, Tensor] = field(default_factory=dict)

@@ -33,13 +33,7 @@ _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script to run.
-
-    Attributes:
-        name: Path of the script, or name of a module.
-        arguments: `sys.argv[1:]` of the script.
-        option: The options of the watch; `folder` is that of the log as the user wrote it.
-    """
+    """A script, or a module, to run with `sys.argv[1:]`; `folder` is that of the log as the user wrote it."""
 
     name: str
     is_module: bool

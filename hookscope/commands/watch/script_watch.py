@@ -235,7 +235,7 @@ class ScriptWatch:
         """End a step that was skipped; called by `torch_calls`."""
         norms = self._norms_of(optimizer)
         if norms is not None and not norms.has_stepped:
-            norms.skip_step()
+            norms.count()
         self._finish()
 
     # --- From one training to the next -------------------------------------------------------------------------------

@@ -562,8 +562,7 @@ class Watch:
             self._add_stepped(optimizer)
             self._current.skipped = True
             self._read_gradients(optimizer, {} if self._shared_norms([optimizer]) else None)
-        self._last.scaled(optimizer, "stepped" if has_stepped else "skipped")
-        self._last.ended(optimizer, is_changed=was_unscaled_again)
+        self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
