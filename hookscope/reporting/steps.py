@@ -6,7 +6,8 @@ Aggregation", VLDB 7 (10)).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,7 +121,47 @@ def drawable(value: float | None) -> float:
     return value if abs(value) > 1 / _LARGEST else 0.0
 
 
-def kept_rows(names: Sequence[str], full: Floats, most: int, named: set[str]) -> list[int]:
+def heat_map(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[float | None]],
+    steps: Sequence[int],
+    most: tuple[int, int],
+    named: AbstractSet[str],
+    *,
+    share: bool,
+) -> HeatMap | None:
+    """Return numbers by row and step as a heat map of at most so many rows and columns; None without a number.
+
+    A column of several steps shows the value furthest from the row's median: first NaN and Inf, then 0 on a logarithmic
+    scale. If there is not room for all rows, the rows in `named` are kept, then those with NaN or Inf, then rows spread
+    evenly.
+    """
+    full = np.array([as_floats(row) for row in rows.values()])
+    if not full.size or np.isnan(full).all():
+        return None
+    kept = _kept_rows([*rows], full, most[0], named)
+    names, full = [[*rows][row] for row in kept], full[kept]
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), most[1]))
+    finite = np.where(np.isfinite(full), full, -math.inf)
+    tops = zip(finite.max(axis=1).tolist(), finite.argmax(axis=1).tolist(), strict=True)
+    last = full.shape[1] - 1 - (~np.isnan(full))[:, ::-1].argmax(axis=1)
+    return HeatMap(
+        key,
+        title,
+        tuple(names),
+        tuple((steps[part[0]], steps[part[-1]]) for part in parts),
+        full if len(parts) == len(steps) else _thinned(full, parts, share=share),
+        share,
+        full[np.arange(len(names)), last],
+        tuple((top, steps[place]) if top > -math.inf else (math.nan, 0) for top, place in tops),
+        tuple(np.isinf(full).sum(axis=1).tolist()),
+        len(rows) - len(names),
+        len(steps),
+    )
+
+
+def _kept_rows(names: Sequence[str], full: Floats, most: int, named: AbstractSet[str]) -> list[int]:
     """Return the rows to keep: first those in `named`, then those with NaN or Inf, then others spread evenly."""
     rows = range(len(names))
     if len(names) <= most:
@@ -132,7 +173,7 @@ def kept_rows(names: Sequence[str], full: Floats, most: int, named: set[str]) ->
     return sorted([*first[:most], *(others[place] for place in spread.tolist())])
 
 
-def thinned(full: Floats, parts: Sequence[NDArray[np.int64]], *, share: bool) -> Floats:
+def _thinned(full: Floats, parts: Sequence[NDArray[np.int64]], *, share: bool) -> Floats:
     """Return a column for each part of the steps: in each row the value furthest from the row's median."""
     with np.errstate(divide="ignore"):
         scaled = full if share else np.log10(np.where(full > 0, full, math.nan))

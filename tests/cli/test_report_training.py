@@ -63,7 +63,7 @@ def test_a_training_that_still_runs_is_reported_and_goes_on(run: Run, tmp_path: 
     resumed.append(log.ends[0])
     resumed.append(log.ends[0])
     resumed.close()
-    assert run("report", tmp_path / "a").stdout.startswith("No rule objected in 30 steps.")
+    assert run("report", tmp_path / "a").stdout.startswith("No problems in 30 steps.")
 
 
 @exhaustive

@@ -416,7 +416,7 @@ def test_the_picture_of_a_training_has_the_answer_and_nothing_lies_over_anything
         image = draw_training(log)
     assert image.width == WIDTH
     texts = [each.text for each in written]
-    sentence = "No rule objected in 40 steps."
+    sentence = "No problems in 40 steps."
     assert (sentence if broken_at is None else "At step 25, 0.weight: its gradient holds NaN (limit 0).") in texts
     assert {"Loss", "Gradient norm", "0.weight", "before clipping"} <= {*texts}
     assert_apart(written, image)

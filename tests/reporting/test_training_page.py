@@ -89,7 +89,7 @@ def test_the_answer_comes_first_and_names_step_place_and_what_was_measured() -> 
 def test_a_healthy_training_says_so_and_how_it_ended() -> None:
     log = train(30)
     page = page_of(log)
-    assert page.said("h2", **{"class": "answer good"}) == ["No rule objected in 30 steps."]
+    assert page.said("h2", **{"class": "answer good"}) == ["No problems in 30 steps."]
     assert not page.all("section", id="verdicts")
     assert not page.all("section", id="before")
     killed = page_of(replace(log, ends=(), cut_short=True)).said("p", **{"class": "summary"})
@@ -127,7 +127,7 @@ def test_verdicts_are_where_they_belong_on_the_time_line() -> None:
     # 200 steps on 1,000 units: step 101 begins at 500; one that never ends reaches the end.
     assert bars == [("500.0", "250.0"), ("600.0", "400.0"), ("900.0", "100.0")]
     assert page.said("h2", **{"class": "answer fail"}) == ["At step 181, 4.weight: 0.75 is over its limit (0.5)."]
-    assert page.said("p", **{"class": "summary"})[0] == "2 other verdicts: loss-spike, dead-channels."
+    assert page.said("p", **{"class": "summary"})[0] == "2 other problems: loss-spike, dead-channels."
     links = [each.attributes.get("href") for each in page.all("a", **{"class": "name"})]
     assert links[:3] == ["#layer=1", "#layer=3", "#layer=4.weight"]
 

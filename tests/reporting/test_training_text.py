@@ -19,7 +19,7 @@ def log_of(*verdicts: TrainingFinding, steps: int = 3000) -> TrainingLog:
 
 def test_the_first_failure_leads_and_a_warning_where_nothing_fails() -> None:
     warning, failure = verdict(5, "a", "x"), verdict(1200, "b", "fc1.weight", level="fail")
-    assert finding(log_of()) == "No rule objected in 3,000 steps."
+    assert finding(log_of()) == "No problems in 3,000 steps."
     assert finding(log_of(warning)) == "At step 5, x: 0.75 is over its limit (0.5)."
     assert finding(log_of(warning, failure)) == "At step 1,200, fc1.weight: 0.75 is over its limit (0.5)."
     about_all = replace(failure, where="", message="The loss is NaN.")
@@ -38,7 +38,7 @@ def test_what_one_rule_says_at_one_step_is_one_objection_and_ends_with_its_last_
     [closed] = objections(log_of(*places, *ended, verdict(9, "a", "y", state="ended")))
     assert closed.over == 12
     assert dict(closed.ended) == {"x": 8, "y": 9, "z": 12}
-    assert answer(log_of(*places))[1] == "The same holds at 2 more places."
+    assert answer(log_of(*places))[1] == "The same at 2 more places."
 
 
 def test_a_rule_that_begins_again_is_another_objection_unless_it_never_ended() -> None:
@@ -56,8 +56,8 @@ def test_the_answer_says_what_else_there_was() -> None:
     steps = tuple(replace(each, skipped=each.step <= 7) for each in log.steps)
     assert answer(replace(log, steps=steps)) == [
         "At step 1,200, w: 0.75 is over its limit (0.5).",
-        "It passed again at step 1,300.",
-        "1 other verdict: a.",
+        "It cleared at step 1,300.",
+        "1 other problem: a.",
         "The optimiser skipped 7 steps: 1, 2, 3, 4, 5 and 2 more.",
         "The record stops at step 1,400 without an end: the training still runs, or was killed.",
     ]

@@ -4,10 +4,12 @@ They warn, as each change has an innocent cause, such as weights that were prune
 Only a file that alone lacks a tensor, or alone has it in another shape, fails.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median, median_low
+from typing import Literal
 
 from hookscope.commands.history.drift import LEAST_OF_REPLACED
 from hookscope.results.findings import Finding
@@ -27,29 +29,16 @@ JUMP_FACTOR = 4.0
 _LEAST_OF_SCALES = 0.5
 _PAIRS_BEFORE = 3
 
+_STATISTICS = ("running_mean", "running_var")
+
 DEAD = "dead-filters-appear"
 JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
 STOP = "weight-stops"
 FROZEN = "frozen-weight-moves"
 TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
 
-CHANGE_RULES: Mapping[str, str] = {
-    DEAD: "Output channels whose weights, or whose scale in a normalisation, are exactly zero, more than in the first "
-    "file.",
-    NORM: f"The norm of a weight, bias, scale, or BatchNorm statistic grew by a factor of {NORM_FACTOR:g} since the "
-    "file before, or that of a weight or scale fell by it.",
-    TRADED: "Weights have exchanged their values since the file before.",
-    JUMP: f"A weight or scale moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as "
-    "between other files, and as others of its kind did.",
-    STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
-    FROZEN: "A parameter that is frozen in the file before and in this one has other values than there, beside "
-    "parameters that are trained; only files that store `requires_grad` tell.",
-    RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
-    TENSORS: "A tensor is missing, new, or of another shape than in the file before.",
-    DTYPE: "A tensor is stored in another dtype than in the file before.",
-    OPTIMISER: "An optimiser's state is missing or zero, or has counted fewer steps than in the file before.",
-}
-"""What each rule on changes objects to."""
+FILE_TO_FILE = (NORM, TRADED, JUMP, STOP, FROZEN, RESET)
+"""The rules that compare each file with the one before it; `--bisect` leaves them out."""
 
 Row = Mapping[str, WeightPoint]
 """The tensors of one file by name."""
@@ -79,9 +68,13 @@ def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[H
             reported.update(messages)
             if messages:
                 message = f"{next(iter(messages.values()))} between {labels[before]} and {labels[now]}."
-                yield HistoryFinding(
-                    rule, "warn", tuple(messages), now, before, (now,), lasts=False, message=message, is_change=True
-                )
+                yield _change(rule, "warn", messages, before, now, message)
+
+
+def _change(
+    rule: str, level: Literal["fail", "warn"], names: Iterable[str], before: int, now: int, message: str
+) -> HistoryFinding:
+    return HistoryFinding(rule, level, tuple(names), now, before, (now,), lasts=False, message=message, is_change=True)
 
 
 class _Pair:
@@ -104,7 +97,7 @@ class _Pair:
 
 
 def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
-    for before, now in pair.alike(_has_usual_norm):
+    for before, now in pair.alike(lambda row: row.role == "parameter" or row.name.endswith(_STATISTICS)):
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
         was, norm = before.norm or 0.0, now.norm or 0.0
@@ -115,10 +108,6 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
             yield now.name, f"The norm of '{now.name}' {grew}"
         elif norm and was >= NORM_FACTOR * norm and (now.is_weight or now.is_scale):
             yield now.name, f"The norm of '{now.name}' fell to {figure(norm / was)} of what it was"
-
-
-def _has_usual_norm(row: WeightPoint) -> bool:
-    return row.role == "parameter" or row.name.endswith(("running_mean", "running_var"))
 
 
 def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -132,7 +121,7 @@ def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
 
 
 def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
-    for kind in (_is_weight, _is_scale):
+    for kind in (attrgetter("is_weight"), attrgetter("is_scale")):
         alike = [(before, now, now.drift) for before, now in pair.alike(kind) if now.drift is not None]
         for before, now, drift in alike:
             earlier, later = pair.drifts_around(now.name)
@@ -155,20 +144,12 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
 
 
 def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
-    moved = {row.name: row.drift for _, row in pair.alike(_is_weight) if row.drift is not None}
+    moved = {row.name: row.drift for _, row in pair.alike(attrgetter("is_weight")) if row.drift is not None}
     if moved and median(moved.values()) > 0:
         for name, drift in moved.items():
             earlier, _ = pair.drifts_around(name)
             if not drift and earlier and earlier[-1]:
                 yield name, f"'{name}' did not move (by {figure(earlier[-1])} of its norm before)"
-
-
-def _is_weight(row: WeightPoint) -> bool:
-    return row.is_weight
-
-
-def _is_scale(row: WeightPoint) -> bool:
-    return row.is_scale
 
 
 def _resets(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -226,9 +207,7 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
         fails = is_alone and change in ("missing", "shape") and not is_counter
         message = _tensors_message(names, change, rows[before], rows[now], (labels[before], labels[now]))
         rule = DTYPE if change == "dtype" else TENSORS
-        yield HistoryFinding(
-            rule, "fail" if fails else "warn", tuple(names), now, before, (now,), False, message, is_change=True
-        )
+        yield _change(rule, "fail" if fails else "warn", names, before, now, message)
 
 
 def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
@@ -268,10 +247,7 @@ def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
             if lost:
                 labels = read[at - 1].label, read[at].label
                 message = f"The state of '{printable(key, 80)}' {lost.format(*labels)}."
-                places = (read[at - 1].index, read[at].index)
-                yield HistoryFinding(
-                    OPTIMISER, "warn", (key,), places[1], places[0], (places[1],), False, message, is_change=True
-                )
+                yield _change(OPTIMISER, "warn", (key,), read[at - 1].index, read[at].index, message)
                 last_steps = 0.0
                 states[at] = replace(now, steps=None) if now else None
 

@@ -33,6 +33,9 @@ def file_columns(result: History) -> tuple[Column, ...]:
         drifts = of_layers("drift", file)
         return median(drifts) if drifts else None
 
+    def few(rates: Sequence[float]) -> str:
+        return ", ".join(number_text(rate, 3) for rate in [*dict.fromkeys(rates)][:2]) or "-"
+
     return (
         *machine_columns("index", "name"),
         Column("label", "file", "name of the file, without the folders that all share", 0, words=True),
@@ -44,7 +47,7 @@ def file_columns(result: History) -> tuple[Column, ...]:
         ),
         Column("norm", "‖w‖", "L2 norm of the parameters", 4, value=norm),
         Column("median_drift", "median ‖Δw‖/‖w‖", f"median over layers of the {_DRIFT}", 2, value=median_drift),
-        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, _few_rates, _rates, usual="-"),
+        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, few, _rates, usual="-"),
         Column("optimiser_steps", "steps", "steps in the optimiser state", 6, None, _steps, _first_steps, usual="-"),
         Column("best_class", "best class", "of the first input", 7, None, _classes, _best, words=True, max_width=30),
         *machine_columns("exit_code", "error", "sha256", "seconds"),
@@ -73,6 +76,10 @@ def layer_columns(result: History) -> tuple[Column, ...]:
 
 def tensor_columns(result: History) -> tuple[Column, ...]:
     """Return the columns of `result.rows`."""
+
+    def dead(row: WeightPoint) -> str:
+        return "-" if row.dead_filter_count is None else f"{row.dead_filter_count:,} of {row.filter_count:,}"
+
     return (
         _file(result),
         *machine_columns("name", "layer", "role"),
@@ -82,7 +89,7 @@ def tensor_columns(result: History) -> tuple[Column, ...]:
         Column("drift", "‖Δw‖/‖w‖", _DRIFT),
         Column("drift_from_first", "since first", _DRIFT_FROM_FIRST),
         *statistics({"min": 1, "max": 1, "zero_fraction": 1, "nonfinite_count": 1}),
-        Column("dead_filter_count", "dead filters", "output channels that are 0", shown=_dead_filters, usual="-"),
+        Column("dead_filter_count", "dead filters", "output channels that are 0", shown=dead, usual="-"),
         *machine_columns("filter_count", "moved_from"),
     )
 
@@ -115,11 +122,6 @@ LayerOverFiles = tuple[str, Mapping[int, LayerPoint]]
 """A layer's name, and its parameters by index of file."""
 
 
-def layer_rows(result: History) -> list[LayerOverFiles]:
-    """Return the layers that own parameters."""
-    return [*by_layer(result).items()]
-
-
 def verdicts_on(layer: str, result: History) -> list[HistoryFinding]:
     """Return the verdicts on a layer, or on a tensor of it."""
     return [
@@ -148,10 +150,6 @@ def _largest(row: LayerOverFiles) -> tuple[float | None, int | None]:
     return max(drifts, key=lambda pair: pair[0], default=(None, None))
 
 
-def _dead_filters(row: WeightPoint) -> str:
-    return "-" if row.dead_filter_count is None else f"{row.dead_filter_count:,} of {row.filter_count:,}"
-
-
 def _verdicts_text(result: History, file: HistoryFile) -> str:
     """Return what the rules said of a file, in a few words."""
     if file.status == "skipped":
@@ -171,10 +169,6 @@ def _count(value: float | None) -> str:
 
 def _rates(file: HistoryFile) -> tuple[float, ...]:
     return tuple(rate for point in file.optimisers for rate in point.rates)
-
-
-def _few_rates(rates: Sequence[float]) -> str:
-    return ", ".join(number_text(rate, 3) for rate in [*dict.fromkeys(rates)][:2]) or "-"
 
 
 def _steps(file: HistoryFile) -> tuple[str, ...]:

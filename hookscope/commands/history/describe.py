@@ -9,7 +9,6 @@ from typing import Any
 from hookscope.commands.history.columns import (
     file_columns,
     layer_columns,
-    layer_rows,
     output_columns,
     tensor_columns,
     verdicts_on,
@@ -27,7 +26,7 @@ from hookscope.reporting.document import (
     Section,
     Table,
 )
-from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint, by_layer
 from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
 
 _MOST_PLACES = 3
@@ -126,7 +125,14 @@ def _maps(result: History) -> HeatMaps:
     def details(name: str) -> RowDetails:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
         kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
-        tables = [_tensor_table(rows, result) for rows in points.values()]
+        tables = [
+            Table(
+                title=f"{label} ({shape_text(rows[0].shape)}, {rows[0].dtype})",
+                columns=tensor_columns(result),
+                rows=_some(rows),
+            )
+            for label, rows in points.items()
+        ]
         tables += [
             Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
             for output in seen[:1]
@@ -134,7 +140,7 @@ def _maps(result: History) -> HeatMaps:
         return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
 
     return HeatMaps(
-        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings),
+        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings.keys()),
         details=details,
         legend="A column for each file, in order. Magenta: NaN or Inf. Grey: exactly 0. Blank: not read, or nothing to "
         "compare.",
@@ -146,12 +152,6 @@ def _maps(result: History) -> HeatMaps:
 
 def _names_of(place: str) -> tuple[str, str]:
     return place or "(model)", place.rpartition(".")[0] or "(model)"
-
-
-def _tensor_table(points: Sequence[WeightPoint], result: History) -> Table:
-    first = points[0]
-    title = f"{first.name} ({shape_text(first.shape)}, {first.dtype})"
-    return Table(title=title, columns=tensor_columns(result), rows=_some(points))
 
 
 def _some(points: Sequence[Any]) -> Sequence[Any]:
@@ -198,7 +198,7 @@ def _files_table(result: History) -> Table:
 
 
 def _layers_table(result: History) -> Iterator[Table]:
-    if rows := layer_rows(result):
+    if rows := [*by_layer(result).items()]:
         about = [verdicts_on(layer, result) for layer, _ in rows]
         levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
         yield Table(
@@ -222,10 +222,16 @@ def _best_class(at: int, file: HistoryFile) -> str:
 
 def answer(result: History) -> list[str]:
     """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
+    most = decisive(result)
+    others = [verdict.rule for verdict in result.verdicts if verdict is not most]
     order = f"Files are in the order of {result.order}."
     return [
         headline(result),
-        *_other_rules(result),
+        *(
+            [f"{counted(len(others), 'other problem')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."]
+            if others
+            else []
+        ),
         *_failures(result),
         *_equal_files(result),
         *_steps(result),
@@ -233,12 +239,6 @@ def answer(result: History) -> list[str]:
         order,
         result.scope,
     ]
-
-
-def _other_rules(result: History) -> Iterator[str]:
-    others = [verdict.rule for verdict in result.verdicts if verdict is not decisive(result)]
-    if others:
-        yield f"{counted(len(others), 'other verdict')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -287,9 +287,9 @@ def headline(result: History) -> str:
     if not any(file.judged for file in result.read):
         return f"No rule could be judged in any of {count}."
     if read == len(result.files):
-        return f"No rule objected to any of {count}."
+        return f"No problems in any of {count}."
     clause = "that were read" if result.searched else "that could be read"
-    return f"No rule objected to any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
+    return f"No problems in any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
 
 
 def decisive(result: History) -> HistoryFinding | None:
@@ -309,10 +309,10 @@ def sentence_of(verdict: HistoryFinding, result: History) -> str:
         return f"{verdict.message}{named}"
     places = places_text(verdict)
     if not places:
-        return f"Rule {verdict.rule} objects {span_text(verdict, result)}: {verdict.message}"
+        return f"{verdict.rule}, {span_text(verdict, result)}: {verdict.message}"
     singular, several = _WORDS.get(verdict.rule, ("", ""))
     if not singular:
-        return f"Rule {verdict.rule} objects to {places_text(verdict, quoted=True)} {span_text(verdict, result)}."
+        return f"{verdict.rule} at {places_text(verdict, quoted=True)}, {span_text(verdict, result)}."
     return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 
@@ -327,9 +327,12 @@ def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
 
 def span_text(verdict: HistoryFinding, result: History) -> str:
     """Return in which files a verdict holds: "from epoch_7.pt on"."""
-    first = printable(result.files[verdict.first].label, _MOST_NAME)
+    first, read = printable(result.files[verdict.first].label, _MOST_NAME), len(result.read)
     if verdict.before is None:
-        return _span_from_the_start(verdict, result, first)
+        if verdict.lasts:
+            return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
+        alone, many = "" if result.searched else " alone", f"{len(verdict.files)} of {read}"
+        return f"in {first}{alone}" if len(verdict.files) == 1 else f"in {many} files, {first} being the first"
     between = verdict.first - verdict.before - 1
     gap = f" ({counted(between, 'file')} before it could not be read)" if between else ""
     if verdict.first == result.read[-1].index:
@@ -339,15 +342,6 @@ def span_text(verdict: HistoryFinding, result: History) -> str:
     if len(verdict.files) == 1:
         return f"in {first} alone{gap}"
     return f"in {len(verdict.files)} files, {first} being the first{gap}"
-
-
-def _span_from_the_start(verdict: HistoryFinding, result: History, first: str) -> str:
-    read = len(result.read)
-    if verdict.lasts:
-        return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
-    if len(verdict.files) == 1:
-        return f"in {first}" if result.searched else f"in {first} alone"
-    return f"in {len(verdict.files)} of {read} files, {first} being the first"
 
 
 def _failures(result: History) -> Iterator[str]:

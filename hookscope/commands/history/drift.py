@@ -28,16 +28,12 @@ def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str,
 
     It is infinite where all was zero, and None where the two cannot be compared or a value is not finite.
     """
-    return {name: _drift(before[name], tensor) for name, tensor in now.items() if _is_shared(name, before, now)}
-
-
-def _is_shared(name: str, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> bool:
-    return name in before and _has_norm(before[name]) and _has_norm(now[name])
-
-
-def _drift(before: Tensor, now: Tensor) -> float | None:
-    sums = _sums(before, now)
-    return None if sums is None or sums.mismatched else sums.relative_l2
+    sums = {
+        name: _sums(before[name], tensor)
+        for name, tensor in now.items()
+        if name in before and _has_norm(before[name]) and _has_norm(tensor)
+    }
+    return {name: None if both is None or both.mismatched else both.relative_l2 for name, both in sums.items()}
 
 
 def _sums(a: Tensor, b: Tensor) -> Sums | None:
@@ -64,11 +60,7 @@ def traded_places(
 
     A weight comes from another place where its values are nearer to that one's of before than to its own, by half at
     least. Only full turns count: a copy of another weight, as momentum encoders and target networks are, is none.
-
-    Args:
-        before: Tensors by name in the file before.
-        now: The same in this file.
-        moved: As `drifts` returns it for the two.
+    `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}
     for name, drift in moved.items():

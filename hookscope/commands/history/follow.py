@@ -1,5 +1,6 @@
 """Follow a series of checkpoints: read all files, or with a search few, and say what changed and since when."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -8,9 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hookscope.commands.history.changes import (
-    CHANGE_RULES,
-    DEAD,
     DTYPE,
+    FILE_TO_FILE,
     OPTIMISER,
     TENSORS,
     changes,
@@ -22,7 +22,6 @@ from hookscope.commands.history.drift import drifts, traded_places
 from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.frozen import frozen_verdicts, moved_though_frozen
 from hookscope.commands.history.measure_file import MeasuredFile, Weights, measure_history_file
-from hookscope.commands.history.order import labels_of, order_of
 from hookscope.errors import UsageError
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
@@ -32,10 +31,7 @@ from hookscope.results.history import History, HistoryFile, HistoryFinding, Weig
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
-from hookscope.text import counted, in_words, once_per_file, some_of
-
-# Names in a warning about other tensors.
-_LISTED_NAMES = 3
+from hookscope.text import counted, once_per_file, some_of
 
 
 def follow(
@@ -49,13 +45,7 @@ def follow(
 ) -> History:
     """Follow checkpoints, given in natural order of their names; the order of training is found out.
 
-    Args:
-        names: Weights files.
-        settings: How each is loaded, run and judged; `arch` "none" judges each by what it stores.
-        wanted: Identifiers of the rules of `hookscope check`, as `wanted_rules` returns them.
-        searches: Whether to read only as many files as it takes to find since when a rule objects.
-        device: Where to run; None for the CPU.
-        on_progress: Called with the number of files that are finished, and of all.
+    With `searches`, only as many files are read as it takes to find since when a rule objects.
 
     Raises:
         UsageError: If there are fewer than two files.
@@ -76,7 +66,7 @@ def follow(
             )
             searches = False
     if not searches:
-        series.read_all()
+        series.compare_in(natural)
     order = series.order()
     if searches or order != natural:
         series.compare_in([at for at in order if at in series.measured])
@@ -87,7 +77,8 @@ def follow(
     is_noise = not (has_tensors or settings.images or settings.input or settings.data or settings.expectations)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
-        judged = {at: _looked(measured, at) for at in rows}
+        first = next((snapshot for snapshot in measured if snapshot.rows), None)
+        judged = {at: _with_dead(first, measured[at]) for at in rows if first is not None}
         frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
         all_verdicts = [*verdicts(judged), *frozen, *changes(history_files, rows)]
     all_verdicts += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
@@ -108,26 +99,10 @@ def follow(
     )
 
 
-def _looked(measured: Sequence[MeasuredFile], at: int) -> ByKey:
-    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
-    first = next(snapshot for snapshot in measured if snapshot.rows)
-    return _with_dead(first, measured[at])
-
-
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
+    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
     rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
     return by_key([*dead_since(rows, others, first.file.label), *now.findings])
-
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """How far the weights of a file have moved since another one, and since the first, by name."""
-
-    since: int
-    drift: Mapping[str, float | None]
-    from_first: Mapping[str, float | None]
-    moved_from: Mapping[str, str]
-    moved_though_frozen: tuple[Finding, ...]
 
 
 @dataclass(slots=True)
@@ -141,7 +116,6 @@ class _Series:
     on_progress: Callable[[int, int], None]
     measured: dict[int, MeasuredFile] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
-    compared: dict[int, _Compared] = field(default_factory=dict)
     shapes: Mapping[str, tuple[tuple[int, ...], ...]] | None = None  # in the file that was read first
     order_words: str = ""
 
@@ -154,29 +128,25 @@ class _Series:
         readable = [self.measured[weight] for weight in sorted(self.weights)]
         return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
 
-    def read_all(self) -> None:
-        """Read what has not been read yet, and compare each file with the one before it and the first."""
-        self.compare_in(range(len(self.files)))
-
     def compare_in(self, order: Sequence[int]) -> None:
         """Compare each of these files with the one before it and the first; those not read yet are read."""
         first = previous = None
-        self.compared.clear()
         for at in order:
             if at not in self.measured:
                 self._read(at)
             if at not in self.weights:
                 continue
             if first is None or previous is None:
-                first = previous = at
-                continue
-            with cpu_threads(1):
-                self.compared[at] = self._compare(first, previous, at)
+                first = at
+                self._set_drift(at, None, {}, {}, {}, ())
+            else:
+                with cpu_threads(1):
+                    self._compare(first, previous, at)
             previous = at
         if previous is not None:
             self.weights[previous].release()
 
-    def _compare(self, first: int, previous: int, at: int) -> _Compared:
+    def _compare(self, first: int, previous: int, at: int) -> None:
         """Compare a file with two others, one after the other; both are let go."""
         before, now = self.weights[previous], self.weights[at]
         drift = drifts(before.tensors, now.tensors)
@@ -189,7 +159,29 @@ class _Series:
         if first != previous:
             from_first = drifts(self.weights[first].tensors, now.tensors)
             self.weights[first].release()
-        return _Compared(previous, drift, from_first, moved_from, frozen)
+        self._set_drift(at, previous, drift, from_first, moved_from, frozen)
+
+    def _set_drift(
+        self,
+        at: int,
+        since: int | None,
+        drift: Mapping[str, float | None],
+        from_first: Mapping[str, float | None],
+        moved_from: Mapping[str, str],
+        frozen: tuple[Finding, ...],
+    ) -> None:
+        measured = self.measured[at]
+        rows = tuple(
+            replace(
+                row,
+                drift=drift.get(row.name),
+                drift_from_first=from_first.get(row.name),
+                moved_from=moved_from.get(row.name, ""),
+            )
+            for row in measured.rows
+        )
+        file = replace(measured.file, compared_with=since)
+        self.measured[at] = replace(measured, file=file, rows=rows, moved_though_frozen=frozen)
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
@@ -213,24 +205,11 @@ class _Series:
 
     def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
         measured = self.measured.get(at, MeasuredFile(self.files[at]))
-        compared = self.compared.get(at)
-        since = None if compared is None else places[compared.since]
-        file = replace(measured.file, index=places[at], compared_with=since)
-        rows = [replace(row, file=places[at]) for row in measured.rows]
-        if compared is not None:
-            rows = [_moved(row, compared) for row in rows]
+        since = measured.file.compared_with
+        file = replace(measured.file, index=places[at], compared_with=None if since is None else places[since])
+        rows = tuple(replace(row, file=places[at]) for row in measured.rows)
         activations = tuple(replace(row, file=places[at]) for row in measured.activations)
-        frozen = () if compared is None else compared.moved_though_frozen
-        return replace(measured, file=file, rows=tuple(rows), activations=activations, moved_though_frozen=frozen)
-
-
-def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
-    return replace(
-        row,
-        drift=compared.drift.get(row.name),
-        drift_from_first=compared.from_first.get(row.name),
-        moved_from=compared.moved_from.get(row.name, ""),
-    )
+        return replace(measured, file=file, rows=rows, activations=activations)
 
 
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
@@ -243,11 +222,10 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
         parts = [f"Ran {judged} of {len(RULES)} rules over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
-        between = (TENSORS, DTYPE, OPTIMISER)
-        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, *between))
         parts.append(
             f"{arg('bisect')} read {read} of {len(files)} files and assumes that what began stays; changes from "
-            f"file to file ({rules}) were not looked for, and {in_words(between)} only between the files read."
+            f"file to file ({', '.join(FILE_TO_FILE)}) were not looked for, and {TENSORS}, {DTYPE} and {OPTIMISER} "
+            "only between the files read."
         )
     return " ".join(parts)
 
@@ -257,7 +235,7 @@ def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
     warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:
-        groups = "; ".join(some_of([file.label for file in network], _LISTED_NAMES) for network in networks)
+        groups = "; ".join(some_of([file.label for file in network], 3) for network in networks)
         warnings.append(
             f"The files hold {len(networks)} networks that share no tensor: {groups}. Name the files of one, as a glob."
         )
@@ -275,3 +253,35 @@ def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
         else:
             same.append(file)
     return networks
+
+
+def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], str]:
+    """Return positions in the order of training, and what that goes by, in words.
+
+    Args:
+        counters: For each file in natural order of names, its numbers of epochs and steps by name, the preferred ones
+            first; None for a file that could not be read, which stays behind the file before it.
+    """
+    stored = [counter for counter in counters if counter is not None]
+    shared = [name for name in (stored[0] if stored else {}) if all(name in counts for counts in stored)]
+    distinct = {name: len({counts[name] for counts in stored}) for name in shared}
+    chosen = max(shared, key=lambda name: distinct[name], default="")  # of several, the first
+    if not chosen or distinct[chosen] < 2:
+        return [*range(len(counters))], "their names, as no epoch or step is stored in each"
+    places: list[int] = []
+    for counter in counters:
+        places.append(counter[chosen] if counter is not None else places[-1] if places else -1)
+    return sorted(range(len(counters)), key=lambda at: places[at]), f"the '{chosen}' that each file stores"
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Return the files' names without the folders that all of them share."""
+    folders = {os.path.dirname(name) for name in names}  # noqa: PTH120 - keeps "." and ".." as given
+    if len(folders) == 1:
+        return [os.path.basename(name) or name for name in names]  # noqa: PTH119 - likewise
+    absolute = [os.path.abspath(name) for name in names]  # noqa: PTH100 - links stay as they are
+    try:
+        shared = os.path.commonpath(absolute)
+    except ValueError:  # on different drives
+        return [*names]
+    return [os.path.relpath(path, shared) for path in absolute]

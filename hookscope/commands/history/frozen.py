@@ -25,14 +25,7 @@ def moved_though_frozen(
     """Yield the parameters that are frozen in two files and differ between them by more than rounding.
 
     Files without a trainable parameter are averaged copies, or saved for use: nothing is said of those. What shares its
-    memory with a trainable parameter, or follows one as a copy, moves with it.
-
-    Args:
-        before: The weights of a file.
-        now: Those of the next.
-        drift: As `drifts` returns it for the two.
-        labels: Of both files.
-        learnt: Names of parameters, a tied one once.
+    memory with a trainable parameter, or follows one as a copy, moves with it. `learnt` has a tied parameter once.
     """
     flags, others = now.requires_grad, before.requires_grad
     if not (any(flags.values()) and any(others.values())):

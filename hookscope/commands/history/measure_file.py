@@ -29,10 +29,6 @@ from hookscope.rules.judging import judge, refused
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 
 
-def _alone() -> str:
-    return f"there is no network: {arg('arch')} names one"
-
-
 @dataclass(slots=True)
 class Weights:
     """The weights of a file, in memory or mapped until they are released, and again when they are asked for.
@@ -109,21 +105,23 @@ def measure_history_file(
     try:
         path = Path(file.name)
         read = read_file_alone(file.name, settings, trust=None)
-        measured = measure_read(read, _alone(), began)
-        renamed = (
-            {} if like is None else _renamed(like, {name: tensor.shape for name, tensor in named_tensors(read.state)})
-        )
+        measured = measure_read(read, f"there is no network: {arg('arch')} names one", began)
+        shapes = {name: (tuple(tensor.shape),) for name, tensor in named_tensors(read.state)}
+        matched = {} if like is None else match_names(like, shapes)
+        renamed = {name: series_name for series_name, (name, how) in matched.items() if how == "prefix"}
         options = FileOptions(None, settings.key, allowed_globals=tuple(settings.allow_global))
-        moved_by = (
-            None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
-        )
+        by = _moved_by(read, measured)
+        moved_by = None if by is None else {renamed.get(name, name): by[name] for name in by}
         weights = Weights(path, options, versions_of(path), read, renamed, moved_by)
         rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
     except HookscopeError as error:
         return _judged(file, refused(file.name, error, wanted), began, status="unreadable"), None
     if settings.arch == NO_NETWORK:
-        report = _judged_alone(file.name, measured, settings, wanted)
+        try:
+            report = judge(file.name, measured, settings, wanted)
+        except HookscopeError as error:
+            report = refused(file.name, error, wanted)
     else:
         report = check_checkpoint(file.name, settings, wanted, trust=None, device=device)
     warnings = [warning for warning in measured.warnings if warning not in read.notes]
@@ -179,21 +177,6 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
 def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
     held = group.get(key)
     return [item for item in held if isinstance(item, str)] if isinstance(held, list | tuple) else []
-
-
-def _renamed(like: Mapping[str, tuple[tuple[int, ...], ...]], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the names of the series by those of a file, where prefixes make them differ."""
-    matched = match_names(like, {name: (tuple(shape),) for name, shape in shapes.items()})
-    return {name: series_name for series_name, (name, how) in matched.items() if how == "prefix"}
-
-
-def _judged_alone(
-    name: str, measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str]
-) -> CheckReport:
-    try:
-        return judge(name, measured, settings, wanted)
-    except HookscopeError as error:
-        return refused(name, error, wanted)
 
 
 def _judged(file: HistoryFile, report: CheckReport, began: float, **kwargs: Any) -> MeasuredFile:

@@ -87,7 +87,9 @@ class ForwardPasses:
         self._block.callback(root._forward_hooks_always_called.pop, key, None)  # type: ignore[arg-type]
         # Rules judge the output of the network whether or not it is listed.
         everything = {**layers, "": root}
-        self._capture = self._block.enter_context(observed(everything, self._observe, self._is_counted))
+        self._capture = self._block.enter_context(
+            observed(everything, self._observe, lambda: self._counts if self._depth else torch.is_grad_enabled())
+        )
 
     def go_last(self) -> None:
         """Move the hooks behind those registered since; hooks stay where they are once a forward pass has begun."""
@@ -123,11 +125,11 @@ class ForwardPasses:
         for forward in self._passes:
             for (name, _), rows in forward.rows_used.items() if forward.training == self._mode_of_step else ():
                 merge_rows(used, {name: rows.cpu().numpy()})
-        is_listed = self._is_table_listed
-        return tuple(TableRows(name, rows.size, int(rows.sum())) for name, rows in used.items() if is_listed(name))
-
-    def _is_table_listed(self, name: str) -> bool:
-        return not self.watched.patterns or name in self._listed or name.rpartition(".")[0] in self._listed
+        return tuple(
+            TableRows(name, rows.size, int(rows.sum()))
+            for name, rows in used.items()
+            if not self.watched.patterns or not self._listed.isdisjoint((name, name.rpartition(".")[0]))
+        )
 
     def is_listed(self, row: LayerRow) -> bool:
         """Tell whether a row belongs to a selected layer and does not repeat another row."""
@@ -168,9 +170,6 @@ class ForwardPasses:
         mode, self._rows_mode = self._rows_mode, None
         if mode is not None:
             self._rows_used = mode.leave()
-
-    def _is_counted(self) -> bool:
-        return self._counts if self._depth else torch.is_grad_enabled()
 
     def _finish_pass(self) -> None:
         if self._capture is None:

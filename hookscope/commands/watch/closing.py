@@ -1,10 +1,11 @@
-"""The last line on a watched script: whether a rule objected, and what could not be judged."""
+"""Lines on stderr: the last one says how many problems there were, and what could not be judged."""
 
+import sys
 from dataclasses import dataclass
 
 from hookscope.parameters import arg
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedStep
-from hookscope.text import counted, in_words
+from hookscope.text import counted, in_words, safe_text
 
 # For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
 _SUGGESTED_STEPS = 10
@@ -12,25 +13,15 @@ _SUGGESTED_STEPS = 10
 
 @dataclass(slots=True)
 class Watched:
-    """Counts over all trainings of a script.
-
-    Attributes:
-        steps: All steps, skipped ones too.
-        losses: Steps whose loss was known.
-        gradients: Steps whose gradients were known.
-        in_full: Steps that were measured in full.
-        activations: Steps in `in_full` that have outputs of layers.
-        first: The first verdict; None without one.
-        objections: Number of verdicts.
-    """
+    """Counts over all trainings of a script: steps, those with loss, gradients and activations, and verdicts."""
 
     steps: int = 0
     losses: int = 0
     gradients: int = 0
     in_full: int = 0
     activations: int = 0
-    first: TrainingFinding | None = None
-    objections: int = 0
+    first: TrainingFinding | None = None  # the first verdict
+    problems: int = 0
 
     def add_step(self, step: TrainingStep) -> None:
         """Count a step."""
@@ -47,7 +38,7 @@ class Watched:
         """Count a verdict, unless it ends an earlier one."""
         if verdict.state == "began":
             self.first = self.first or verdict
-            self.objections += 1
+            self.problems += 1
 
 
 def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
@@ -57,37 +48,42 @@ def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
         was = "was" if started == 1 else "were"
         processes = "process" if started == 1 else "processes"
         sentences.append(f"{started:,} other {processes} that the script started {was} not watched.")
-    if folder is not None and watched.steps:
-        sentences.append(f"As a page: hookscope report {folder}")
+    if watched.steps:
+        sentences.append(f"As a page: hookscope report {folder}" if folder else f"For a page: {arg('out')} DIR.")
     return " ".join(sentences)
 
 
 def _judged(watched: Watched) -> list[str]:
     if not watched.steps:
         return ["No step was watched."]
-    steps = counted(watched.steps, "step")
-    first = watched.first
-    if first is None:
-        verdict = f"No rule objected in {steps}"
+    in_full = f" ({watched.in_full:,} measured in full)" if watched.in_full else ""
+    steps = f"{counted(watched.steps, 'step')}{in_full}"
+    if watched.first is None:
+        verdict = f"No problems in {steps}."
     else:
-        times = "once" if watched.objections == 1 else f"{watched.objections:,} times"
-        ordinal = "" if watched.objections == 1 else "first "
-        verdict = f"Rules objected {times} in {steps}, {ordinal}at step {first.step:,} ({first.rule})"
-    missing = [
-        quantity
-        for quantity, count in (
-            ("the loss", watched.losses),
-            ("gradients", watched.gradients),
-            ("activations", watched.activations or not watched.in_full),
-        )
-        if not count
-    ]
+        at = f"step {watched.first.step:,}: {watched.first.rule}"
+        where = f", at {at}." if watched.problems == 1 else f"; first at {at}."
+        verdict = f"{counted(watched.problems, 'problem')} in {steps}{where}"
+    counts = {
+        "the loss": watched.losses,
+        "gradients": watched.gradients,
+        "activations": watched.activations or not watched.in_full,
+    }
+    missing = [quantity for quantity, count in counts.items() if not count]
     left_out = [f"Not judged: {in_words(missing)}."] if missing else []
     if watched.in_full:
-        was = "was" if watched.in_full == 1 else "were"
-        return [f"{verdict}; {watched.in_full:,} {was} measured in full.", *left_out]
+        return [verdict, *left_out]
     every = max(1, watched.steps // _SUGGESTED_STEPS)
     unmeasured = (
         f"None was measured in full, so activations, weights and updates were not judged: try {arg('every')} {every}."
     )
-    return [f"{verdict}.", unmeasured, *left_out]
+    return [verdict, unmeasured, *left_out]
+
+
+def say(line: str, name: str = "hookscope watch") -> None:
+    """Print a line of the watch on stderr."""
+    try:
+        sys.stderr.write("\n".join(map(safe_text, f"{name}: {line}".split("\n"))) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -47,12 +46,7 @@ _MOST_SKIPPED = 500
 
 @dataclass(frozen=True, slots=True)
 class FindingGroup:
-    """The verdicts of one rule that began at one step.
-
-    Attributes:
-        verdicts: The verdicts, one for each place.
-        ended: The step at which the verdict ended, by place; without the verdicts that did not end.
-    """
+    """The verdicts of one rule that began at one step, one for each place; `ended` has the step at which it ended."""
 
     verdicts: tuple[TrainingFinding, ...]
     ended: Mapping[str, int]
@@ -66,11 +60,6 @@ class FindingGroup:
     def places(self) -> tuple[str, ...]:
         """The places of the verdicts, in order."""
         return tuple(verdict.where for verdict in self.verdicts)
-
-    @property
-    def level(self) -> Literal["fail", "warn"]:
-        """The level of the rule."""
-        return self.first.level
 
     @property
     def began(self) -> int:
@@ -90,7 +79,7 @@ def objections(log: TrainingLog) -> list[FindingGroup]:
     """
     groups: dict[tuple[str, int], tuple[list[TrainingFinding], dict[str, int]]] = {}
     since: dict[tuple[str, str], int] = {}
-    for verdict in sorted(log.verdicts, key=lambda entry: entry.step):
+    for verdict in log.verdicts:
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
             since[place] = verdict.step
@@ -106,20 +95,9 @@ def last_step(log: TrainingLog) -> int:
     return max((entry.step for entries in seen for entry in entries), default=0)
 
 
-def first_step(log: TrainingLog) -> int:
-    """Return the first step in the log; 1 for none."""
-    seen = (log.steps, log.watched, log.verdicts)
-    return min((entry.step for entries in seen for entry in entries), default=1)
-
-
-def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
-    """Return the steps in order of their numbers."""
-    return sorted(log.steps, key=lambda step: step.step)
-
-
 def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
     """Return the objection to look at first: the earliest failure, or else the earliest warning."""
-    return min(raised, key=lambda objection: (objection.level != "fail", objection.began), default=None)
+    return min(raised, key=lambda objection: (objection.first.level != "fail", objection.began), default=None)
 
 
 def finding(log: TrainingLog) -> str:
@@ -128,7 +106,7 @@ def finding(log: TrainingLog) -> str:
     first = decisive(raised)
     if first is None:
         steps = len(log.steps) or len(log.watched)
-        return f"No rule objected in {counted(steps, 'step')}." if steps else "No step was recorded."
+        return f"No problems in {counted(steps, 'step')}." if steps else "No step was recorded."
     sentence, _ = _sentences(first)
     return sentence
 
@@ -143,7 +121,7 @@ def _sentences(objection: FindingGroup) -> tuple[str, str]:
     place = f" {where}:" if where and where not in message else ""
     more = len(objection.places) - 1
     if more:
-        rest = f"The same holds at {counted(more, 'more place')}. {rest}".rstrip()
+        rest = f"The same at {counted(more, 'more place')}. {rest}".rstrip()
     return f"At step {objection.began:,},{place} {first}", rest
 
 
@@ -155,12 +133,12 @@ def answer(log: TrainingLog) -> list[str]:
     if first is not None and (rest := _sentences(first)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
-        sentences.append(f"It passed again at step {first.over:,}.")
+        sentences.append(f"It cleared at step {first.over:,}.")
     others = [objection for objection in raised if objection is not first]
     if others:
         rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
-        sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
-    skipped = [step.step for step in steps_in_order(log) if step.skipped]
+        sentences.append(f"{counted(len(others), 'other problem')}: {rules}.")
+    skipped = [step.step for step in log.steps if step.skipped]
     if skipped:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
         sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
@@ -177,25 +155,21 @@ def _rows_used(log: TrainingLog) -> Iterator[str]:
 def _edits(log: TrainingLog) -> list[str]:
     """Return a sentence for every edit, with the steps in which it was in force."""
     spans: dict[str, list[tuple[int, int]]] = {}
-    for step in steps_in_order(log):
+    for step in log.steps:
         for text, _ in step.edits:
             runs = spans.setdefault(text, [])
             if runs and runs[-1][1] == step.step - 1:
                 runs[-1] = (runs[-1][0], step.step)
             else:
                 runs.append((step.step, step.step))
-    sentences = [
-        f"Edited by {text} in {some_of([_span_text(*span) for span in ranges], _FEW_SPANS)}."
-        for text, ranges in spans.items()
-    ]
+    sentences = []
+    for text, ranges in spans.items():
+        words = [f"step {low:,}" if low == high else f"steps {low:,} to {high:,}" for low, high in ranges]
+        sentences.append(f"Edited by {text} in {some_of(words, _FEW_SPANS)}.")
     left_out = len(sentences) - _FEW_STEPS
     if left_out > 0:
         sentences[_FEW_STEPS:] = [f"{counted(left_out, 'other edit')} {are(left_out)} in watch.jsonl."]
     return sentences
-
-
-def _span_text(first: int, last: int) -> str:
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def _ending(log: TrainingLog) -> list[str]:
@@ -210,26 +184,22 @@ def _ending(log: TrainingLog) -> list[str]:
     return []
 
 
-def places_text(objection: FindingGroup) -> str:
-    """Return the places of an objection: "fc1.weight, fc1.bias and 58 more"."""
-    return some_of([where or "(training)" for where in objection.places], _FEW_PLACES)
-
-
 def describe_training(log: TrainingLog) -> Document:
     """Describe a watched training."""
     objected = objections(log)
     first = decisive(objected)
-    low = first_step(log)
+    low = min((entry.step for entries in (log.steps, log.watched, log.verdicts) for entry in entries), default=1)
     high = max(low, last_step(log))
-    steps = steps_in_order(log)
     networks = list(dict.fromkeys(name for start in log.starts for name in start.networks))
     named = some_of(networks, 3) or "a network"
     watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} watched in full"
-    skipped = [f"{step.step:,}" for step in steps if step.skipped]
+    skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(objected, low, high)] if objected else [],
-        ("before", "Before it", "The steps before it"): [_steps_before(steps, first)] if first and steps else [],
-        ("steps", "Over steps", "Over steps"): [_charts(steps, low, high)] if steps else [],
+        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)]
+        if first and log.steps
+        else [],
+        ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
         ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
         ("layers", "Layers", "Layers over steps"): [_maps(log, objected)],
     }
@@ -238,8 +208,8 @@ def describe_training(log: TrainingLog) -> Document:
         subtitle=" · ".join([*_optimizers(log)[:2], watched]),
         page_title=f"{named} · training",
         answer=answer(log),
-        level=first.level if first else "good",
-        facts=_facts(log, steps),
+        level=first.first.level if first else "good",
+        facts=_facts(log),
         sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
         making=_making(log),
         main="layers",
@@ -256,10 +226,10 @@ def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings
         unit = 1000 / (high - low + 1)
         ended = {place: f"to {step:,}" for place, step in objection.ended.items()}
         return FindingLine(
-            level=objection.level,
+            level=objection.first.level,
             rule=objection.first.rule,
             message=objection.first.message,
-            where=places_text(objection) if any(objection.places) else "",
+            where=some_of([where or "(training)" for where in objection.places], _FEW_PLACES) * any(objection.places),
             places=[(place, ended.get(place, "")) for place in objection.places if place],
             when=_when(objection.began, objection.over),
             spans=[(round((objection.began - low) * unit, 1), round(max(4.0, (end - objection.began) * unit), 1))],
@@ -345,7 +315,7 @@ def _skipped(steps: Sequence[str]) -> Text:
 def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
-    for step in sorted(log.watched, key=lambda step: step.step):
+    for step in log.watched:
         parameters |= {row.name: row for row in step.parameters}
         layers |= {row.label: row for row in step.layers}
     findings: dict[str, list[FindingLine]] = {}
@@ -368,7 +338,7 @@ def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
 
     nothing = f"Nothing was measured at the {counted(len(log.watched), 'watched step')}."
     return HeatMaps(
-        maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings),
+        maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings.keys()),
         details=details,
         legend="A column for each watched step. Magenta: NaN or Inf. Grey: exactly 0. Blank: nothing measured, as for "
         "frozen parameters.",
@@ -402,14 +372,12 @@ def _layer_facts(row: WatchedLayer) -> list[tuple[str, str]]:
     ]
 
 
-def _facts(log: TrainingLog, steps: Sequence[TrainingStep]) -> Facts:
-    optimizers = _optimizers(log)
+def _facts(log: TrainingLog) -> Facts:
+    steps, optimizers = log.steps, _optimizers(log)
     facts = [("Optimiser", "; ".join(optimizers), False)] if optimizers else []
-    jumps = [step for step in sorted(log.watched, key=lambda step: step.step) if step.reason != "every"]
     facts.append(("Steps", f"{len(steps):,}, {len(log.watched):,} of them watched in full", False))
-    if jumps:
-        words = some_of([f"{step.step:,} ({step.reason})" for step in jumps], _FEW_JUMPS)
-        facts.append(("Watched after a jump", words, True))
+    if jumps := [f"{step.step:,} ({step.reason})" for step in log.watched if step.reason != "every"]:
+        facts.append(("Watched after a jump", some_of(jumps, _FEW_JUMPS), True))
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
     if losses:
         words = f"{number_text(losses[0][1])} at step {losses[0][0]:,}, {number_text(losses[-1][1])} at the end"

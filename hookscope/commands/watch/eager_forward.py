@@ -34,7 +34,7 @@ class EagerForward(ForwardPasses):
         compiled = module._compiled_call_impl
         if compiled is None:
             key = object()
-            module._forward_pre_hooks[key] = Hook(self._pre_hook)  # type: ignore[index]
+            module._forward_pre_hooks[key] = Hook(lambda _module, args, keywords: self._run(args, keywords))  # type: ignore[index]
             module._forward_pre_hooks_with_kwargs[key] = True  # type: ignore[index]
             self._waiting.callback(module._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
             self._waiting.callback(module._forward_pre_hooks_with_kwargs.pop, key, None)  # type: ignore[arg-type]
@@ -48,9 +48,6 @@ class EagerForward(ForwardPasses):
 
     def _may_enter_mode(self) -> bool:
         return True  # nothing runs compiled, and what it computes is not trained on
-
-    def _pre_hook(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self._run(args, keywords)
 
     def _run(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -34,15 +34,7 @@ _WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
 
 @dataclass(frozen=True, slots=True)
 class FittedEdits:
-    """Edits that have been matched to the networks of a training.
-
-    Attributes:
-        edits: All edits, in the order given.
-        layers: Edits of layers, by network.
-        gradients: Edits of parameters' gradients.
-        values: Edits of parameters.
-        frozen: Parameters to freeze.
-    """
+    """Edits that have been matched to the networks of a training: all, and of each kind what it changes."""
 
     edits: tuple[Edit, ...] = ()
     layers: tuple[tuple[nn.Module, PlacedEdits], ...] = ()
@@ -77,16 +69,11 @@ class FittedEdits:
 
 @dataclass(slots=True)
 class TrainingEdits:
-    """The edits of a training.
-
-    Attributes:
-        fitted: The edits in force.
-        step: Number of the step in progress; noise is drawn anew at every step.
-    """
+    """The edits of a training; `fitted` are those in force."""
 
     networks: Sequence[WatchedNetwork]
     fitted: FittedEdits = field(default_factory=FittedEdits)
-    step: int = 0
+    step: int = 0  # in progress; noise is drawn anew at every step
     _handles: list[RemovableHandle] = field(default_factory=list)
     _frozen_here: list[nn.Parameter] = field(default_factory=list)
     _axes: AxisReader = field(default_factory=AxisReader)
@@ -118,7 +105,10 @@ class TrainingEdits:
                 _refuse_if_waited_for(freeze, network.given)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
             of_parameters += bound_to_parameters(network.network, others)
-        gradients, values, frozen = (_at(of_parameters, place) for place in ("parameter grad", "value", "freeze"))
+        gradients, values, frozen = (
+            tuple(bound_edit for bound_edit in of_parameters if bound_edit.edit.place == place)
+            for place in ("parameter grad", "value", "freeze")
+        )
         for gradient in (*gradients, *values):
             gradient.edited(gradient.parameter.detach())  # raises for channels that the parameter does not have
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
@@ -199,18 +189,12 @@ def parse_training_edit(text: str) -> Edit:
         UsageError: If the expression is malformed, or cannot be used during training.
     """
     edit = parse_edit(text, training=True)
-    _refuse_what_no_hook_can(edit)
-    return edit
-
-
-def _refuse_what_no_hook_can(edit: Edit) -> None:
-    if edit.parameters_only:
-        return
     shown = safe_text(edit.text)
-    if is_operation_pattern(edit.pattern):
+    if not edit.parameters_only and is_operation_pattern(edit.pattern):
         raise UsageError(f"Edit '{shown}' cannot be made: during training, only layers and parameters can be edited.")
-    if parse_pattern(edit.pattern).position is not None:
+    if not edit.parameters_only and parse_pattern(edit.pattern).position is not None:
         raise UsageError(f"Edit '{shown}' selects by execution order, which is not known before the training starts.")
+    return edit
 
 
 def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
@@ -219,10 +203,6 @@ def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
             f"Edit '{safe_text(freeze.text)}' cannot be made: DistributedDataParallel waits for the gradient of every "
             "parameter. Give it find_unused_parameters=True, or freeze before it wraps the network."
         )
-
-
-def _at(bound: Sequence[BoundEdit], place: str) -> tuple[BoundEdit, ...]:
-    return tuple(bound_edit for bound_edit in bound if bound_edit.edit.place == place)
 
 
 def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit]:

@@ -1,11 +1,11 @@
 """What a watch writes to its file, keeps in memory and prints."""
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from hookscope.commands.watch.closing import Watched
+from hookscope.commands.watch.closing import Watched, say
 from hookscope.commands.watch.training_log import TrainingLogFile, TrainingRecord
 from hookscope.results.training import (
     TrainingEnd,
@@ -23,11 +23,7 @@ _KEPT_VERDICTS = 1_000
 
 
 class Journal:
-    """Writes each record to the file, keeps the last ones in memory, and prints lines.
-
-    Attributes:
-        last_step: Number of the last step that the file held when it was opened; 0 without a file.
-    """
+    """Writes each record to the file, keeps the last ones in memory, and prints lines."""
 
     def __init__(self, out: Path | None, *, resume: bool, on_line: Callable[[str], None] | None, seen: Watched) -> None:
         """Open the file in `out`; `on_line` gets the lines instead of stderr, and `seen` counts the records.
@@ -35,7 +31,7 @@ class Journal:
         Raises:
             OutputError: As `TrainingLogFile`.
         """
-        self._on_line = on_line or _to_stderr
+        self._on_line = on_line or partial(say, name="hookscope.watch")
         self._seen = seen
         self._said: set[str] = set()
         self._starts: list[TrainingStart] = []
@@ -43,7 +39,7 @@ class Journal:
         self._verdicts: deque[TrainingFinding] = deque(maxlen=_KEPT_VERDICTS)
         self._ends: list[TrainingEnd] = []
         self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self.say)
-        self.last_step = 0 if self._file is None else self._file.last_step
+        self.last_step = 0 if self._file is None else self._file.last_step  # when the file was opened
 
     @property
     def verdicts(self) -> tuple[TrainingFinding, ...]:
@@ -75,8 +71,9 @@ class Journal:
         self._verdicts.append(verdict)
         self._seen.add_verdict(verdict)
         self._write(verdict)
-        ended = " ended" if verdict.state == "ended" else ""
-        self.say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")
+        message = verdict.message
+        message = f": {message}" if verdict.state == "began" else f" {message[0].lower()}{message[1:]}"
+        self.say(f"step {verdict.step}: {verdict.rule}{message}")
 
     def end(self, end: TrainingEnd) -> None:
         """Record the end of a training, and close the file."""
@@ -98,11 +95,3 @@ class Journal:
     def _write(self, record: TrainingRecord) -> None:
         if self._file is not None:
             self._file.append(record)
-
-
-def _to_stderr(line: str) -> None:
-    try:
-        sys.stderr.write(f"hookscope.watch: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none
-        return

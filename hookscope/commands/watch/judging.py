@@ -16,11 +16,10 @@ from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, Watch
 from hookscope.commands.watch.parameters import ParameterNumbers
 from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
-from hookscope.commands.watch.rules import StepFinding
 from hookscope.commands.watch.steps import ArrivedStep
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
-from hookscope.results.training import WatchedStep
+from hookscope.results.training import TrainingFinding, WatchedStep
 
 _NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
 
@@ -33,11 +32,7 @@ _ROUNDING = 1e-6
 
 
 class Judge:
-    """Judges every step, and in more detail the steps that were watched in full.
-
-    Attributes:
-        ring: The last steps.
-    """
+    """Judges every step, and in more detail the steps that were watched in full."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class Judge:
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
-        self._outside: list[StepFinding] = []  # to weights that were changed before the last step
+        self._outside: list[TrainingFinding] = []  # to weights that were changed before the last step
         self._written: dict[str, int] = {}  # the last step before which a parameter was written to
         self._usual: dict[str, Usual] = {}  # before a jump, by rule
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
@@ -83,17 +78,14 @@ class Judge:
         broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
         # The scale of a GradScaler may make Inf, but never NaN.
         has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
-        not_finite: list[StepFinding] = []
+        not_finite: list[TrainingFinding] = []
         if is_broken or has_nan_loss:
-            bad_weights = arrived.step.bad_weights
             not_finite = rules.first_not_finite(
-                record,
+                arrived,
                 self.ring,
                 broken,
                 self._names.in_order(arrived.names),
-                bad_weights,
                 stepped_though_skipped=self._stepped_though_skipped,
-                operations=arrived.step.operations,
                 is_distributed=self._is_distributed,
             )
         outside = self._outside_changes(arrived)
@@ -112,7 +104,7 @@ class Judge:
         )
         if not unusual and not self._verdicts.count:  # as at nearly every step
             return ""
-        by_rule: dict[str, list[StepFinding]] = {
+        by_rule: dict[str, list[TrainingFinding]] = {
             name: [objection for objection in not_finite if objection.rule == name] for name in _NOT_FINITE
         }
         # A standing verdict is compared with the steps before it, and only by values that are sound.
@@ -150,11 +142,17 @@ class Judge:
             name for name in _NOT_FINITE if not by_rule[name] and (is_broken or has_nan_loss or not sound[name])
         ]
         self._report(record.step, {name: objections for name, objections in by_rule.items() if name not in unjudged})
-        return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+        reasons = {
+            "non-finite": became_broken,
+            "loss": loss_jump,
+            "gradient norm": norm_jump,
+            "zero gradient": has_more_zeros,
+        }
+        return next((reason for reason, is_given in reasons.items() if is_given), "")
 
     def _judge_jump(
         self,
-        by_rule: dict[str, list[StepFinding]],
+        by_rule: dict[str, list[TrainingFinding]],
         rule: str,
         quantity: str,
         jump: Jump | None,
@@ -203,16 +201,8 @@ class Judge:
         parameters: Mapping[str, Tensor],
         layers: Mapping[str, Sequence[LayerRow]],
     ) -> None:
-        """Judge the measurements of a step that was watched in full.
-
-        Args:
-            watched: The measurements.
-            arrived: The step.
-            numbers: The numbers of its parameters, from which the rows of `grads` are made.
-            parameters: The parameters that were measured, by name.
-            layers: The rows of the layers of each network, by its prefix.
-        """
-        judged: dict[str, list[StepFinding]] = {}
+        """Judge the measurements of a step that was watched in full; `layers` has the rows by prefix of the network."""
+        judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
         has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
         for network in self._networks:
@@ -244,7 +234,7 @@ class Judge:
         is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
         return is_asked and self._has_one_optimizer and bool(self._networks)
 
-    def _loss_below_zero(self, arrived: ArrivedStep) -> list[StepFinding]:
+    def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Count the steps in a row with a loss below 0; return the objection to them."""
         loss = arrived.record.loss
         # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
@@ -257,7 +247,7 @@ class Judge:
         why = self._why_below_zero
         return rules.loss_below_zero(loss, self._below_zero, why) if why else []
 
-    def _outside_changes(self, arrived: ArrivedStep) -> list[StepFinding]:
+    def _outside_changes(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Note what something other than an optimiser has written to before a step; return the objections to it."""
         step = arrived.record.step
         if not len(self.ring):
@@ -292,7 +282,7 @@ class Judge:
         parameters: Mapping[str, Tensor],
         numbers: ParameterNumbers,
         loss: float | None,
-    ) -> dict[str, list[StepFinding]]:
+    ) -> dict[str, list[TrainingFinding]]:
         inspected = network.inspected()
         kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
         results = [
@@ -301,19 +291,21 @@ class Judge:
                 (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
             )
         ]
-        names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
+        left_out = ["zero-gradient"] if network.prefix in self._counted else []  # it means that training converged
+        left_out += ["gradient-imbalance"] if self._is_adaptive else []
+        names = [name for name in rules.GRADIENT_RULES if name not in left_out]
         judged = rules.judged_parameters(inspected.info, layers, results, loss, network.prefix, names)
         if not judged.setdefault("zero-gradient", []):
             self._counted.add(network.prefix)
         return judged
 
-    def _unoptimised(self) -> list[StepFinding]:
+    def _unoptimised(self) -> list[TrainingFinding]:
         names = self._names.not_optimised() if self._has_optimizer else ()
         message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
         return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
 
     def _report(
-        self, step: int, by_rule: Mapping[str, Sequence[StepFinding]], measured: AbstractSet[str] | None = None
+        self, step: int, by_rule: Mapping[str, Sequence[TrainingFinding]], measured: AbstractSet[str] | None = None
     ) -> None:
         """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
         for rule, objections in by_rule.items():
@@ -326,16 +318,3 @@ def _is_sound(row: LayerRow) -> bool:
     """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
     activation = row.activation
     return activation.unmeasured is None and not activation.nan_count and not activation.inf_count
-
-
-def _reason_to_look(
-    loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
-) -> str:
-    """Return the reason to watch the next step in full; "" without one."""
-    if became_broken:
-        return "non-finite"
-    if loss_jump is not None:
-        return "loss"
-    if norm_jump is not None:
-        return "gradient norm"
-    return "zero gradient" if has_more_zeros else ""

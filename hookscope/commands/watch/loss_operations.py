@@ -23,9 +23,7 @@ _MOST_NODES = 200
 class LossOperations:
     """Names of operations, from the loss backwards, up to the last weights: "sqrt".
 
-    Attributes:
-        all: All of them, each once.
-        steep: Those whose derivative may not be finite where their value is.
+    The derivative of a steep one may not be finite where its value is.
     """
 
     all: tuple[str, ...]

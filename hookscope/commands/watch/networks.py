@@ -96,7 +96,7 @@ def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]
     passed = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(passed, Sequence) or not passed or not all(isinstance(item, Optimizer) for item in passed):
         raise UsageError(
-            f"optimizer={_shown(optimizer)} is not a torch.optim.Optimizer: give one, or a list of several."
+            f"optimizer={type(optimizer).__name__} is not a torch.optim.Optimizer: give one, or a list of several."
         )
     ids = {id(parameter) for network in networks for _, parameter in network.parameters()}
     unwrapped = tuple(inner_optimizer(item) for item in passed)
@@ -212,7 +212,9 @@ def _named(model: Networks) -> dict[str, nn.Module]:
     else:
         named = {}
     if not named or not all(isinstance(module, nn.Module) for module in named.values()):
-        raise UsageError(f"model={_shown(model)} is not a network: give a torch.nn.Module, or a list or dict of them.")
+        raise UsageError(
+            f"model={type(model).__name__} is not a network: give a torch.nn.Module, or a list or dict of them."
+        )
     return named
 
 
@@ -240,7 +242,3 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
 
 
 _SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
-
-
-def _shown(value: object) -> str:
-    return type(value).__name__

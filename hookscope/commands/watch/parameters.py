@@ -18,15 +18,9 @@ from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 
 @dataclass(slots=True)
 class ParameterMeasurement:
-    """Measures the parameters during a watched step.
-
-    Attributes:
-        parameters: Parameters to measure; after `finish`, those whose numbers are known.
-        shapes: Shapes of the gradients, by name.
-    """
+    """Measures `parameters` during a watched step; after `finish`, they are those whose numbers are known."""
 
     parameters: Mapping[str, Tensor]
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _weights: dict[str, Tensor] = field(default_factory=dict)
     _gradients: dict[str, Measured] = field(default_factory=dict)
     _scales: dict[str, Tensor] = field(default_factory=dict)
@@ -46,10 +40,7 @@ class ParameterMeasurement:
         """Measure the gradients at an optimiser; a GradScaler has multiplied them by `scale`."""
         for name in names:
             parameter = self.parameters.get(name)
-            if parameter is None or parameter.grad is None or name in self._gradients:
-                continue
-            self.shapes[name] = tuple(parameter.shape)
-            if is_sharded([parameter]):
+            if parameter is None or parameter.grad is None or name in self._gradients or is_sharded([parameter]):
                 continue
             self._gradients[name] = self._reducer.reduce(parameter.grad)
             if scale is not None:

@@ -95,17 +95,12 @@ class LastSteps:
             version = gradient._version
             self._last[key] = LastStep(number, reading, version, weakref.ref(gradient), version)
 
-    def ended(self, optimizer: Optimizer, *, is_changed: bool = False) -> None:
+    def ended(self, optimizer: Optimizer, *, is_changed: bool = False, scaler: Scaler = "") -> None:
         """Note that an optimiser has stepped, or that clipping or a GradScaler has changed its gradients since."""
         last = self._last.get(id(optimizer))
         if last is not None:
+            last.scaler = scaler or last.scaler
             last.ended(is_changed=is_changed)
-
-    def scaled(self, optimizer: Optimizer, scaler: Scaler) -> None:
-        """Note what a GradScaler did in the last step of an optimiser."""
-        last = self._last.get(id(optimizer))
-        if last is not None:
-            last.scaler = scaler
 
     def unchanged_since(self, optimizer: Optimizer) -> LastStep | None:
         """Return the last step of an optimiser if the gradients are still those of it; else None."""

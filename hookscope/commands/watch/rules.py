@@ -12,74 +12,47 @@ from hookscope.commands.watch.loss_operations import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange
 from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, norm_of
+from hookscope.commands.watch.steps import ArrivedStep
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.results.training import TrainingStep, WatchedParameter
+from hookscope.results.training import TrainingFinding, TrainingStep, WatchedParameter
 from hookscope.rules import RULES
 from hookscope.rules.rule import RuleFinding, RuleTerms, terms_of
 from hookscope.rules.settings import CheckSettings
-from hookscope.text import counted, figure, in_words, safe_text, some_of
+from hookscope.text import are, counted, figure, in_words, safe_text, some_of
 
 Level = Literal["fail", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """A rule for every step.
-
-    Attributes:
-        limit: The limit; None for a rule without a number.
-        meaning: One sentence that is true if the rule objects.
-        basis: The trainings on which the limit was tried.
-        patience: Number of judgements in a row that must pass before a verdict ends.
-    """
+    """A rule for every step; its verdicts end after `patience` judgements in a row that pass."""
 
     level: Level
     limit: float | None
-    meaning: str
-    basis: str = ""
     patience: int = 20
 
 
-_HEALTHY = "ten healthy trainings of 300 steps, under four seeds: jumps stay below 7.1"
-
+# Ten healthy trainings of 300 steps, under four seeds, broke none of the limits: a loss grew 5.7-fold at most, and
+# losses and norms jumped by 7.1 deviations at most.
 TRAINING_RULES: Mapping[str, TrainingRule] = {
-    "non-finite-loss": TrainingRule("fail", 0, "The loss is NaN or Inf."),
-    "non-finite-gradient": TrainingRule("fail", 0, "A gradient at the optimiser holds NaN or Inf."),
-    "non-finite-weight": TrainingRule("fail", 0, "A weight holds NaN or Inf before the step."),
-    "loss-jump": TrainingRule(
-        "warn", 12, "The loss is far above that of the last 200 steps, in robust deviations of its logarithm.", _HEALTHY
-    ),
-    "loss-diverges": TrainingRule(
-        "warn",
-        100,
-        "The loss is this many times that of the first step, or is below 0 though its kind cannot be.",
-        "ten healthy trainings of 300 steps, under four seeds: 5.7 at most",
-    ),
-    "gradient-jump": TrainingRule(
-        "warn", 12, "The gradient norm, before clipping, is as far above that of the last 200 steps.", _HEALTHY
-    ),
-    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for this many steps."),
-    "dead-gradient": TrainingRule(
-        "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
-    ),
-    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
-    "unoptimised-parameter": TrainingRule("warn", None, "A trainable parameter belongs to no optimiser.", patience=1),
-    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
-    "gradients-not-reset": TrainingRule(
-        "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
-    ),
-    "repeated-step": TrainingRule("warn", None, "An optimiser stepped again with the gradients of its last step."),
-    "large-update": TrainingRule(
-        "warn",
-        1.0,
-        "One step, or something else before it, changes a weight by more than this share of its norm.",
-        _HEALTHY,
-        patience=2,
-    ),
+    "non-finite-loss": TrainingRule("fail", 0),
+    "non-finite-gradient": TrainingRule("fail", 0),
+    "non-finite-weight": TrainingRule("fail", 0),
+    "loss-jump": TrainingRule("warn", 12),  # robust deviations of the logarithm, over the last 200 steps
+    "loss-diverges": TrainingRule("warn", 100),  # times the loss of the first step
+    "gradient-jump": TrainingRule("warn", 12),  # as for the loss
+    "unused-parameter": TrainingRule("warn", 20),  # steps
+    "dead-gradient": TrainingRule("warn", 20),  # steps
+    "frozen-parameter": TrainingRule("warn", None),
+    "unoptimised-parameter": TrainingRule("warn", None, patience=1),
+    "skipped-steps": TrainingRule("warn", 10, patience=1),  # in a row
+    "gradients-not-reset": TrainingRule("warn", 3, patience=1),  # steps in a row
+    "repeated-step": TrainingRule("warn", None),
+    "large-update": TrainingRule("warn", 1.0, patience=2),  # share of the weight's norm
 }
 """The rules that exist only for trainings, by name; their limits are fixed."""
 
@@ -96,10 +69,10 @@ _LAYER_RULES = (
     *("dead-layer", "dead-channels", "saturated-activation"),
 )
 
-# A rule runs only if the rules before it did not object.
-_GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+"""The rules of `hookscope grads`; one runs only if those before it did not object."""
 
-WATCHED_RULES = (*_LAYER_RULES, *_GRADIENT_RULES)
+WATCHED_RULES = (*_LAYER_RULES, *GRADIENT_RULES)
 """The rules of `hookscope check` and `grads` that judge watched steps.
 
 The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
@@ -117,8 +90,8 @@ _LIMITS: Mapping[str, str] = {
 
 _FP16_MAX = 65504.0
 
-# Watched steps in a row that must pass before a verdict on them ends.
-_WATCHED_PATIENCE = 2
+WATCHED_PATIENCE = 2
+"""Watched steps in a row that must pass before a verdict on them ends."""
 
 _SHOWN_NAMES = 3
 
@@ -132,35 +105,14 @@ _FALLEN = 0.1
 _FEWEST_USUAL = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinding:
-    """An objection of a rule at one step.
-
-    Attributes:
-        where: A parameter, the label of a layer's output, or "" for the training as a whole.
-        message: One sentence with value and limit.
-    """
-
-    rule: str
-    level: Level
-    where: str
-    value: float | None
-    limit: float | None
-    message: str
-
-
-def patience_of(rule: str) -> int:
-    """Return how many judgements in a row must pass before a verdict of a rule ends."""
-    return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
-
-
-def objection(rule: str, where: str, value: float | None, message: str) -> StepFinding:
-    """Return an objection of a rule for every step."""
+def objection(rule: str, where: str, value: float | None, message: str) -> TrainingFinding:
+    """Return an objection of a rule for every step; `Verdicts` sets the step."""
     training_rule = TRAINING_RULES[rule]
-    return StepFinding(rule, training_rule.level, where, value, training_rule.limit, safe_text(message))
+    limit = training_rule.limit
+    return TrainingFinding(0, rule, training_rule.level, where, value, limit, "began", safe_text(message))
 
 
-def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[StepFinding]:
+def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[TrainingFinding]:
     """Return the objection to a loss or norm that is far above the last steps; none below the limit.
 
     `where` is a sentence on the part that has jumped.
@@ -213,7 +165,7 @@ def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
     return {name: median_low(values) for name, values in norms.items() if values}
 
 
-def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[StepFinding]:
+def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[TrainingFinding]:
     """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
     if loss is None or growth is None or growth[0] < limit:
@@ -225,89 +177,75 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     return [objection("loss-diverges", "", growth[0], message)]
 
 
-def loss_below_zero(loss: float, count: int, reason: str) -> list[StepFinding]:
+def loss_below_zero(loss: float, count: int, reason: str) -> list[TrainingFinding]:
     """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
     message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
     return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
 
 
 def first_not_finite(
-    step: TrainingStep,
+    arrived: ArrivedStep,
     ring: Ring,
     broken: Sequence[str],
     trained: Sequence[str],
-    bad_weights: Sequence[str] | None,
     *,
-    stepped_though_skipped: int | None = None,
-    operations: Mapping[str, LossOperations] | None = None,
-    is_distributed: bool = False,
-) -> list[StepFinding]:
+    stepped_though_skipped: int | None,
+    is_distributed: bool,
+) -> list[TrainingFinding]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
-        step: The step.
+        arrived: The step.
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
         trained: Parameters with a gradient, in the order of the network.
-        bad_weights: Weights that were not finite before the step; None if this is not known.
         stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
-        operations: The operations of the losses, by the place of their `backward`.
         is_distributed: Whether the gradients are those of several processes, and the loss that of one.
     """
+    step, bad_weights = arrived.record, arrived.step.bad_weights
     earlier = _first_broken(step, ring)
-    with_gradient = len(trained)
-    batch = f"look at the batch of step {step.step}"
-    if bad_weights is None:  # not examined
-        batch += ", and at the weights before it"
-    history = _history(step, ring, "" if bad_weights else batch)
-    objections: list[StepFinding] = []
+    gradients = f"{len(broken)} of {counted(len(trained), 'gradient')}"
+    unexamined = ", and at the weights before it" if bad_weights is None else ""
+    history = _history(step, ring, "" if bad_weights else f"look at the batch of step {step.step}{unexamined}")
+    objections: list[TrainingFinding] = []
     if bad_weights:
-        origin = "an earlier update made NaN or Inf"
-        if earlier is None and stepped_though_skipped == step.step - 1:
-            origin = (
-                f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
-            )
-        elif earlier is None:
-            origin = "its batch is not the cause, but the update before it, or whatever else wrote to the weights"
-        message = (
-            f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
-            f"(limit 0): {origin}. {history}"
-        )
+        origin = _origin(step.step, earlier, stepped_though_skipped)
+        were = "was" if len(bad_weights) == 1 else "were"
+        message = f"{listed(bad_weights)} {were} not finite before step {step.step} (limit 0): {origin}. {history}"
         objections.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
     if step.loss is not None and not math.isfinite(step.loss):
-        weights = (
-            "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
-        )
-        if bad_weights and earlier is None:
+        at = next((f" at {place}" for place, loss in step.losses if not math.isfinite(loss)), "")
+        weights = ""
+        if bad_weights == []:
+            weights = f" Weights were finite, so the {figure(step.loss)} came from the batch or the forward pass."
+        elif bad_weights and earlier is None:
             weights = " Weights were not finite before the step, so its batch is not the cause."
-        gradients = (
-            f" {len(broken)} of {counted(with_gradient, 'gradient')} {'is' if len(broken) == 1 else 'are'} not finite."
-        )
-        places = [place for place, loss in step.losses if not math.isfinite(loss)]
-        at = f" at {places[0]}" if places else ""
+        counts = f" {gradients} {are(len(broken))} not finite." if broken else ""
         skipped = " GradScaler skips the step." if step.skipped else ""
-        message = (
-            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''}{skipped} "
-            f"{history}"
-        )
+        message = f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{counts}{skipped} {history}"
         objections.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         made = (
-            f"'{last}' is the last of them in the network: the backward pass of its layer, or of what follows, made it"
+            f"The last of them in the network is '{last}': the backward pass of its layer, or of a later one, made it"
         )
         if not bad_weights and step.loss is not None:
-            suspected = _suspected(last, trained[-1], operations or {})
+            suspected = _suspected(last, trained[-1], arrived.step.operations)
             made = suspected or made
             history = _history(step, ring, "" if suspected else "look at what follows that layer")
-        hold = "hold" if len(broken) > 1 else "holds"
+        contain = "contains" if len(broken) == 1 else "contain"
         elsewhere = ", on this or another process" if is_distributed else ""
-        message = (
-            f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
-            f"{loss}. {made}{elsewhere}. {history}"
-        )
+        message = f"{gradients} {contain} NaN or Inf (limit 0), while the loss is {loss}. {made}{elsewhere}. {history}"
         objections.append(objection("non-finite-gradient", last, float(len(broken)), message))
     return objections
+
+
+def _origin(step: int, earlier: int | None, stepped_though_skipped: int | None) -> str:
+    if earlier is not None:
+        return "an earlier update made NaN or Inf"
+    if stepped_though_skipped == step - 1:
+        return f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
+    return "its batch is not the cause, but the update before it, or something else that wrote to the weights"
 
 
 def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
@@ -315,28 +253,24 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
     steep = [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
     is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
     if steep:
-        layer = (
-            "" if is_behind else f", or the backward pass of what follows '{last}', the last of them in the network,"
-        )
-        them = "their derivatives are" if len(steep) > 1 else "its derivative is"
+        layer = "" if is_behind else f", or the backward pass after '{last}', the last of them in the network,"
+        its, derivative = ("Their", "derivatives are") if len(steep) > 1 else ("Its", "derivative is")
         return (
-            f"Operations of the loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. At 0, or at "
-            f"another end of the range, {them} infinite though the loss is finite: keep the input away from there, as "
-            "by adding 1e-8"
+            f"The loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. {its} {derivative} infinite at "
+            f"0 or at another end of {its.lower()} range, though the loss is finite: keep the input away from there, "
+            "for example by adding 1e-8"
         )
     names = [name for operation in operations.values() for name in operation.all]
     if not is_behind or not names:
         return ""
-    return (
-        f"They reach '{last}', in the last layer that is trained: operations of the loss itself made them "
-        f"({some_of(names, _SHOWN_NAMES)}), or what follows that layer"
-    )
+    suspects = some_of(names, _SHOWN_NAMES)
+    return f"They reach '{last}' in the last trained layer: the loss itself made them ({suspects}), or what follows it"
 
 
 def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
     """Return the first step with NaN or Inf before a step."""
     before = [past for past in ring if past.step < step.step and not past.skipped]
-    return next((past.step for past in before if not all(map(math.isfinite, _known_numbers(past)))), None)
+    return next((past.step for past in before if not all(map(_is_finite, (past.loss, past.gradient_norm)))), None)
 
 
 def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
@@ -366,13 +300,13 @@ def _has_exploded(values: Sequence[float]) -> bool:
     return usual > 0 and values[-1] > 10 * usual
 
 
-def _known_numbers(step: TrainingStep) -> list[float]:
-    return [value for value in (step.loss, step.gradient_norm) if value is not None]
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def large_updates(
     rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
-) -> list[StepFinding]:
+) -> list[TrainingFinding]:
     """Return the objections to weights that one step changes too much; biases and scales are exempt.
 
     `causes` has what is known to have made the update large, or the weight small, by weight.
@@ -397,7 +331,7 @@ def large_updates(
     ]
 
 
-def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[StepFinding]:
+def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[TrainingFinding]:
     """Return the objections to weights that something other than the optimiser has changed too much before a step.
 
     What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
@@ -439,7 +373,7 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     }
 
 
-def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
+def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[TrainingFinding]:
     """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
     limit = TRAINING_RULES[rule].limit or math.inf
     fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
@@ -450,7 +384,7 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[StepFinding]:
     ]
 
 
-def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[StepFinding]:
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[TrainingFinding]:
     """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
     message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
     return [
@@ -467,7 +401,7 @@ def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) ->
     return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
 
 
-def skipped_steps(count: int, largest: str) -> list[StepFinding]:
+def skipped_steps(count: int, largest: str) -> list[TrainingFinding]:
     """Return the objection to steps that a GradScaler has skipped in a row."""
     limit = TRAINING_RULES["skipped-steps"].limit or math.inf
     if count < limit:
@@ -480,7 +414,7 @@ def skipped_steps(count: int, largest: str) -> list[StepFinding]:
     return [objection("skipped-steps", largest, float(count), message)]
 
 
-def gradients_not_reset(count: int) -> list[StepFinding]:
+def gradients_not_reset(count: int) -> list[TrainingFinding]:
     """Return the objection to gradients that nothing has reset for this many steps."""
     limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
     if count < limit:
@@ -492,7 +426,7 @@ def gradients_not_reset(count: int) -> list[StepFinding]:
     return [objection("gradients-not-reset", "", float(count), message)]
 
 
-def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
+def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
     """Return the objection to a step with the gradients of the last one."""
     again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
     if last.scaler == "skipped":
@@ -507,9 +441,9 @@ def repeated_step(last: LastStep, optimizer: str) -> list[StepFinding]:
     return [objection("repeated-step", "", None, message)]
 
 
-def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[StepFinding]]:
+def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
-    by_rule: dict[str, list[StepFinding]] = {}
+    by_rule: dict[str, list[TrainingFinding]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
     for name in _LAYER_RULES:
@@ -534,17 +468,8 @@ def judged_parameters(
     loss: float | None,
     prefix: str,
     names: Sequence[str],
-) -> dict[str, list[StepFinding]]:
-    """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
-
-    Args:
-        model: The network.
-        rows: Outputs of its layers; none if activations are not watched.
-        parameters: Its parameters.
-        loss: The loss of the step.
-        prefix: Prefix of the names of its parameters.
-        names: The rules to apply.
-    """
+) -> dict[str, list[TrainingFinding]]:
+    """Return the objections of `names`, rules of `hookscope grads`, to parameters, by rule that was judged."""
     gradients = Gradients(
         model=model,
         inputs=_inputs_of(rows),
@@ -555,7 +480,7 @@ def judged_parameters(
         mode="train",
     )
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
-    by_rule: dict[str, list[StepFinding]] = {}
+    by_rule: dict[str, list[TrainingFinding]] = {}
     for name in names:
         terms = terms_of(RULES[name], CheckSettings())
         by_rule[name] = [_of_check(terms, issue, {}, prefix) for issue in RULES[name].evaluate(measured, terms)]
@@ -564,31 +489,23 @@ def judged_parameters(
     return by_rule
 
 
-def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
-    """Return the rules that judge gradients of a watched step.
-
-    Args:
-        has_counted: Whether a gradient has exceeded rounding before: a zero gradient then means that it converged.
-        is_adaptive: Whether an optimiser adapts to gradients of different sizes.
-    """
-    left_out = {*(["zero-gradient"] if has_counted else []), *(["gradient-imbalance"] if is_adaptive else [])}
-    return [name for name in _GRADIENT_RULES if name not in left_out]
-
-
-def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> StepFinding:
+def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> TrainingFinding:
     """Return an objection of a rule of `check` or `grads` as one of the training."""
     name = terms.rule.identifier
     row = rows.get(raised.target.where)
     # The smallest gradient belongs to a different weight at every step.
     where = "" if name == "gradient-imbalance" else raised.target.where
-    limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
+    limit_name = _LIMITS.get(name, "max_fraction")
+    limit = terms.limit(limit_name) if limit_name in terms.rule.limits else None
     level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
-    return StepFinding(
+    return TrainingFinding(
+        0,
         name,
         level,
         f"{prefix}{where or '(model)'}",
         None if row is None else _value_of(name, row),
         0.0 if name == "non-finite-activation" else limit,
+        "began",
         safe_text(f"{prefix and f'{prefix[:-1]}: '}{raised.message}"),
     )
 
@@ -603,10 +520,6 @@ def _value_of(rule: str, row: LayerRow) -> float | None:
         greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
         return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
     return statistics.dead_channel_fraction
-
-
-def _limit(terms: RuleTerms, name: str) -> float | None:
-    return terms.limit(name) if name in terms.rule.limits else None
 
 
 def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:

@@ -19,9 +19,10 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hookscope import options
+from hookscope.commands.watch.closing import say
 from hookscope.errors import UsageError
 from hookscope.regular_files import open_regular
-from hookscope.text import exception_line, printable, safe_text
+from hookscope.text import exception_line, printable
 
 if TYPE_CHECKING:
     from hookscope.commands.watch.script_watch import ScriptWatch
@@ -32,13 +33,7 @@ _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script to run.
-
-    Attributes:
-        name: Path of the script, or name of a module.
-        arguments: `sys.argv[1:]` of the script.
-        option: The options of the watch; `folder` is that of the log as the user wrote it.
-    """
+    """A script, or a module, to run with `sys.argv[1:]`; `folder` is that of the log as the user wrote it."""
 
     name: str
     is_module: bool
@@ -125,15 +120,6 @@ def nothing_seen(why: str, started: int) -> str:
         f"No training was seen: {why} in this process, and the {subject} not watched. Start such processes with "
         "torchrun, or call hookscope.watch in the function that trains."
     )
-
-
-def say(line: str) -> None:
-    """Print a line of the watch on stderr."""
-    try:
-        sys.stderr.write("\n".join(map(safe_text, f"hookscope watch: {line}".split("\n"))) + "\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none
-        return
 
 
 def _set_path(folder: str) -> None:

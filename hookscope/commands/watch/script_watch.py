@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
+from multiprocessing.process import BaseProcess
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
@@ -19,12 +20,10 @@ from hookscope.commands.watch.backward_calls import observe_backward, value_of
 from hookscope.commands.watch.closing import Watched, closing_line
 from hookscope.commands.watch.discovery import found_text, graph_of, living, networks_of, optimizers_among
 from hookscope.commands.watch.edits import parse_training_edit
-from hookscope.commands.watch.first_forward import before_first_forward
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
 from hookscope.commands.watch.networks import GraphLeaves, is_compiled
 from hookscope.commands.watch.rules import listed
 from hookscope.commands.watch.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
-from hookscope.commands.watch.started_processes import StartedProcesses
 from hookscope.commands.watch.steps import HeardLoss
 from hookscope.commands.watch.watch import InScript, Watch, with_gradients
 from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
@@ -100,23 +99,19 @@ class ScriptWatch:
         self._said: set[str] = set()
         self._seen = Watched()
         self._speaks = True
-        self._started = StartedProcesses()
-        register_optimizer_step_pre_hook(_as_written(self._before_step))
-        register_optimizer_step_post_hook(_as_written(self._after_step))
+        self.started_count = 0  # processes that the script has started and that may train
+        _observe_starts(self._process_starts)
+        register_optimizer_step_pre_hook(torch_calls.as_written(self._before_step))
+        register_optimizer_step_post_hook(torch_calls.as_written(self._after_step))
         observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
         if self._option.edit:
-            before_first_forward(self._find_before_forward)
+            torch_calls.before_first_forward(self._find_before_forward)
 
     @property
     def has_watched(self) -> bool:
         """Whether a training was seen, or the reason was printed."""
         return self._watch is not None or self._is_over
-
-    @property
-    def started_count(self) -> int:
-        """Number of processes that the script has started and that may train."""
-        return self._started.count
 
     def end(self, reason: str, *, has_failed: bool = False) -> None:
         """End the watch because the script ends, and print the last line. A second call does nothing.
@@ -132,7 +127,7 @@ class ScriptWatch:
         self._is_over = True
         self._announce()
         if self._speaks and (self._seen.steps or not has_failed):
-            self._print(closing_line(self._seen, folder=self._folder, started=self._started.count))
+            self._print(closing_line(self._seen, folder=self._folder, started=self.started_count))
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 
@@ -165,6 +160,11 @@ class ScriptWatch:
         if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
             self._may_be_sharded = True
             self._find(optimizer)
+
+    def _process_starts(self, module: str) -> None:
+        # Workers of a DataLoader and servers of shared objects train nothing.
+        if os.getpid() == self._process and not module.startswith(("torch.utils.data.", "multiprocessing.managers")):
+            self.started_count += 1
 
     @_guarded
     def _find_before_forward(self) -> None:
@@ -204,15 +204,11 @@ class ScriptWatch:
         if self._leaves is not None:
             self._leaves.step()
 
-    @_guarded
-    def _clips(self, parameters: Sequence[Tensor]) -> bool:
-        return self._watch is None or not self._watch.clips(parameters)
-
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether a clipping must be kept for a later watch; called by `torch_calls`."""
         if is_sharded(parameters):  # every process must return the same, even after a failure
             return self._shards.is_active and os.getpid() == self._process
-        return bool(self._clips(parameters))
+        return not self._is_over and (self._watch is None or not self._watch.clips(parameters))
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
@@ -239,7 +235,7 @@ class ScriptWatch:
         """End a step that was skipped; called by `torch_calls`."""
         norms = self._norms_of(optimizer)
         if norms is not None and not norms.has_stepped:
-            norms.skip_step()
+            norms.count()
         self._finish()
 
     # --- From one training to the next -------------------------------------------------------------------------------
@@ -276,10 +272,13 @@ class ScriptWatch:
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)
         hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
+        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
+        if not is_first:
+            option = replace(option, every=_NEVER, out=None, eager_forward=False)
         self._watch = Watch(
             tuple(networks),
             optimizers,
-            self._option_of(is_first=is_first, sharded=sharded),
+            option,
             activations=not hides_layers and not sharded and is_first,
             on_line=self._say,
             script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
@@ -294,10 +293,6 @@ class ScriptWatch:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
         self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
-
-    def _option_of(self, *, is_first: bool, sharded: bool) -> options.Watch:
-        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
-        return option if is_first else replace(option, every=_NEVER, out=None, eager_forward=False)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -376,16 +371,19 @@ class ScriptWatch:
             self._print(line)
 
 
+def _observe_starts(call: Callable[[str], None]) -> None:
+    """Call `call` with the module of its function whenever multiprocessing has started a process."""
+    start = BaseProcess.start
+
+    @wraps(start)
+    def observed(process: BaseProcess) -> None:
+        module = getattr(getattr(process, "_target", None), "__module__", None) or ""
+        start(process)
+        call(module)
+
+    BaseProcess.start = observed  # type: ignore[method-assign, assignment]
+
+
 def _rank() -> int:
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
-
-    @wraps(method)
-    def hook(*args: P.args, **keywords: P.kwargs) -> R:
-        return method(*args, **keywords)
-
-    return torch._disable_dynamo(hook)  # type: ignore[attr-defined]

@@ -27,11 +27,7 @@ def is_sharded(tensors: Iterable[Tensor]) -> bool:
 
 
 class Shards:
-    """The state that optimisers of sharded networks share on one process.
-
-    Attributes:
-        refusal: Why no sums are taken; "" while they are.
-    """
+    """The state that optimisers of sharded networks share on one process."""
 
     def __init__(self, every: int) -> None:
         """Sum weights and updates at every `every`-th step of each optimiser."""
@@ -40,7 +36,7 @@ class Shards:
         self._norms: weakref.WeakKeyDictionary[Optimizer, ShardedNorms | None] = weakref.WeakKeyDictionary()
         self._keys: list[str] = []
         self._has_begun = False
-        self.refusal = ""
+        self.refusal = ""  # why no sums are taken
 
     def of(self, optimizer: Optimizer) -> "ShardedNorms | None":
         """Return the norms of an optimiser, from its first step on; None if it has no sharded parameters."""
@@ -124,7 +120,7 @@ class ShardedNorms:
         self._depth += 1
         if self._depth > 1:
             return False
-        self._count()
+        self.count()
         self.has_stepped = True
         self._parameters = parameters_of(optimizer)
         if self._step == FIRST_STEP:
@@ -137,11 +133,8 @@ class ShardedNorms:
                 self._before = []
         return True
 
-    def skip_step(self) -> None:
-        """Count a step that GradScaler has skipped, on every process."""
-        self._count()
-
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Count a step, also one that GradScaler has skipped, on every process."""
         self._step += 1
         self.weights, self.gradients, self.updates = {}, {}, {}
 

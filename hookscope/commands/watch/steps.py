@@ -57,8 +57,9 @@ class StepInProgress:
     unreset: int = 0
     below_zero: str | None = None
     outside: list[OutsideReading] = field(default_factory=list)
+    transfer: Transfer | None = None
 
-    def sent(self) -> "SentStep":
+    def send(self) -> None:
         """Start to copy the numbers from the device."""
         scalars: list[Tensor] = []  # and vectors of norms
         for reading in self.readings.values():
@@ -68,15 +69,7 @@ class StepInProgress:
         scalars += [norm for _, norm in self.clips]
         scalars += [loss for _, loss in self.losses if isinstance(loss, Tensor)]
         scalars += [reading.numbers for reading in self.outside]
-        return SentStep(self, Transfer(scalars) if scalars else None)
-
-
-@dataclass(frozen=True, slots=True)
-class SentStep:
-    """A step whose numbers are being copied; without a transfer, all have arrived."""
-
-    step: StepInProgress
-    transfer: Transfer | None
+        self.transfer = Transfer(scalars) if scalars else None
 
     @property
     def is_complete(self) -> bool:
@@ -86,13 +79,12 @@ class SentStep:
     def arrived(self) -> "ArrivedStep":
         """Return the step with its numbers; waits for them."""
         numbers = iter(() if self.transfer is None else self.transfer.read())
-        step = self.step
         names: Sequence[str] = ()
         norms: Sequence[float] = ()
         ids: dict[str, int] = {}
         rates: list[float] = []
-        skipped, largest_scale = step.skipped, 1.0
-        for reading in step.readings.values():
+        skipped, largest_scale = self.skipped, 1.0
+        for reading in self.readings.values():
             new_norms = reading.norms
             if isinstance(new_norms, Tensor):
                 new_norms = [*islice(numbers, len(reading.names))]
@@ -105,15 +97,15 @@ class SentStep:
                 names, norms = [*both], [*both.values()]
             else:
                 names, norms = reading.names, new_norms
-            if step.clips:
+            if self.clips:
                 ids.update(zip(reading.names, map(id, reading.parameters), strict=True))
             largest_scale = scale if reading.scale is not None else largest_scale
-        clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in step.clips]
-        losses = [(at, next(numbers) if isinstance(scalar, Tensor) else float(scalar)) for at, scalar in step.losses]
+        clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in self.clips]
+        losses = [(at, next(numbers) if isinstance(scalar, Tensor) else float(scalar)) for at, scalar in self.losses]
         loss, by_place = _loss(losses)
-        changes = [change for reading in step.outside for change in reading.changes(numbers)]
+        changes = [change for reading in self.outside for change in reading.changes(numbers)]
         record = TrainingStep(
-            step=step.number,
+            step=self.number,
             loss=loss,
             gradient_norm=math.hypot(*norms) if norms else None,
             norm_before_clipping=_before_clipping(names, norms, ids, clips),
@@ -121,9 +113,9 @@ class SentStep:
             learning_rates=tuple(rates),
             skipped=skipped,
             losses=by_place,
-            edits=step.edits,
+            edits=self.edits,
         )
-        return ArrivedStep(step, record, names, norms, changes)
+        return ArrivedStep(self, record, names, norms, changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +189,6 @@ def _before_clipping(
 
 
 def _largest(names: Sequence[str], norms: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    if math.isnan(sum(norms)):  # NaN first: it cannot be sorted by comparison
-        order = sorted(range(len(norms)), key=lambda at: math.inf if math.isnan(norms[at]) else norms[at], reverse=True)
-    else:
-        order = sorted(range(len(norms)), key=norms.__getitem__, reverse=True)
+    sizes = [math.inf if math.isnan(norm) else norm for norm in norms] if math.isnan(sum(norms)) else norms
+    order = sorted(range(len(norms)), key=sizes.__getitem__, reverse=True)  # NaN first
     return tuple([(names[at], norms[at]) for at in order[:_LARGEST]])

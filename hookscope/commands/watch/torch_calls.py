@@ -1,4 +1,4 @@
-"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while there are listeners.
+"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step`, and the first forward pass.
 
 Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
 would miss their calls. Both functions are wrappers that hold the inner function in a closure cell: the content of the
@@ -6,17 +6,25 @@ cell is replaced, and restored later.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import CellType, GeneratorType
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from hookscope.commands.watch.gradients import total_norm
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Listener(Protocol):
@@ -65,22 +73,15 @@ def sees_clipping() -> bool:
 
 
 def _install() -> None:
-    for public, observed in (
-        (clip_grad.clip_grad_norm_, _observed_norm_clipping),
-        (clip_grad.clip_grad_value_, _observed_value_clipping),
-    ):
+    for public in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_):
         cell = _wrapped(public)
         if cell is not None:
             original = cell.cell_contents
-            cell.cell_contents = observed(original)
-            _undo.append(functools.partial(_set_cell, cell, original))
+            cell.cell_contents = _observed_clipping(original, returns_norm=public is clip_grad.clip_grad_norm_)
+            _undo.append(functools.partial(setattr, cell, "cell_contents", original))
     step = GradScaler.step
     GradScaler.step = _observed_step(step)  # type: ignore[method-assign]
     _undo.append(functools.partial(setattr, GradScaler, "step", step))
-
-
-def _set_cell(cell: CellType, content: object) -> None:
-    cell.cell_contents = content
 
 
 def _wrapped(function: Any) -> CellType | None:
@@ -89,39 +90,24 @@ def _wrapped(function: Any) -> CellType | None:
     return cells.get("func")
 
 
-def _observed_norm_clipping(clip: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _observed_clipping(clip: Callable[..., Any], *, returns_norm: bool) -> Callable[..., Any]:
     @functools.wraps(clip)
-    def clip_grad_norm_(
-        parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **keywords: Any
-    ) -> Tensor:
-        if torch.compiler.is_compiling():
-            return clip(parameters, max_norm, norm_type, *args, **keywords)
-        tensors, parameters = _kept(parameters)
-        listening = [listener for listener in _listeners if listener.clips(tensors)]
-        before = None if not listening or float(norm_type) == 2 else _gradient_norm(tensors)
-        norm = clip(parameters, max_norm, norm_type, *args, **keywords)
-        for observer in listening:
-            observer.clipped(tensors, norm.detach() if before is None else before)
-        return norm
-
-    return clip_grad_norm_
-
-
-def _observed_value_clipping(clip: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(clip)
-    def clip_grad_value_(parameters: Any, *args: Any, **keywords: Any) -> None:
+    def observed(parameters: Any, *args: Any, **keywords: Any) -> Any:
         if torch.compiler.is_compiling():
             return clip(parameters, *args, **keywords)
         tensors, parameters = _kept(parameters)
         listening = [listener for listener in _listeners if listener.clips(tensors)]
-        before = _gradient_norm(tensors) if listening else None
-        clip(parameters, *args, **keywords)
+        norm_type = keywords.get("norm_type", args[1] if len(args) > 1 else 2.0)
+        is_known = returns_norm and float(norm_type) == 2
+        before = _gradient_norm(tensors) if listening and not is_known else None
+        result = clip(parameters, *args, **keywords)
+        before = result.detach() if is_known else before
         for observer in listening:
             if before is not None:
                 observer.clipped(tensors, before)
-        return None
+        return result
 
-    return clip_grad_value_
+    return observed
 
 
 def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,15 +142,50 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
         return [parameters], parameters
     tensors = list(parameters)
     if isinstance(parameters, GeneratorType):
-        return tensors, _again(tensors)
+        return tensors, (tensor for tensor in tensors)
     return tensors, parameters if isinstance(parameters, Sequence) else tensors
-
-
-def _again(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-    yield from parameters
 
 
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
         return total_norm(gradients) if gradients else None
+
+
+def as_written(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
+
+    @functools.wraps(method)
+    def hook(*args: P.args, **keywords: P.kwargs) -> R:
+        return method(*args, **keywords)
+
+    return torch._disable_dynamo(hook)  # type: ignore[attr-defined]
+
+
+def before_first_forward(call: Callable[[], None]) -> None:
+    """Call `call` before the first forward pass with gradients after an optimiser has been made.
+
+    By then networks are wrapped and moved, and weights are loaded. A forward pass inside compiled code is not seen.
+    """
+    handles: list[RemovableHandle] = []
+    ignored = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), UserWarning, None, 0)
+
+    def forward_begins(_module: nn.Module, _args: object) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        while handles:
+            handles.pop().remove()
+            with suppress(ValueError):  # the script has set other filters
+                warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+        call()
+
+    made = Optimizer.__init__
+
+    @functools.wraps(made)
+    def observed(optimizer: Optimizer, *args: Any, **keywords: Any) -> None:
+        made(optimizer, *args, **keywords)
+        if not handles:
+            handles.append(register_module_forward_pre_hook(forward_begins))
+            warnings.filters.insert(0, ignored)  # type: ignore[attr-defined]  # of `torch.compile`, about our hook
+
+    Optimizer.__init__ = observed  # type: ignore[method-assign, assignment]

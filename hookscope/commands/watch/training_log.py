@@ -21,7 +21,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,20 +180,12 @@ def read_training(folder: Path) -> TrainingLog:
             records.append(record)
     if not records:
         raise refusal(folder, f"its {FILE} holds nothing yet", "Wait for the first step.")
-    return TrainingLog(
-        **{field: tuple(entry for entry in records if isinstance(entry, kind)) for field, kind in _LISTS.items()},
-        cut_short=bool(rest),
-    )
+    records.sort(key=lambda record: record.step)
+    entries: Any = [tuple(record for record in records if isinstance(record, kind)) for kind in _TYPES.values()]
+    return replace(TrainingLog(*entries), cut_short=bool(rest))
 
 
-_LISTS: Mapping[str, Any] = {
-    "starts": TrainingStart,
-    "steps": TrainingStep,
-    "watched": WatchedStep,
-    "verdicts": TrainingFinding,
-    "ends": TrainingEnd,
-}
-
+# By "type", in the order of the fields of TrainingLog.
 _TYPES: Mapping[str, type] = {
     "start": TrainingStart,
     "step": TrainingStep,
@@ -202,37 +194,22 @@ _TYPES: Mapping[str, type] = {
     "end": TrainingEnd,
 }
 
-
-_TYPE_NAMES: Mapping[type, str] = {kind: name for name, kind in _TYPES.items()}
-
-# Written with positions in "names", not as they are.
-_WITH_POSITIONS = ("largest", "losses", "edits", "parameters", "layers", "tables")
-
-# The fields of each record that are written as they are, with their defaults.
-_OWN_FIELDS: Mapping[type, Sequence[tuple[str, object]]] = {
-    kind: [(field.name, field.default) for field in fields(kind) if field.name not in _WITH_POSITIONS]
-    for kind in _TYPE_NAMES
-}
+# The rows of a watched step, which are written as columns.
+_ROWS: Mapping[str, type] = {"parameters": WatchedParameter, "layers": WatchedLayer, "tables": TableRows}
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
     """Return a record as what its line holds; `position` returns where a name stands in "names"."""
-    kind = type(record)
-    document: dict[str, Any] = {"type": _TYPE_NAMES[kind]}
+    document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
     if isinstance(record, TrainingStart):
         document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}
-    for name, default in _OWN_FIELDS[kind]:
-        value = getattr(record, name)
-        if value != default:
-            document[name] = plain(value)
-    if isinstance(record, WatchedStep):
-        document["parameters"] = _columns(WatchedParameter, record.parameters, position)
-        if record.layers:
-            document["layers"] = _columns(WatchedLayer, record.layers, position)
-        if record.tables:
-            document["tables"] = _columns(TableRows, record.tables, position)
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            rows = _ROWS.get(field.name)
+            document[field.name] = plain(value) if rows is None else _columns(rows, value, position)
     return document
 
 
@@ -307,9 +284,7 @@ def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord 
             if field in document:
                 document[field] = [[_named(names, where), value] for where, value in _pairs(document[field], field)]
     if kind == "watched":
-        document["parameters"] = _rows(WatchedParameter, document.get("parameters"), names)
-        document["layers"] = _rows(WatchedLayer, document.get("layers", {}), names)
-        document["tables"] = _rows(TableRows, document.get("tables", {}), names)
+        document |= {key: _rows(_ROWS[key], document[key], names) for key in _ROWS.keys() & document.keys()}
     record: TrainingRecord = checked(_TYPES[kind], document)
     if record.step > _LAST_STEP:
         raise ValueError("step", f"Input should be at most {_LAST_STEP}")

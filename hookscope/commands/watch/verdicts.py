@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from hookscope.commands.watch.rules import OF_ONE_PLACE, StepFinding, listed, patience_of
+from hookscope.commands.watch.rules import OF_ONE_PLACE, TRAINING_RULES, WATCHED_PATIENCE, listed
 from hookscope.results.training import TrainingFinding
 
 
@@ -12,7 +12,7 @@ from hookscope.results.training import TrainingFinding
 class _Standing:
     """Objections that began together: their places, and the number of judgements in a row that have passed."""
 
-    first: StepFinding
+    first: TrainingFinding
     places: frozenset[str]
     passed: int = 0
 
@@ -33,7 +33,7 @@ class Verdicts:
         return bool(self._standing.get(rule))
 
     def judged(
-        self, step: int, rule: str, objections: Sequence[StepFinding], measured: AbstractSet[str] | None = None
+        self, step: int, rule: str, objections: Sequence[TrainingFinding], measured: AbstractSet[str] | None = None
     ) -> list[TrainingFinding]:
         """Add all objections of a rule at a step; return the verdicts that begin or end.
 
@@ -44,35 +44,22 @@ class Verdicts:
         standing = self._standing.setdefault(rule, [])
         objected = {objection.where for objection in objections}
         places = {place for objection in standing for place in objection.places}
+        patience = TRAINING_RULES[rule].patience if rule in TRAINING_RULES else WATCHED_PATIENCE
         changes: list[TrainingFinding] = []
         for verdict in [*standing]:
             persists = bool(objected) if rule in OF_ONE_PLACE else bool(verdict.places & objected)
             if not persists and measured is not None and not verdict.places <= measured:
                 continue
             verdict.passed = 0 if persists else verdict.passed + 1
-            if verdict.passed >= patience_of(rule):
+            if verdict.passed >= patience:
                 standing.remove(verdict)
-                changes.append(_verdict(step, verdict.first, ended=True))
+                where = verdict.first.where
+                message = f"Cleared at '{where}'." if where else "Cleared."
+                changes.append(replace(verdict.first, step=step, value=None, state="ended", message=message))
         fresh = [objection for objection in objections if objection.where not in places]
         if fresh:
             standing.append(_Standing(fresh[0], frozenset(objection.where for objection in fresh)))
-            changes.append(_verdict(step, fresh[0], [objection.where for objection in fresh[1:]]))
+            others = [objection.where for objection in fresh[1:]]
+            more = f" The same for {len(others):,} more: {listed(others)}." if others else ""
+            changes.append(replace(fresh[0], step=step, message=f"{fresh[0].message}{more}"))
         return changes
-
-
-def _verdict(step: int, objection: StepFinding, others: Sequence[str] = (), *, ended: bool = False) -> TrainingFinding:
-    message = objection.message
-    if others:
-        message += f" The same holds for {len(others):,} more: {listed(others)}."
-    if ended:
-        message = f"'{objection.where}' passes again." if objection.where else "It passes again."
-    return TrainingFinding(
-        step=step,
-        rule=objection.rule,
-        level=objection.level,
-        where=objection.where,
-        value=None if ended else objection.value,
-        limit=objection.limit,
-        state="ended" if ended else "began",
-        message=message,
-    )

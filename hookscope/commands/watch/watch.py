@@ -7,10 +7,11 @@ import os
 import platform
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -47,7 +48,7 @@ from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterN
 from hookscope.commands.watch.repeats import LastStep, LastSteps
 from hookscope.commands.watch.resets import GradientResets
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
-from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
+from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.transfers import Transfer, number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
@@ -61,7 +62,7 @@ from hookscope.results.training import (
     WatchedLayer,
     WatchedStep,
 )
-from hookscope.text import counted, exception_line, one_line
+from hookscope.text import are, counted, exception_line, one_line
 
 # After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
 # would be watched.
@@ -96,19 +97,11 @@ def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatena
 
 @dataclass(slots=True)
 class InScript:
-    """What the watches of a script share.
+    """What the watches of a script share."""
 
-    Attributes:
-        losses: Those that arrived; they belong to the next step of an optimiser.
-        graphs: Of the last losses, by place.
-        last_step: That of an earlier watch without a file.
-        shards: The norms of sharded networks.
-        seen: Counts over several watches.
-    """
-
-    losses: list[HeardLoss] = field(default_factory=list)
-    graphs: dict[str, Node] = field(default_factory=dict)
-    last_step: int = 0
+    losses: list[HeardLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
+    graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
+    last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
     seen: Watched = field(default_factory=Watched)
 
@@ -159,7 +152,7 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        self._sent: deque[SentStep] = deque()
+        self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
         self._resets = GradientResets()
@@ -241,11 +234,16 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching and editing, remove the hooks and close the file. A second call does nothing."""
-        self._close("closed")
+        self.end("closed")
 
     def end(self, reason: str = "the process ended") -> None:
-        """Close a watch that the script left open."""
-        self._close(reason)
+        """Close a watch, and note the reason in the file."""
+        if os.getpid() != self._process:
+            return
+        if not self._is_closed:
+            self._finish(reason)
+        if not self._is_released:
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -253,7 +251,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close("closed" if error is None else exception_line(error))
+        self.end("closed" if error is None else exception_line(error))
 
     def __repr__(self) -> str:
         networks = ", ".join(network.name for network in self._networks)
@@ -278,7 +276,7 @@ class Watch:
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 
     def _begin(self, edits: FittedEdits) -> None:
-        before, after = _as_written(self._before_step), _as_written(self._after_step)
+        before, after = torch_calls.as_written(self._before_step), torch_calls.as_written(self._after_step)
         # These hooks run last, after other hooks have changed the gradients.
         handles = [optimizer.register_step_pre_hook(before) for optimizer in self._optimizers]
         handles += [optimizer.register_step_post_hook(after) for optimizer in self._optimizers]
@@ -317,14 +315,6 @@ class Watch:
             passes.go_last()
         for note in edits.notes():
             self._journal.say_once(note, note)
-
-    def _close(self, reason: str) -> None:
-        if os.getpid() != self._process:
-            return
-        if not self._is_closed:
-            self._finish(reason)
-        if not self._is_released:
-            self._release()
 
     def _finish(self, reason: str) -> None:
         try:
@@ -375,10 +365,9 @@ class Watch:
         compiled = [network.name for network in self._networks if network.compiled]
         notes = []
         if compiled and activations:
-            are = "is" if len(compiled) == 1 else "are"
             notes.append(
-                f"{', '.join(compiled)} {are} compiled, where hooks do not fire: activations are not watched, "
-                "parameters, gradients and updates are."
+                f"{', '.join(compiled)} {are(len(compiled))} compiled, where hooks do not fire: activations are not "
+                "watched, parameters, gradients and updates are."
             )
         if not torch_calls.sees_clipping():
             notes.append("This torch does not let clip_grad_norm_ be seen: norms before clipping are not known.")
@@ -418,11 +407,14 @@ class Watch:
         if is_first:
             self._read(optimizer)
 
-    @_guarded
-    def _step_begins(self, optimizer: Optimizer) -> None:
+    def _add_stepped(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:  # `step` has not been called since
             self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
+
+    @_guarded
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        self._add_stepped(optimizer)
         self._stepping.add(id(optimizer))
         measurement = self._current.measurement
         outside = self._outside.step_begins(
@@ -439,21 +431,31 @@ class Watch:
     def _read(self, optimizer: Optimizer) -> None:
         step = self._current
         shared = self._shared_norms([optimizer])
-        gradients = shared[0].gradients if shared else None
-        reading = read_gradients(optimizer, self._names.of, gradients)
-        self._keep(optimizer, reading)
-        self._take_heard()
+        reading = self._read_gradients(optimizer, shared[0].gradients if shared else None)
         if step.measurement is not None:
             for passes in self._passes:
                 passes.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
-        if gradients is None:
-            self._examine(optimizer, reading)
 
-    def _examine(self, optimizer: Optimizer, reading: GradientReading) -> None:
+    def _read_gradients(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> GradientReading:
+        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
+        reading = read_gradients(optimizer, self._names.of, summed)
+        self._current.readings[id(optimizer)] = reading
+        if self._is_alone(optimizer):
+            self._last.read(optimizer, reading, self._current.number)
+        self._current.losses += self._heard
+        self._heard.clear()
+        if summed is None:
+            self._examine(optimizer, reading.norms)
+        return reading
+
+    def _is_alone(self, optimizer: Optimizer) -> bool:
+        """Tell whether the optimiser is a real one, and its process has whole parameters."""
+        return self._shards is None and not isinstance(optimizer, GraphLeaves)
+
+    def _examine(self, optimizer: Optimizer, norms: list[float] | Tensor) -> None:
         """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
-        norms = reading.norms
         if isinstance(norms, Tensor):
             norms = [norms.sum().item()] if norms.is_cpu else []
         is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
@@ -468,19 +470,10 @@ class Watch:
                 self._operations[place] = operations_of(graph)
         self._graphs.clear()
 
-    def _keep(self, optimizer: Optimizer, reading: GradientReading) -> None:
-        self._current.readings[id(optimizer)] = reading
-        if self._shards is None and not isinstance(optimizer, GraphLeaves):
-            self._last.read(optimizer, reading, self._current.number)
-
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
-        shards = self._shards
-        return (
-            []
-            if shards is None
-            else [norms for optimizer in optimizers if (norms := shards.known(optimizer)) is not None]
-        )
+        known = [] if self._shards is None else map(self._shards.known, optimizers)
+        return [norms for norms in known if norms is not None]
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process:
@@ -499,17 +492,13 @@ class Watch:
         self._last.ended(optimizer)
         is_again = id(optimizer) in self._again
         self._again.discard(id(optimizer))
-        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+        if self._is_alone(optimizer):
             if not is_again:
                 self._resets.stepped(optimizer)
             number = self._current.number
             self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
         if self._current.measurement is not None and not is_again:
             self._current.measurement.measure_updates(id(optimizer))
-
-    def _take_heard(self) -> None:
-        self._current.losses += self._heard
-        self._heard.clear()
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
@@ -526,23 +515,24 @@ class Watch:
     @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
-        members = frozenset(id(parameter) for parameter in parameters)
+        members = frozenset(map(id, parameters))
+        theirs = {
+            id(optimizer) for optimizer in self._optimizers if not members.isdisjoint(map(id, parameters_of(optimizer)))
+        }
         again, self._clipped_again = self._clipped_again, []
         for stepped in again:
             self._last.ended(stepped, is_changed=True)
-        if {id(optimizer) for optimizer in again} & self._optimizers_of(members):
+        if theirs.intersection(map(id, again)):
             return
-        # Clipped after the optimiser has stepped: this belongs to the next step.
-        if self._optimizers_of(members) & self._current.stepped:
-            inside = any(self._depths.get(id(optimizer), 0) for optimizer in self._optimizers)  # in a closure
-            if not inside:
-                self._finish_belatedly()
+        # Clipped after the optimiser has stepped, and not in a closure: this belongs to the next step.
+        if theirs & self._current.stepped and not any(self._depths.values()):
+            self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
     @_guarded
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that a GradScaler is about to step; called by `torch_calls`."""
-        if id(optimizer) not in map(id, self._optimizers):
+        if optimizer not in self._optimizers:
             return
         self._stepping.discard(id(optimizer))
         last = self._last.unchanged_since(optimizer)
@@ -564,26 +554,15 @@ class Watch:
     @_guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
-        if id(optimizer) not in map(id, self._optimizers):
+        if optimizer not in self._optimizers:
             return
         has_stepped = id(optimizer) in self._stepping
         was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
         if not was_unscaled_again and not has_stepped:
-            self._step_begins_skipped(optimizer)
-        self._last.scaled(optimizer, "stepped" if has_stepped else "skipped")
-        self._last.ended(optimizer, is_changed=was_unscaled_again)
-
-    def _step_begins_skipped(self, optimizer: Optimizer) -> None:
-        if id(optimizer) in self._current.stepped:
-            self._finish_belatedly()
-        self._current.stepped.add(id(optimizer))
-        self._current.skipped = True
-        self._take_heard()
-        gradients: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
-        reading = read_gradients(optimizer, self._names.of, gradients)
-        self._keep(optimizer, reading)
-        if gradients is None:
-            self._examine(optimizer, reading)
+            self._add_stepped(optimizer)
+            self._current.skipped = True
+            self._read_gradients(optimizer, {} if self._shared_norms([optimizer]) else None)
+        self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -635,10 +614,8 @@ class Watch:
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
-        layers = {f"{network.prefix}{name}" for network in self._networks for name in network.layers()}
-        return {
-            name: parameter for name, parameter in self._names.all.items() if layers.intersection(_modules_around(name))
-        }
+        layers = {f"{network.prefix}{name}." for network in self._networks for name in network.layers()}
+        return {name: tensor for name, tensor in self._names.all.items() if name.startswith((*layers,))}
 
     def _finish_step(self) -> None:
         if self._failure is not None:
@@ -654,7 +631,8 @@ class Watch:
             step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
         if self._untried:
             self._say_what_was_not_made(step)
-        self._sent.append(step.sent())
+        step.send()
+        self._sent.append(step)
         self._current = StepInProgress(step.number + 1, edited=self._edited)
         self._edits.step = step.number + 1
         arrived = self._drain(wait=step.measurement is not None)
@@ -699,11 +677,13 @@ class Watch:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
+        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
         for passes in self._passes if step.number > self._first else ():
             tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
             layer_rows = seen[passes.watched.prefix] = passes.rows()
             layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
-            if not layer_rows and self._has_gradient(passes.watched, step):
+            # The other network of a GAN may not run in a step.
+            if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
                 name = passes.watched.name
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
@@ -717,19 +697,10 @@ class Watch:
         self._journal.add_watched(watched)
         self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
 
-    def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
-        """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
-        trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
-        return any(id(parameter) in trained for _, parameter in network.parameters())
-
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
-        frozen = [
-            parameter
-            for optimizer in self._optimizers
-            for parameter in parameters_of(optimizer)
-            if not parameter.requires_grad
-        ]
+        held = chain.from_iterable(map(parameters_of, self._optimizers))
+        frozen = [parameter for parameter in held if not parameter.requires_grad]
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
@@ -738,13 +709,6 @@ class Watch:
         norms = Transfer(norms_of([tensor.detach() for tensor in held])).read()
         names = self._names.of([tensor for tensor, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
         return self._names.in_order(names)
-
-    def _optimizers_of(self, members: frozenset[int]) -> set[int]:
-        return {
-            id(optimizer)
-            for optimizer in self._optimizers
-            if any(id(parameter) in members for parameter in parameters_of(optimizer))
-        }
 
 
 def with_gradients(
@@ -778,20 +742,6 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], An
     """Return the closure that a step was called with; None without one."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     return closure if callable(closure) else None
-
-
-def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that runs uncompiled, also inside a compiled step."""
-
-    def hook(*args: P.args, **keywords: P.kwargs) -> R:
-        return method(*args, **keywords)
-
-    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _modules_around(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _close_at_exit(watch: "weakref.ref[Watch]") -> None:

@@ -358,7 +358,7 @@ def test_torchs_attention_is_a_block_whatever_the_module_is_called() -> None:
 
 
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
-    with pytest.raises(NothingMatchedError, match="^No attention found in ") as refused:
+    with pytest.raises(NothingMatchedError, match=r"^No attention found in ") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)
     assert refused.value.exit_code == 5
 

@@ -17,8 +17,8 @@ import hookscope
 from hookscope.commands.history import follow
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.commands.history.follow import labels_of, order_of
 from hookscope.commands.history.measure_file import Weights
-from hookscope.commands.history.order import labels_of, order_of
 from hookscope.errors import UsageError
 from hookscope.results.findings import Finding
 from hookscope.results.history import by_layer
@@ -175,7 +175,7 @@ def test_without_numbers_inside_names_are_in_natural_order(tmp_path: Path) -> No
     assert [each.label for each in history.files] == ["epoch_1.pt", "epoch_2.pt", "epoch_10.pt"]
     assert history.order == "their names, as no epoch or step is stored in each"
     assert not history.verdicts
-    assert str(history).startswith("No rule objected to any of 3 files.")
+    assert str(history).startswith("No problems in any of 3 files.")
     assert f"No network was run: of {len(RULES)} rules, the 18 on what a file stores" in " ".join(str(history).split())
 
 

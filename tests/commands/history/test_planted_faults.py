@@ -154,5 +154,5 @@ def test_files_of_a_healthy_run_are_not_objected_to(network: str, optimiser: str
     history = hookscope.history(write_run(tmp_path, network, optimiser=optimiser))
     assert not history.verdicts
     assert len(history.read) == FILES
-    assert str(history).startswith(f"No rule objected to any of {FILES} files.")
+    assert str(history).startswith(f"No problems in any of {FILES} files.")
     assert "note:" in str(history)  # a long path stands on the next line

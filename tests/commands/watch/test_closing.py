@@ -34,7 +34,9 @@ def test_objections_are_counted_and_the_first_is_named() -> None:
     ):
         watched.add_verdict(each)
     line = closing_line(watched, folder=None, started=0)
-    assert line == ("Rules objected 2 times in 100 steps, first at step 77 (non-finite-loss); 1 was measured in full.")
+    assert line == (
+        "2 problems in 100 steps (1 measured in full); first at step 77: non-finite-loss. For a page: --out DIR."
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_what_was_never_seen_is_said(
     watched.add_step(step(1, loss=loss, norm=norm))
     watched.add_watched(WatchedStep(1, "every", (), layers))
     line = closing_line(watched, folder=None, started=0)
-    assert line == f"No rule objected in 1 step; 1 was measured in full.{expected}"
+    assert line == f"No problems in 1 step (1 measured in full).{expected} For a page: --out DIR."
 
 
 def test_without_a_step_nothing_is_cleared() -> None:
@@ -80,9 +82,9 @@ UNMEASURED = "None was measured in full, so activations, weights and updates wer
     [
         (
             ["--every", "10", "--out", "run"],
-            "No rule objected in 40 steps; 4 were measured in full. As a page: hookscope report run",
+            "No problems in 40 steps (4 measured in full). As a page: hookscope report run",
         ),
-        ([], f"No rule objected in 40 steps. {UNMEASURED}"),
+        ([], f"No problems in 40 steps. {UNMEASURED} For a page: --out DIR."),
     ],
 )
 def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: list[str], expected: str) -> None:

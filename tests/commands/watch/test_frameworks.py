@@ -48,7 +48,7 @@ def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], 
         : FRAMEWORK_SCRIPTS[name].index("rainer.fit(" if name == "lightning" else ".train()")
     ]
     found, end = said(watched)
-    assert end.startswith("No rule objected in 12 steps; 3 were measured in full.")
+    assert end.startswith("No problems in 12 steps (3 measured in full).")
     assert found == (f"watching {network} (AdamW, lr 0.01), loss at train.py:{line.count(chr(10)) + 1}")
     log = read_training(tmp_path / "run")
     assert [each.step for each in log.steps] == [*range(1, 13)]

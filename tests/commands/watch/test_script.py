@@ -198,10 +198,10 @@ for step in range(1, 4):
 )
 UNOPTIMISED = (
     "step 1: unoptimised-parameter: 'unused.weight' is trainable, but in no watched optimizer: add it to one, or "
-    "freeze it. The same holds for 1 more: 'unused.bias'."
+    "freeze it. The same for 1 more: 'unused.bias'."
 )
 UNMEASURED = (
-    "Rules objected once in 3 steps, at step 1 (unoptimised-parameter). None was measured in full, so activations, "
+    "1 problem in 3 steps, at step 1: unoptimised-parameter. None was measured in full, so activations, "
     "weights and updates were not judged: try --every 1."
 )
 BACKWARDS = {
@@ -273,7 +273,7 @@ def test_activations_in_compiled_code_are_said_not_to_be_watched(
     (tmp_path / "train.py").write_text(COMPILED_PARTS)
     done = forked("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled)
     assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
-    last = "No rule objected in 3 steps; 1 was measured in full."
+    last = "No problems in 3 steps (1 measured in full)."
     assert said(done)[-1] == (last if line is None else f"{last} Not judged: activations.")
 
 
@@ -482,7 +482,7 @@ def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path, forked:
     done = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
     found, end = said(done)
     assert found == "watching 2 parameters (no optimizer: loss and gradients only), loss at train.py:7"
-    assert end.startswith("No rule objected in 5 steps. None was measured in full")
+    assert end.startswith("No problems in 5 steps. None was measured in full")
     norms = list(map(float, done.stdout.split()))
     steps = read_training(tmp_path / "run").steps
     assert [each.step for each in steps] == [2, 3, 4, 5, 6]

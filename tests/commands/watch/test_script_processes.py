@@ -36,7 +36,7 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
     first, *others, last = said(watched)
     assert first.startswith("watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), loss")
     assert others == ([SHARDED] if name == "fsdp" else [])
-    in_full = "No rule objected in 12 steps; 3 were measured in full. "
+    in_full = "No problems in 12 steps (3 measured in full). "
     assert last == f"{in_full}{'Not judged: activations. ' if name == 'fsdp' else ''}As a page: hookscope report run"
     log = read_training(tmp_path / "run")
     assert [each.step for each in log.steps] == [*range(1, 13)]

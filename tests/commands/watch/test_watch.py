@@ -310,8 +310,8 @@ def test_a_verdict_on_gradients_stays_while_the_loss_is_nan_and_ends_with_it() -
     watch, lines = losses_of([1.0, math.inf, *[math.nan] * 30])
     assert all(each.state == "began" for each in watch.verdicts)
     watch, lines = losses_of([1.0, math.nan, *[1.0] * 40])
-    assert [each.message for each in watch.verdicts if each.state == "ended"] == ["It passes again."]
-    assert any("non-finite-loss ended: It passes again." in line for line in lines)
+    assert [each.message for each in watch.verdicts if each.state == "ended"] == ["Cleared."]
+    assert any("non-finite-loss cleared." in line for line in lines)
 
 
 def test_weights_that_stay_nan_are_not_said_to_pass_where_another_one_is_the_first() -> None:
