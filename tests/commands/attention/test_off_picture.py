@@ -199,7 +199,7 @@ class SEModule(nn.Module):
 def test_gates_over_channels_are_no_blocks_though_networks_call_them_attention() -> None:
     gated = nn.Sequential(nn.Conv2d(3, 8, 8, 8))
     gated.add_module("attn", SEModule())
-    with pytest.raises(NothingMatchedError, match="no module of it computes any"):
+    with pytest.raises(NothingMatchedError, match="No attention found in"):
         hookscope.attention(gated, PICTURES)
 
 
