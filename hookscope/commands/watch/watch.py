@@ -476,8 +476,8 @@ class Watch:
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
-        known = [] if self._shards is None else map(self._shards.known, optimizers)
-        return [norms for norms in known if norms is not None]
+        summed = [] if self._shards is None else map(self._shards.known, optimizers)
+        return [norms for norms in summed if norms is not None]
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process:
