@@ -49,7 +49,7 @@ def watch(
     """Run a training script unchanged, watch every step, and print a line when something breaks.
 
     Arguments after -- go to the script. Weights, output, errors and exit code are those of the plain run, the weights
-    bit for bit. Lines go to stderr; of several processes, only the first prints.
+    bit for bit. The first step is step 1. Lines go to stderr; of several processes, only the first prints.
 
     \b
     hookscope watch train.py

@@ -35,7 +35,7 @@ class TrainingStep:
     """One step of the optimiser, or one that was skipped.
 
     Attributes:
-        step: Counted from 1, over all starts.
+        step: Counted from 1, over all starts, or the number that the loop gave to `Watch.step`.
         loss: Loss that was passed to `step`, the mean if gradients were accumulated; None without one. In a watched
             script, the sum of the tensors that `backward` was called on.
         gradient_norm: L2 norm over all gradients at the optimiser, after unscaling and clipping.

@@ -246,7 +246,6 @@ class ScriptWatch:
         `step_begins` tells that nothing of the step has been computed yet.
         """
         last_step = self._let_go()
-        since = f", from step {last_step + 1:,} on" if last_step else ""
         if optimizer in self._retired:  # an earlier training goes on, so its other optimisers may too
             self._retired.clear()
         is_first = self._speaks = not _rank()
@@ -285,7 +284,8 @@ class ScriptWatch:
         )
         self._watched = {id(watched): watched for watched in optimizers}
         self._may_be_sharded = sharded
-        self._found = f"{found_text(networks, optimizers)}{since}"
+        first_step = self._watch.log.starts[0].step
+        self._found = f"{found_text(networks, optimizers)}, from step {first_step:,} on"
         for clipped, norm in self._clipped:
             self._watch.clipped(clipped, norm)
         self._clipped = []

@@ -55,8 +55,8 @@ TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | 
 # A larger file is not read: a million steps fit.
 _MAX_BYTES = 512 * 2**20
 
-# No training gets this far; numbers beyond it are not exact in every reader of JSON.
-_LAST_STEP = 2**53
+LAST_STEP = 2**53
+"""No training gets this far; numbers beyond it are not exact in every reader of JSON."""
 
 # The end of a file that is resumed is read: lines of a network of half a million parameters fit.
 _TAIL_BYTES = 64 * 2**20
@@ -286,8 +286,8 @@ def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord 
     if kind == "watched":
         document |= {key: _rows(_ROWS[key], document[key], names) for key in _ROWS.keys() & document.keys()}
     record: TrainingRecord = checked(_TYPES[kind], document)
-    if record.step > _LAST_STEP:
-        raise ValueError("step", f"Input should be at most {_LAST_STEP}")
+    if record.step > LAST_STEP:
+        raise ValueError("step", f"Input should be at most {LAST_STEP}")
     return record
 
 

@@ -49,6 +49,7 @@ from hookscope.commands.watch.repeats import LastStep, LastSteps
 from hookscope.commands.watch.resets import GradientResets
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
+from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import Transfer, number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
@@ -177,14 +178,16 @@ class Watch:
             is_distributed=here.shards is not None
             or any(isinstance(network.given, DistributedDataParallel) for network in self._networks),
         )
-        self._first = 1 + max(here.last_step, self._journal.last_step)
+        self._prepared = max(here.last_step, self._journal.last_step)
+        self._first = self._prepared + 1
+        self._ended = self._prepared or -1  # the last step that has ended; a loop may begin with 0
         self._shards = here.shards
         self._heard = here.losses
         self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
 
-    def step(self, loss: float | Tensor | None = None) -> None:
+    def step(self, loss: float | Tensor | None = None, *, step: int | None = None) -> None:
         """End a step: call this once per iteration of the loop, after `optimizer.step()`.
 
         If gradients are accumulated, the loss of an iteration without an optimiser step counts towards the mean of the
@@ -192,9 +195,10 @@ class Watch:
 
         Args:
             loss: The loss: a number, or a tensor with one value, which is not waited for on an accelerator.
+            step: The loop's own number of this step, greater than the one before; None to count on, from 1.
         """
         self._depths.clear()  # of a step that raised
-        self._stepped(loss)
+        self._stepped(loss, step)
 
     @_guarded
     def read_graph(self, loss: Tensor) -> None:
@@ -472,8 +476,8 @@ class Watch:
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
-        known = [] if self._shards is None else map(self._shards.known, optimizers)
-        return [norms for norms in known if norms is not None]
+        summed = [] if self._shards is None else map(self._shards.known, optimizers)
+        return [norms for norms in summed if norms is not None]
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process:
@@ -567,7 +571,7 @@ class Watch:
     # --- From step to step -------------------------------------------------------------------------------------------
 
     @_guarded
-    def _stepped(self, loss: float | Tensor | None) -> None:
+    def _stepped(self, loss: float | Tensor | None, step: int | None) -> None:
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
@@ -575,7 +579,19 @@ class Watch:
                 self._graphs[""] = loss.grad_fn
                 self._read_graphs()
         if self._current.stepped:
+            if step is not None:
+                self._renumber(step)
             self._finish_step()
+
+    def _renumber(self, step: int) -> None:
+        """Give the step that ends the number that the loop has for it."""
+        if isinstance(step, int) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
+            self._first = step if self._current.number == self._first else self._first
+            self._current.number = step
+            return
+        shown = f"{step}" if isinstance(step, int) else f"a {type(step).__name__}"
+        line = f"step() got {shown} as step: give whole numbers above that of the step before. Steps are counted on."
+        self._journal.say_once("step", line)
 
     def _loss_of(self, loss: object) -> float | Tensor | None:
         if isinstance(loss, Tensor) and loss.numel() == 1:
@@ -595,7 +611,10 @@ class Watch:
         """Decide whether the next step is measured in full, and register the hooks for its forward passes."""
         step = self._current
         shared = self._shared_norms(self._optimizers)
-        is_due = any(norms.is_next_watched for norms in shared) if shared else step.number % self._every == 0
+        # The loop's own numbers may leave out multiples of `every`.
+        is_multiple = step.number // self._every > self._prepared // self._every
+        self._prepared = step.number
+        is_due = any(norms.is_next_watched for norms in shared) if shared else is_multiple
         if is_due:
             step.reason = "every"
         elif self._jump and self._shards is None and step.number >= self._rests_until:
@@ -624,7 +643,7 @@ class Watch:
         if step.measurement is not None:
             for passes in self._passes:
                 passes.end()
-        self._expected = step.stepped
+        self._expected, self._ended = step.stepped, step.number
         step.edits = self._edits.end_step()
         step.unreset = self._resets.missing
         if self._operations:

@@ -223,8 +223,7 @@ class ShownMap:
         levels = np.full(shares.shape, BACKGROUND, np.uint8)
         levels[~np.isnan(shares)] = (shares[~np.isnan(shares)] * (LEVEL_COUNT - 1) + 0.5).astype(np.uint8)
         levels[np.isinf(self.map.values)] = NON_FINITE
-        if not self.map.share:
-            levels[self.map.values == 0] = ALL_ZERO
+        levels[self.map.values == 0] = ALL_ZERO
         return _png_uri(levels)
 
     @property

@@ -260,8 +260,7 @@ def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
     valid = ~np.isnan(shares)
     result = np.full((*shares.shape, 3), _NOTHING, np.uint8)
     result[valid] = colour_levels("viridis", _LEVELS)[(shares[valid] * (_LEVELS - 1) + 0.5).astype(np.int64)]
-    if not heat.share:
-        result[heat.values == 0] = _ZERO
+    result[heat.values == 0] = _ZERO
     result[np.isinf(heat.values)] = _NON_FINITE
     return result
 

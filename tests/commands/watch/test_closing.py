@@ -91,4 +91,4 @@ def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: li
     (tmp_path / "train.py").write_text(textwrap.dedent(QUIET))
     done = forked("-m", "hookscope", "watch", "train.py", *options)
     assert (done.returncode, done.stdout) == (0, "")
-    assert said(done) == ["watching Linear (SGD, lr 0.01), loss at train.py:8", expected]
+    assert said(done) == ["watching Linear (SGD, lr 0.01), from step 1 on, loss at train.py:8", expected]

@@ -49,7 +49,7 @@ def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], 
     ]
     found, end = said(watched)
     assert end.startswith("No problems in 12 steps (3 measured in full).")
-    assert found == (f"watching {network} (AdamW, lr 0.01), loss at train.py:{line.count(chr(10)) + 1}")
+    assert found == (f"watching {network} (AdamW, lr 0.01), from step 1 on, loss at train.py:{line.count(chr(10)) + 1}")
     log = read_training(tmp_path / "run")
     assert [each.step for each in log.steps] == [*range(1, 13)]
     assert all(each.loss is not None and each.norm_before_clipping is not None for each in log.steps)

@@ -20,17 +20,18 @@ from tests.fork_server import Finished, ForkServer
 
 # What is found, and the step at which a fault is planted and the place it is seen at first.
 FOUND = {
-    "plain": "watching Net (SGD, lr 0.1), loss at train.py:32",
-    "gan": "watching Generator (Adam, lr 0.001) and Discriminator (SGD, lr 0.1), losses at train.py:38 and train.py:42",
-    "accumulated": "watching Net (AdamW, lr 0.001), loss at train.py:32",
-    "lbfgs": "watching Sequential (LBFGS, lr 0.1), loss at train.py:34",
-    "scaled": "watching Net (SGD, lr 0.1), loss at train.py:35",
-    "by-hand": "watching Net (no optimizer: loss and gradients only), loss at train.py:32",
-    "subclassed": "watching Net (Halving, lr 0.1), loss at train.py:38",
-    "workers": "watching Net (SGD, lr 0.1), loss at train.py:46",
-    "compiled": "watching Net (AdamW, lr 0.001), loss at train.py:32",
-    "compiled-step": "watching Net (AdamW, lr 0.001), loss at train.py:33",
-    "partly-optimised": "watching Net (SGD, lr 0.1), loss not seen",
+    "plain": "watching Net (SGD, lr 0.1), from step 1 on, loss at train.py:32",
+    "gan": "watching Generator (Adam, lr 0.001) and Discriminator (SGD, lr 0.1), from step 1 on, losses at train.py:38 "
+    "and train.py:42",
+    "accumulated": "watching Net (AdamW, lr 0.001), from step 1 on, loss at train.py:32",
+    "lbfgs": "watching Sequential (LBFGS, lr 0.1), from step 1 on, loss at train.py:34",
+    "scaled": "watching Net (SGD, lr 0.1), from step 1 on, loss at train.py:35",
+    "by-hand": "watching Net (no optimizer: loss and gradients only), from step 2 on, loss at train.py:32",
+    "subclassed": "watching Net (Halving, lr 0.1), from step 1 on, loss at train.py:38",
+    "workers": "watching Net (SGD, lr 0.1), from step 1 on, loss at train.py:46",
+    "compiled": "watching Net (AdamW, lr 0.001), from step 1 on, loss at train.py:32",
+    "compiled-step": "watching Net (AdamW, lr 0.001), from step 1 on, loss at train.py:33",
+    "partly-optimised": "watching Net (SGD, lr 0.1), from step 1 on, loss not seen",
 }
 VARIANTS = {
     name if not variant else f"{name}-{variant}": (name, variant)
@@ -161,7 +162,7 @@ def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, forke
     (tmp_path / "train.py").write_text(MEASURED)
     arguments = ["-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", "0"]
     done = forked(*arguments)
-    assert "watching Net (SGD, lr 0.1), losses at train.py:36 and train.py:39" in said(done)
+    assert "watching Net (SGD, lr 0.1), from step 1 on, losses at train.py:36 and train.py:39" in said(done)
     steps = read_training(tmp_path / "run").steps
     for step, (loss, penalty, norm) in zip(steps, json.loads(done.stdout), strict=True):
         assert step.losses == (
@@ -221,7 +222,7 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
     line = "train.py:35 calls backward on several values, or with gradients: its loss is not seen."
     assert said(done) == [
         *([line] if how != "grad" else []),
-        "watching Net (SGD, lr 0.1), loss not seen",
+        "watching Net (SGD, lr 0.1), from step 1 on, loss not seen",
         "In an optimizer, but frozen (requires_grad is False): 'first.0.bias'.",
         UNOPTIMISED,
         f"{UNMEASURED} Not judged: the loss. As a page: hookscope report run",
@@ -274,7 +275,8 @@ def test_activations_in_compiled_code_are_said_not_to_be_watched(
     done = forked("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled)
     assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
     last = "No problems in 3 steps (1 measured in full)."
-    assert said(done)[-1] == (last if line is None else f"{last} Not judged: activations.")
+    judged = last if line is None else f"{last} Not judged: activations."
+    assert said(done)[-1] == f"{judged} For a page: --out DIR."
 
 
 # --- As Python runs it -----------------------------------------------------------------------------------------------
@@ -436,7 +438,9 @@ def test_other_processes_are_said_not_to_be_watched_beside_a_training_and_worker
     how += "\n        [*torch.utils.data.DataLoader(torch.zeros(4), num_workers=2)]"
     scripted(tmp_path, STARTED.replace("HOW", how))
     done = forked("-m", "hookscope", "watch", "train.py")
-    assert said(done)[-1].endswith(" 2 other processes that the script started were not watched.")
+    assert said(done)[-1].endswith(
+        " 2 other processes that the script started were not watched. For a page: --out DIR."
+    )
 
 
 @pytest.mark.exhaustive
@@ -481,7 +485,7 @@ def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path, forked:
     scripted(tmp_path, source)
     done = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
     found, end = said(done)
-    assert found == "watching 2 parameters (no optimizer: loss and gradients only), loss at train.py:7"
+    assert found == "watching 2 parameters (no optimizer: loss and gradients only), from step 2 on, loss at train.py:7"
     assert end.startswith("No problems in 5 steps. None was measured in full")
     norms = list(map(float, done.stdout.split()))
     steps = read_training(tmp_path / "run").steps

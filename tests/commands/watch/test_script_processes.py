@@ -34,7 +34,9 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
     watched = torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     first, *others, last = said(watched)
-    assert first.startswith("watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), loss")
+    assert first.startswith(
+        "watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), from step 1 on, loss"
+    )
     assert others == ([SHARDED] if name == "fsdp" else [])
     in_full = "No problems in 12 steps (3 measured in full). "
     assert last == f"{in_full}{'Not judged: activations. ' if name == 'fsdp' else ''}As a page: hookscope report run"

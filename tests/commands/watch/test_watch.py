@@ -348,3 +348,18 @@ def test_robust_deviations_are_those_of_the_definition() -> None:
     for number in range(ring.LENGTH):
         history.add(TrainingStep(number, 1.0, None, None, (), ()))
     assert len(history) == ring.LENGTH
+
+
+def test_a_step_has_the_number_of_the_loop_and_others_are_refused_in_one_line() -> None:
+    network = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    lines: list[str] = []
+    with hookscope.watch(network, optimizer, every=4, on_line=lines.append) as watch:
+        for number in (0, 1, 3, 5, 5, "7", True, 9):
+            network(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(0.5, step=number)  # type: ignore[arg-type]
+    assert [each.step for each in watch.log.steps] == [0, 1, 3, 5, 6, 7, 8, 9]
+    assert [each.step for each in watch.log.watched] == [5, 8]  # the first at 4 and after, and at 8 and after
+    assert lines == ["step() got 5 as step: give whole numbers above that of the step before. Steps are counted on."]
