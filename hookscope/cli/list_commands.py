@@ -33,7 +33,7 @@ def layers(model: Model, *, option: options.Layers) -> int:
     hookscope layers net.py:build --input-shape 'tokens=4,20:int64<1000' --input-shape meta=4,5
     """
     from hookscope.commands.layers import layers as run_layers
-    from hookscope.reporting.layer_columns import module_columns, module_rows
+    from hookscope.reporting.modules import module_columns, module_rows
     from hookscope.reporting.tables import csv_text
     from hookscope.reporting.terminal import failure_panel
     from hookscope.results.runs.atomic import check_writable, write_whole

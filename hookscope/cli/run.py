@@ -82,7 +82,7 @@ class Run:
     def save(self, result: "Result", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""
         from hookscope.commands.run_files import save_result
-        from hookscope.reporting.terminal import note_lines
+        from hookscope.reporting.columns import safe_line
         from hookscope.results.runs.directory import OVERVIEW
 
         option, tables = self.option, self.tables
@@ -90,7 +90,8 @@ class Run:
         further |= {"cmap": drawn.cmap, "scale": drawn.scale} if drawn else {}
         saved = save_result(result, self.folder, **further, command=command_line(), numbered=option.out is None)
         if not option.quiet:
-            tables.print(note_lines(saved.remarks))
+            for remark in saved.remarks:
+                tables.print(safe_line(f"note: {remark}", style="dim"))
             last = last_lines(saved, len(cast("Any", result).inputs), drawn) if drawn else saved.last_lines()
             tables.print(last, soft_wrap=True)
             if self.replaced not in (None, command_line()):

@@ -172,27 +172,14 @@ def drawn_columns(
     return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
 
 
-def draw_table(
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    width: int,
-    styles: Sequence[str] = (),
-    notable: Sequence[bool] = (),
-    *,
-    full: bool = True,
+def draw(
+    columns: Sequence[Drawn], width: int, styles: Sequence[str] = (), notable: Sequence[bool] = (), *, full: bool = True
 ) -> RenderableType:
     """Return a table of what fits `width`; one line stands where rows were folded.
 
     The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
     else those that have a style.
     """
-    return draw(drawn_columns(columns, rows, styles, full=full), width, styles, notable, full=full)
-
-
-def draw(
-    columns: Sequence[Drawn], width: int, styles: Sequence[str] = (), notable: Sequence[bool] = (), *, full: bool = True
-) -> RenderableType:
-    """Return a table of columns that have their cells, as `draw_table` does."""
     count = len(columns[0].cells)
     columns = fitted(columns, width)
     name = next((position for position, column in enumerate(columns) if column.rank == 0), 0)

@@ -15,7 +15,7 @@ from hookscope.reporting.columns import (
     Column,
     Drawn,
     draw,
-    draw_table,
+    drawn_columns,
     fitted,
     fold_name,
     kept_positions,
@@ -73,7 +73,7 @@ def test_a_column_is_declared_once_for_terminal_csv_and_page() -> None:
     trips = [Trip("=home", 1.5, ("a", "b;c")), Trip("away", None)]
     console = Console(width=60, color_system=None, file=io.StringIO())
     with console.capture() as printed:
-        console.print(draw_table(TRIP, trips, 60))
+        console.print(draw(drawn_columns(TRIP, trips), 60))
     lines = printed.get().split("\n")
     assert [line.split() for line in (lines[0], *lines[2:4])] == [
         ["trip", "time", "pace"],

@@ -10,10 +10,11 @@ from rich.console import RenderableType
 
 from hookscope.commands.activations.describe import no_findings
 from hookscope.commands.conversion import summary
-from hookscope.reporting.terminal import failure_panel, model_words, module_table, warnings_panel
+from hookscope.reporting.terminal import failure_panel, model_words, warnings_panel
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
+from hookscope.results.network import ModuleTable
 from hookscope.rules import RULES
 from hookscope.rules.activations import _ALLOWANCE_ON_NOISE
 from hookscope.text import safe_text
@@ -45,7 +46,7 @@ def everything(width: int) -> Sequence[RenderableType]:
         summary(replace(INSPECTION, model=replace(MODEL, random=True)), width=width),
         warnings_panel(INSPECTION.warnings),
         failure_panel(FAILURE),
-        module_table(MODULES, width=width, title="resnet34 (ResNet)"),
+        summary(ModuleTable(MODEL, MODULES), width=width),
     )
 
 
@@ -182,9 +183,9 @@ def test_a_single_warning_is_framed_under_the_word() -> None:
 # The module table
 
 
-def test_modules_end_in_their_totals() -> None:
-    part = printed(module_table(MODULES[4:6], width=80, title=""), 80)
-    assert part.splitlines()[-1] == "2 modules · 1 selected · 36,864 parameters"
+def test_modules_begin_with_their_totals() -> None:
+    part = printed(summary(ModuleTable(MODEL, MODULES[4:6]), width=80), 80)
+    assert part.splitlines()[0] == "2 modules · 1 selected · 36,864 parameters"
 
 
 def test_notes_find_room_at_eighty_columns() -> None:

@@ -163,7 +163,7 @@ def _layers(result: Activations) -> Table:
 def _below(result: Activations) -> list[str]:
     """Return the sentences below the table."""
     folded = [sentence for text in folded_text(result.rows) for sentence in text.sentences]
-    cost = [] if result.cost is None else [line.plain for line in cost_lines(result.cost)]
+    cost = [] if result.cost is None else cost_lines(result.cost)
     return [*folded, *token_sentences(result), *cost]
 
 
