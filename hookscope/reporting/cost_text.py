@@ -139,5 +139,5 @@ def _sums_words(sums: CostSums) -> list[str]:
 
 def dearest_sentence(result: Activations) -> str:
     """Return which part takes most of the time, and its dead channels: one sentence, "" without times."""
-    part = None if result.cost is None else dearest_part(result.cost, result.rows)
-    return "" if part is None else f"{part.sentence[0].upper()}{part.sentence[1:]}."
+    part = "" if result.cost is None else dearest_part(result.cost, result.rows)
+    return part and f"{part[0].upper()}{part[1:]}."

@@ -35,7 +35,7 @@ Flag = Literal[
 OverChannels = Literal["mean", "RMS"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LayerRow(MeasuredTensor):
     """One output of one call of one module.
 

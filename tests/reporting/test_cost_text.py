@@ -109,12 +109,9 @@ def test_the_foot_has_totals_how_they_add_up_and_what_is_missing() -> None:
 
 def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
     rows = [row("stem", 0, 4), row("body.a", 3, 4), row("body.a:relu", 2, 4, owner="body.a"), row("bodyguard", 4, 4)]
-    part = dearest_part(COST, rows)
-    assert part is not None
-    assert (part.layer, part.share, part.dead_fraction) == ("body", pytest.approx(0.4), 5 / 8)
-    assert part.sentence == "40% of the time in body, 62% of its channels dead"
-    assert dearest_part(COST, rows[:1] + rows[3:]).sentence == "40% of the time in body"  # type: ignore[union-attr]
-    assert dearest_part(COST, [row("body.a", 0, 4)]).sentence.endswith("none of its channels dead")  # type: ignore[union-attr]
+    assert dearest_part(COST, rows) == "40% of the time in body, 62% of its channels dead"
+    assert dearest_part(COST, rows[:1] + rows[3:]) == "40% of the time in body"
+    assert dearest_part(COST, [row("body.a", 0, 4)]).endswith("none of its channels dead")
     wrapped = replace(
         COST,
         modules=(
@@ -124,7 +121,7 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
             replace(COST.modules[2], layer="net.trunk", seconds=0.0070),
         ),
     )
-    assert dearest_part(wrapped, []).layer == "net.trunk"  # type: ignore[union-attr]  # not what holds nearly all
+    assert dearest_part(wrapped, []).endswith("in net.trunk")  # not what holds nearly all
     listed = replace(
         COST,
         modules=(
@@ -133,9 +130,9 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
             replace(COST.modules[2], layer="blocks.0", seconds=0.0030),
         ),
     )
-    assert dearest_part(listed, []).layer == "blocks.0"  # type: ignore[union-attr]  # a ModuleList is never called
-    assert dearest_part(replace(COST, modules=COST.modules[:1]), rows) is None
-    assert dearest_part(replace(COST, modules=(replace(COST.modules[0], seconds=None),)), rows) is None
+    assert dearest_part(listed, []).endswith("in blocks.0")  # a ModuleList is never called
+    assert dearest_part(replace(COST, modules=COST.modules[:1]), rows) == ""
+    assert dearest_part(replace(COST, modules=(replace(COST.modules[0], seconds=None),)), rows) == ""
 
 
 def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:

@@ -11,6 +11,7 @@ from rich.control import strip_control_codes
 from hookscope.commands.conversion import summary
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, GradientStatus, InputGradients, LossRecord
+from hookscope.rules import GRADS_RULES
 from tests.reporting.conftest import (
     FAILURE,
     GRADIENT_ROWS,
@@ -101,7 +102,7 @@ def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> N
 
 def test_a_verdict_on_the_whole_network_is_not_put_on_the_row_of_the_model() -> None:
     inspection = with_rows(replace(PLAIN, layer=""), verdicts=(Finding("zero-gradient", "fail", "", "."),))
-    assert shown(inspection).count("zero-gradient") == 1, "the finding alone"
+    assert shown(inspection).count("zero-gradient") == 2, "the answer and the finding"
 
 
 def test_nothing_to_show_says_so() -> None:
@@ -114,7 +115,7 @@ def test_nothing_to_show_says_so() -> None:
 
 
 def blocks(text: str) -> list[int]:
-    lines = [line for line in text.splitlines() if not line.startswith(("FAIL", "WARN"))]
+    lines = [line for line in text.splitlines() if not line.startswith(("FAIL", "WARN", "1 "))]
     return [int(number) for number in re.findall(r"block(\d+)", "\n".join(lines))]
 
 
@@ -159,7 +160,9 @@ def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
 
 
 def test_no_verdict_is_said_in_words() -> None:
-    assert "No rule objects to the gradients." in shown(replace(GRADIENTS, verdicts=()), 80)
+    assert f"No problems found in the gradients ({len(GRADS_RULES)} rules)." in shown(
+        replace(GRADIENTS, verdicts=()), 80
+    )
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])

@@ -21,6 +21,7 @@ from hookscope.results.check import CheckReport
 from hookscope.results.differences import Differences
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
+from hookscope.rules import GRADS_RULES
 from tests.commands.attention.small_networks import SmallTransformer
 from tests.reporting.conftest import FAILURE, GRADIENTS, INSPECTION, printed
 from tests.reporting.html_page import Page
@@ -122,7 +123,9 @@ def test_the_answer_stands_above_the_picture_as_text() -> None:
         broken[0].bias[0] = torch.nan
     results = {
         "FAIL vanishing-gradient": hookscope.grads(deep, torch.rand(2, 8)),
-        "No rule objects to the gradients.": hookscope.grads(torch.nn.Linear(2, 2), torch.rand(2, 2)),
+        f"No problems found in the gradients ({len(GRADS_RULES)} rules).": hookscope.grads(
+            torch.nn.Linear(2, 2), torch.rand(2, 2)
+        ),
         "Sequential: failed": hookscope.check(broken, select="non-finite-*", input_shape=(1, 2)),
     }
     for answer, result in results.items():

@@ -30,7 +30,7 @@ from hookscope.reporting.lettering import drawable
 from hookscope.reporting.overviews import maps as maps_module
 from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.reporting.overviews.maps import chosen_maps, coloured, map_scale
+from hookscope.reporting.overviews.maps import chosen_maps, coloured, scale_labels
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
@@ -116,17 +116,17 @@ def test_colours_are_matplotlibs_zero_in_the_middle_where_a_value_is_negative() 
     positive = np.array([[0.0, 1.0], [2.0, 4.0]], np.float32)
     np.testing.assert_array_equal(coloured(positive), enlarged(positive, "viridis", 0, 4, 2))
     np.testing.assert_array_equal(coloured(SIGNED), enlarged(SIGNED, "berlin", -2, 2, 2))
-    assert map_scale(positive).labels == ("0", "4")
-    assert map_scale(SIGNED).labels == ("-2", "0", "2")
-    assert map_scale(np.zeros((2, 2), np.float32)).labels == ("0 everywhere",)
+    assert scale_labels(positive) == ("0", "4")
+    assert scale_labels(SIGNED) == ("-2", "0", "2")
+    assert scale_labels(np.zeros((2, 2), np.float32)) == ("0 everywhere",)
 
 
 def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> None:
     values = np.array([[np.nan, 1.0], [np.inf, 4.0]], np.float32)
     drawn = coloured(values)
     assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [255, 0, 255]
-    assert map_scale(values).labels == ("0", "4")
-    assert map_scale(np.full((2, 2), np.nan, np.float32)).labels == ("no finite value",)
+    assert scale_labels(values) == ("0", "4")
+    assert scale_labels(np.full((2, 2), np.nan, np.float32)) == ("no finite value",)
 
 
 def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:

@@ -242,15 +242,19 @@ def test_a_model_is_named_with_its_class_in_one_pair_of_parentheses(name: str, k
 def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_nevertheless() -> None:
     plain = [row for row in ROWS if not {"non-finite", "all zero", "constant", "unmeasured"} & set(row.flags)]
     clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
-    first, second = table_text(clear, 200).splitlines()[:2]
-    assert first.startswith("No NaN, no Inf that spreads, no constant output, no ReLU with 80% of its channels dead")
+    first, limits, second = table_text(clear, 200).splitlines()[:3]
+    assert first == "No problems found: no NaN, no Inf that spreads, no constant outputs, no dead ReLUs."
+    assert limits.startswith("Looked at the layers shown and at operations; a ReLU is dead with 80% of its channels")
+    flagged = replace(clear, rows=(*clear.rows, replace(clear.rows[0], flags=("constant",))))
+    assert "constant" not in table_text(flagged, 200).splitlines()[0], "no more is claimed than holds"
     assert second == "Half of the channels or more are dead in layer1.0.conv1."
     for change in ({"rows": ()}, {"failure": FAILURE}):
-        assert "No NaN" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
+        assert "No problems" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
 
 
 def test_the_share_of_dead_channels_in_the_all_clear_is_the_limit_of_the_rule() -> None:
     most = RULES["dead-channels"].limits["max_fraction"].default
     noise = replace(INSPECTION.inputs[0], name="noise", sha256=None)
-    assert f"with {most:.0%} of its channels dead" in no_findings(INSPECTION.inputs)
-    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} of its channels dead" in no_findings([noise])
+    assert f"with {most:.0%} of its channels" in no_findings(INSPECTION)[1]
+    on_noise = no_findings(replace(INSPECTION, inputs=(noise,)))[1]
+    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} (noise) of its channels" in on_noise
