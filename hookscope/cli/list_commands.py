@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope import options
-from hookscope.cli.console import consoles, report
+from hookscope.cli.console import consoles, height_of, report
 from hookscope.cli.options import Model
 from hookscope.errors import ModelError
 
@@ -87,7 +87,7 @@ def _print(result: "ModuleTable | CheckpointContents", *, json: bool, full: bool
     if json:
         typer.echo(result.to_json(), nl=False)
     else:
-        tables.print(summary(result, width=tables.width, full=full))
+        tables.print(summary(result, width=tables.width, full=full, height=height_of(tables)))
     return messages
 
 

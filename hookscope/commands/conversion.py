@@ -26,7 +26,7 @@ from hookscope.reporting.columns import Column, machine_columns
 from hookscope.reporting.comparison import CHANGES, describe_comparison
 from hookscope.reporting.contents import TENSORS, describe_contents
 from hookscope.reporting.document import Document
-from hookscope.reporting.document_text import document_text, unbroken
+from hookscope.reporting.document_text import printed
 from hookscope.reporting.modules import describe_modules, module_columns, module_rows
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
@@ -77,10 +77,9 @@ def warnings_of(result: Result) -> tuple[str, ...]:
     return () if isinstance(result, CheckReport) else tuple(getattr(result, "warnings", ()))
 
 
-def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
+def summary(result: Result, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    text = document_text(DESCRIPTIONS[type(result)](result, None), width=width, full=full)
-    return Group(*unbroken(text, width))
+    return printed(DESCRIPTIONS[type(result)](result, None), width=width, full=full, height=height)
 
 
 DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {

@@ -284,3 +284,10 @@ def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_ta
     assert " ".join(" ".join(below).split()) == f"└ {remark}"
     assert 40 < len(below[0]) <= 54
     assert last.split()[:2] == ["1", "fc"]
+
+
+def test_a_table_on_a_screen_keeps_its_ends_and_the_most_notable_rows_that_fit() -> None:
+    notable = [2 if at == 40 else at in {20, 21, 30} for at in range(61)]
+    assert list(kept_positions(notable, full=False, most=12)) == [*range(4), 20, 21, 30, 40, *range(57, 61)]
+    assert list(kept_positions(notable, full=False, most=8)) == [0, 1, 20, 21, 30, 40, 59, 60]
+    assert list(kept_positions([1] * 61, full=False, most=8)) == list(range(61)), "all notable: nothing is folded"

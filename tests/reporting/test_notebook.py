@@ -75,12 +75,18 @@ def test_a_histogram_keeps_its_blanks() -> None:
     distribution = distribution_of(np.repeat([0.0, 8.0], 50))
     row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, distribution=distribution))
     header, line = shown(replace(INSPECTION, rows=(row,))).tables()[0]
-    assert line[header.index("hist")] == sparkline(distribution) == "█      █"
+    assert line[header.index("hist")].replace("\xa0", " ") == sparkline(distribution) == "█      █"
     page = shown(INSPECTION)
     assert all("monospace" in (table.attributes["style"] or "") for table in page.all("table"))
     assert all("border-spacing" in (table.attributes["style"] or "") for table in page.all("table"))
-    # JupyterLab's style sheet sets white-space on cells, whatever their table has.
-    assert all("white-space:pre" in (cell.attributes["style"] or "") for cell in (*page.all("td"), *page.all("th")))
+    # JupyterLab's style sheet wraps cells at spaces, whatever their table has.
+    assert not any(" " in "".join(cell.words) for cell in (*page.all("td"), *page.all("th")))
+
+
+def test_the_text_of_sixty_five_rows_is_below_sixty_kilobytes() -> None:
+    rows = tuple(replace(INSPECTION.rows[0], index=index, layer=f"block.{index}") for index in range(65))
+    html = replace(INSPECTION, rows=rows)._repr_html_()
+    assert len(re.sub(r'"data:image/png[^"]*"', "", html).encode()) < 60_000, "beside the pictures"
 
 
 def test_a_gradient_inspection_shows_both_tables_loss_and_verdicts() -> None:

@@ -156,6 +156,17 @@ def test_in_full_every_layer_that_was_never_called_is_named() -> None:
     assert all(safe_text(layer.layer) in full for layer in INSPECTION.uncalled)
 
 
+def test_the_answer_comes_again_last_where_more_was_printed_than_the_screen_is_high() -> None:
+    def lines(height: int | None) -> list[str]:
+        return printed(summary(LONG, width=120, height=height), 120).splitlines()
+
+    low, high = lines(24), lines(1000)
+    assert low[-1] == low[0]
+    assert high[-1] != high[0]
+    assert lines(None)[-1] != low[0]
+    assert len(row_lines("\n".join(low))) < 50 < len(row_lines("\n".join(high)))
+
+
 def test_no_warning_prints_nothing() -> None:
     assert printed(warnings_panel([]), 80).strip() == ""
 
