@@ -37,9 +37,9 @@ _EVERYTHING = 1_000_000
 _MOST_PICTURES = 6
 
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
-# trees do. Not every notebook pads cells.
+# trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
 _FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
-_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0"
+_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0;text-align:right"
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:
@@ -144,12 +144,11 @@ def _table(table: Table) -> str:
     """Return a table; its cells are texts. The first column of words names the rows."""
     columns = [[_words(cell) for cell in column.cells] for column in table.columns]
     headers = [_words(column.header) for column in table.columns]
-    if not any(headers):  # sentences
-        sides = [' style="text-align:left;white-space:pre-wrap"'] * len(columns)
-    else:  # no-break spaces, because JupyterLab's style sheet wraps cells
-        headers, *columns = ([cell.replace(" ", "&nbsp;") for cell in cells] for cells in (headers, *columns))
-        words = [column.justify == "left" for column in table.columns]
-        sides = [' style="text-align:left"' if is_words else ' align="right"' for is_words in words]
+    blanks = "pre" if any(headers) else "pre-wrap"  # sentences stand in tables without headers
+    sides = [
+        f' style="{"text-align:left;" if column.justify == "left" else ""}white-space:{blanks}"'
+        for column in table.columns
+    ]
     naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
     head = "".join(f'<th scope="col"{side}>{text}</th>' for text, side in zip(headers, sides, strict=True))
     lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []

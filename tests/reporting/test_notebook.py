@@ -75,12 +75,12 @@ def test_a_histogram_keeps_its_blanks() -> None:
     distribution = distribution_of(np.repeat([0.0, 8.0], 50))
     row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, distribution=distribution))
     header, line = shown(replace(INSPECTION, rows=(row,))).tables()[0]
-    assert line[header.index("hist")].replace("\xa0", " ") == sparkline(distribution) == "█      █"
+    assert line[header.index("hist")] == sparkline(distribution) == "█      █"
     page = shown(INSPECTION)
     assert all("monospace" in (table.attributes["style"] or "") for table in page.all("table"))
     assert all("border-spacing" in (table.attributes["style"] or "") for table in page.all("table"))
-    # JupyterLab's style sheet wraps cells at spaces, whatever their table has.
-    assert not any(" " in "".join(cell.words) for cell in (*page.all("td"), *page.all("th")))
+    # JupyterLab's style sheet sets white-space on cells, whatever their table has.
+    assert all("white-space:pre" in (cell.attributes["style"] or "") for cell in (*page.all("td"), *page.all("th")))
 
 
 def test_the_text_of_sixty_five_rows_is_below_sixty_kilobytes() -> None:
