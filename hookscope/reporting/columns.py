@@ -275,11 +275,6 @@ def rate_text(rate: float) -> str:
     return figure(rate, 4)
 
 
-def scale_text(value: float) -> str:
-    """Return a number for the end of a colour bar, of three digits."""
-    return figure(value, 3)
-
-
 def quantile_text(value: float | None, count: int) -> str:
     """Return a quantile of so many values: in two digits, which its error leaves, unless it is exact."""
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.reporting.columns import scale_text
 from hookscope.reporting.palettes import colour_levels
 from hookscope.results.activations import Activations
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import Photograph, Region
+from hookscope.text import figure
 
 # By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
 _STRONGEST = 0.82
@@ -60,7 +60,7 @@ class ColourScale:
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels at the ends of the colour bar, and at zero between them if it is signed."""
-        top = scale_text(self.top)
+        top = figure(self.top, 3)
         if self.signed:
             return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")
         return ("0", f"{'>= ' if self.clipped else ''}{top}")
