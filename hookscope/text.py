@@ -45,11 +45,11 @@ def shape_text(shape: Iterable[int]) -> str:
     return "x".join(str(size) for size in shape) or "scalar"
 
 
-def input_shape_text(shape: Sequence[int], between: str = "x") -> str:
+def input_shape_text(shape: Sequence[int]) -> str:
     """Return the shape of one input: "3x224x224", "20 values", "a number"."""
     if len(shape) == 1:
         return counted(shape[0], "value")
-    return between.join(map(str, shape)) or "a number"
+    return "x".join(map(str, shape)) or "a number"
 
 
 def counted(count: int, noun: str) -> str:

@@ -330,7 +330,7 @@ def test_inputs_that_cannot_be_used_are_left_out_if_somebody_is_told(tmp_path: P
 def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Path) -> None:
     table = hookscope.layers(small(), input_shape=(2, 3, 8, 8))
     assert table["3"].output_shapes == ((2, 5),)
-    assert str(table).splitlines()[0] == "Sequential"
+    assert str(table).splitlines()[1] == "Sequential"
     assert table.to_pandas().index.tolist() == ["", "0", "1", "2", "3"]
     with pytest.raises(hookscope.LayerNotFoundError):
         table["4"]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
@@ -31,6 +32,20 @@ def print_error(*lines: str) -> None:
     """Print the lines of an error to stderr; if that cannot be written, only the exit code is left."""
     with suppress(OSError):
         typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
+
+
+def height_of(console: "Console") -> int | None:
+    """Return how many lines the screen of a terminal has; None for a pipe or a file."""
+    return console.height if console.is_terminal else None
+
+
+def print_path(console: "Console", name: str, path: Path, more: str = "") -> None:
+    """Print the path of a file that was written: a link in terminals that have links."""
+    from rich.style import Style
+    from rich.text import Text
+
+    link = Style(link=path.absolute().as_uri())
+    console.print(Text.assemble(f"{name}: ", (safe_text(str(path)), link), more), soft_wrap=True)
 
 
 def consoles(*, json: bool) -> "tuple[Console, Console]":

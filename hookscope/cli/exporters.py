@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope import options
+from hookscope.cli.console import print_path
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
@@ -41,7 +42,7 @@ def print_page(page: Path, tables: "Console") -> None:
     """Print the line about a page that was written."""
     megabytes = page.stat().st_size / 1e6
     size = f"{megabytes:.1f}" if megabytes >= 0.05 else "under 0.1"
-    tables.print(f"Report: {safe_text(str(page))} ({size} MB)", soft_wrap=True)
+    print_path(tables, "Report", page, f" ({size} MB)")
 
 
 def open_file(path: Path, messages: "Console") -> None:

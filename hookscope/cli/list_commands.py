@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope import options
-from hookscope.cli.console import consoles, report
+from hookscope.cli.console import consoles, height_of, report
 from hookscope.cli.options import Model
 from hookscope.errors import ModelError
 
@@ -33,7 +33,7 @@ def layers(model: Model, *, option: options.Layers) -> int:
     hookscope layers net.py:build --input-shape 'tokens=4,20:int64<1000' --input-shape meta=4,5
     """
     from hookscope.commands.layers import layers as run_layers
-    from hookscope.reporting.layer_columns import module_columns, module_rows
+    from hookscope.reporting.modules import module_columns, module_rows
     from hookscope.reporting.tables import csv_text
     from hookscope.reporting.terminal import failure_panel
     from hookscope.results.runs.atomic import check_writable, write_whole
@@ -87,7 +87,7 @@ def _print(result: "ModuleTable | CheckpointContents", *, json: bool, full: bool
     if json:
         typer.echo(result.to_json(), nl=False)
     else:
-        tables.print(summary(result, width=tables.width, full=full))
+        tables.print(summary(result, width=tables.width, full=full, height=height_of(tables)))
     return messages
 
 

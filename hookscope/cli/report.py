@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from hookscope import options
-from hookscope.cli.console import consoles
+from hookscope.cli.console import consoles, height_of, print_path
 from hookscope.cli.exporters import check_tensorboard, print_page
 from hookscope.errors import OutputError, UsageError
-from hookscope.text import safe_text
 
 
 def report(
@@ -60,7 +59,8 @@ def _report_training(run: Path, option: options.Report) -> int:
     log = read_training(run)
     tables, messages = consoles(json=False)
     if not option.quiet:
-        for part in document_text(describe_training(log), width=tables.width, full=option.full):
+        text = document_text(describe_training(log), width=tables.width, full=option.full, height=height_of(tables))
+        for part in text:
             tables.print(part)
     page = run_report(log, default_report_path(run) if option.out is None else option.out)
     try:
@@ -69,7 +69,7 @@ def _report_training(run: Path, option: options.Report) -> int:
         messages.print(f"note: {error}", soft_wrap=True)
     else:
         if not option.quiet:
-            tables.print(f"Picture: {safe_text(str(overview))}", soft_wrap=True)
+            print_path(tables, "Picture", overview)
     if option.tensorboard is not None:
         from hookscope.cli.tensorboard import write_training
 

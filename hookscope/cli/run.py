@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from hookscope import options
-from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.console import consoles, height_of, print_path, progress_bar, report
 from hookscope.cli.exporters import check_exports, open_file, print_page, show_picture
 from hookscope.errors import EXIT_CHECK_FAILED, HookscopeError, ImageError, UnfitInputError, most_severe
 from hookscope.text import counted, printable, strict_json
@@ -74,7 +74,8 @@ class Run:
         if warnings := conversion.warnings_of(result):
             self.messages.print(terminal.warnings_panel(warnings))
         if not self.option.quiet:
-            self.tables.print(conversion.summary(result, width=self.tables.width, full=self.option.full))
+            tables, full = self.tables, self.option.full
+            tables.print(conversion.summary(result, width=tables.width, full=full, height=height_of(tables)))
         elif isinstance(result, Activations | Gradients):
             document = conversion.DESCRIPTIONS[type(result)](result, None)
             self.tables.print(*finding_lines(document), sep="\n", end="\n" if result.verdicts else "")
@@ -82,7 +83,7 @@ class Run:
     def save(self, result: "Result", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""
         from hookscope.commands.run_files import save_result
-        from hookscope.reporting.terminal import note_lines
+        from hookscope.reporting.columns import safe_line
         from hookscope.results.runs.directory import OVERVIEW, RUNS, point_latest
 
         option, tables = self.option, self.tables
@@ -92,9 +93,11 @@ class Run:
         if saved.folder.parent == RUNS:
             point_latest(saved.folder)
         if not option.quiet:
-            tables.print(note_lines(saved.remarks))
-            last = last_lines(saved, len(cast("Any", result).inputs), drawn) if drawn else saved.last_lines()
-            tables.print(last, soft_wrap=True)
+            for remark in saved.remarks:
+                tables.print(safe_line(f"note: {remark}", style="dim"))
+            print_path(tables, "Picture", saved.folder / OVERVIEW)
+            files = files_line(saved, len(cast("Any", result).inputs), drawn) if drawn else saved.files_line()
+            tables.print(files, soft_wrap=True)
             if self.replaced not in (None, command_line()):
                 by = f" of `{printable(self.replaced)}`" if self.replaced else ""
                 tables.print(f"It replaced an earlier run{by}.", soft_wrap=True, markup=False, highlight=False)
@@ -199,14 +202,14 @@ def command_line() -> str:
     return shlex.join(["hookscope", *sys.argv[1:]])
 
 
-def last_lines(saved: "SavedRun", input_count: int, drawn: options.GridOptions) -> str:
+def files_line(saved: "SavedRun", input_count: int, drawn: options.GridOptions) -> str:
     """Return which files were written, and how to have fewer grids."""
     of = f" for the first {drawn.grids_for} of {input_count} inputs (--grids-for)"
     cut, count = of if drawn.grids_for < input_count else "", len(saved.grids)
     grids = [f"{counted(count, 'grid')}{cut}"] if count else []
     none = "" if "gradients.csv" in saved.listed else ", none with --no-grids"
     hint = f" (fewer with --layer{none})" if count > _MANY_GRIDS else ""
-    return saved.last_lines(*grids, hint=hint)
+    return saved.files_line(*grids, hint=hint)
 
 
 def report_all(failures: Iterable[HookscopeError]) -> int:

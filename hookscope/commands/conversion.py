@@ -24,9 +24,10 @@ from hookscope.errors import UsageError
 from hookscope.reporting import layer_columns, terminal
 from hookscope.reporting.columns import Column, machine_columns
 from hookscope.reporting.comparison import CHANGES, describe_comparison
-from hookscope.reporting.contents import TENSORS, contents_report
+from hookscope.reporting.contents import TENSORS, describe_contents
 from hookscope.reporting.document import Document
-from hookscope.reporting.document_text import document_text, unbroken
+from hookscope.reporting.document_text import printed
+from hookscope.reporting.modules import describe_modules, module_columns, module_rows
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -76,18 +77,9 @@ def warnings_of(result: Result) -> tuple[str, ...]:
     return () if isinstance(result, CheckReport) else tuple(getattr(result, "warnings", ()))
 
 
-def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
+def summary(result: Result, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if describe := DESCRIPTIONS.get(type(result)):
-        text = document_text(describe(result, None), width=width, full=full)
-        return Group(*unbroken(text, width))
-    if isinstance(result, CheckpointContents):
-        return contents_report(result, width=width, full=full)
-    if isinstance(result, ModuleTable):
-        title = terminal.model_words(result.model)
-        table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost, full=full)
-        return Group(terminal.note_lines(result.notes), table)
-    return Group(*document_text(DESCRIPTIONS[type(result)](result, None), width=width, full=full))
+    return printed(DESCRIPTIONS[type(result)](result, None), width=width, full=full, height=height)
 
 
 DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
@@ -95,10 +87,12 @@ DESCRIPTIONS: Mapping[type, Callable[[Any, RunRecord | None], Document]] = {
     Attention: lambda attention, _: describe_attention(attention),
     Attributions: lambda attributions, _: describe_attributions(attributions),
     CheckReport: lambda report, _: describe_check(report),
+    CheckpointContents: lambda contents, _: describe_contents(contents),
     Comparison: lambda comparison, _: describe_comparison(comparison),
     Differences: describe_differences,
     Gradients: describe_gradients,
     History: lambda history, _: describe_history(history),
+    ModuleTable: lambda table, _: describe_modules(table),
     Survey: describe_survey,
 }
 """What describes a result; from a run, with its record, which has the paths of its pictures."""
@@ -154,8 +148,8 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
     Gradients: lambda gradients: (layer_columns.gradient_columns(gradients), gradients.gradients),
     History: lambda history: (tensor_columns(history), history.rows),
     ModuleTable: lambda table: (
-        layer_columns.module_columns(table.rows, table.cost),
-        layer_columns.module_rows(table.rows, table.cost),
+        module_columns(table.rows, table.cost),
+        module_rows(table.rows, table.cost),
     ),
     Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }

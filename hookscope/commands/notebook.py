@@ -39,7 +39,7 @@ _MOST_PICTURES = 6
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
 # trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
 _FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
-_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0"
+_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0;text-align:right"
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:
@@ -144,19 +144,19 @@ def _table(table: Table) -> str:
     """Return a table; its cells are texts. The first column of words names the rows."""
     columns = [[_words(cell) for cell in column.cells] for column in table.columns]
     headers = [_words(column.header) for column in table.columns]
-    fixed = [any(headers) or column.no_wrap for column in table.columns]  # sentences stand in tables without headers
-    aligned = [
-        f' style="text-align:{column.justify};white-space:{"pre" if is_fixed else "pre-wrap"}"'
-        for column, is_fixed in zip(table.columns, fixed, strict=True)
+    blanks = "pre" if any(headers) else "pre-wrap"  # sentences stand in tables without headers
+    sides = [
+        f' style="{"text-align:left;" if column.justify == "left" else ""}white-space:{blanks}"'
+        for column in table.columns
     ]
     naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
-    head = "".join(f'<th scope="col"{style}>{text}</th>' for text, style in zip(headers, aligned, strict=True))
+    head = "".join(f'<th scope="col"{side}>{text}</th>' for text, side in zip(headers, sides, strict=True))
     lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []
     lines.append("<tbody>")
     for cells in zip(*columns, strict=True):
         row = (
-            f'<th scope="row"{style}>{cell}</th>' if place == naming else f"<td{style}>{cell}</td>"
-            for place, (cell, style) in enumerate(zip(cells, aligned, strict=True))
+            f'<th scope="row"{side}>{cell}</th>' if place == naming else f"<td{side}>{cell}</td>"
+            for place, (cell, side) in enumerate(zip(cells, sides, strict=True))
         )
         lines.append(f"<tr>{''.join(row)}</tr>")
     lines.append("</tbody>")

@@ -44,7 +44,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.noise_shapes import NoiseShape, noise_beside_pictures, noise_note, parse_noise_shapes
-from hookscope.results.repeats import Key, reduced, repeated, without_rows
+from hookscope.results.repeats import Key, reduced, repeated
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
@@ -341,7 +341,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: 
     if plain.inputs != edited.inputs:
         sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
-    listed = without_rows(edited, edited.unlisted)
+    listed = reduced(edited, edited.unlisted)
     return replace(shown, comparison=compare(plain, listed, edits, () if repeats else repeated(listed)))
 
 

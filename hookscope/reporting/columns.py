@@ -172,27 +172,20 @@ def drawn_columns(
     return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
 
 
-def draw_table(
-    columns: Sequence[Column],
-    rows: Sequence[Any],
+def draw(
+    columns: Sequence[Drawn],
     width: int,
     styles: Sequence[str] = (),
-    notable: Sequence[bool] = (),
+    notable: Sequence[int] = (),
     *,
     full: bool = True,
+    most: int | None = None,
 ) -> RenderableType:
     """Return a table of what fits `width`; one line stands where rows were folded.
 
-    The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
-    else those that have a style.
+    The last column holds remarks, which join the names if it finds no room. Folding keeps the most `notable` rows,
+    else those that have a style; see `kept_positions`.
     """
-    return draw(drawn_columns(columns, rows, styles, full=full), width, styles, notable, full=full)
-
-
-def draw(
-    columns: Sequence[Drawn], width: int, styles: Sequence[str] = (), notable: Sequence[bool] = (), *, full: bool = True
-) -> RenderableType:
-    """Return a table of columns that have their cells, as `draw_table` does."""
     count = len(columns[0].cells)
     columns = fitted(columns, width)
     name = next((position for position, column in enumerate(columns) if column.rank == 0), 0)
@@ -200,7 +193,7 @@ def draw(
     styles = styles or [""] * count
     parts: list[RenderableType] = [_section(columns, width, show_header=True)]
     shown_until = 0
-    for position in (*kept_positions(notable or [bool(style) for style in styles], full=full), count):
+    for position in (*kept_positions(notable or [bool(style) for style in styles], full=full, most=most), count):
         if position > shown_until:
             parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
         if position < count:
@@ -245,14 +238,18 @@ def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
     return [wider.get(column.header, column) for column in columns if column.header in kept]
 
 
-def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
-    """Return the positions of the rows to show. A gap of one row is not worth its line."""
-    last = len(notable) - 1
-    if full or last < _FOLD_ABOVE_ROWS:
-        return range(len(notable))
-    ends = {*range(_FOLD_KEEP_ROWS), *range(last + 1 - _FOLD_KEEP_ROWS, last + 1)}
-    shown = [at in ends or is_notable for at, is_notable in enumerate(notable)]
-    return [at for at, is_shown in enumerate(shown) if is_shown or (shown[at - 1] and shown[min(at + 1, last)])]
+def kept_positions(notable: Sequence[int], *, full: bool, most: int | None = None) -> Sequence[int]:
+    """Return the positions of the rows to show: both ends, and those that are notable.
+
+    Where at most `most` rows fit, the most notable come first. A gap of one row is not worth its line.
+    """
+    count = len(notable)
+    if full or all(notable) or count <= (most or _FOLD_ABOVE_ROWS):
+        return range(count)
+    end = most // 3 if most else _FOLD_KEEP_ROWS
+    middle = sorted(filter(notable.__getitem__, range(end, count - end)), key=lambda at: -notable[at])
+    kept = {*range(end), *middle[: most and most - 2 * end], *range(count - end, count)}
+    return [at for at in range(count) if at in kept or {at - 1, at + 1} <= kept]
 
 
 def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
@@ -276,11 +273,6 @@ def number_text(value: float | None, digits: int = 4) -> str:
 def rate_text(rate: float) -> str:
     """Return a learning rate as people write it, of four digits: "0.1", "3e-4"."""
     return figure(rate, 4)
-
-
-def scale_text(value: float) -> str:
-    """Return a number for the end of a colour bar, of three digits."""
-    return figure(value, 3)
 
 
 def quantile_text(value: float | None, count: int) -> str:

@@ -1,98 +1,72 @@
-"""What a weights file holds, as Rich renderables for people and as JSON for machines."""
+"""What a weights file holds, as a document."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from hookscope.reporting.columns import (
     REMARK_WIDTH,
     Column,
-    draw_table,
     machine_columns,
     number_text,
     percent_text,
-    safe_line,
     statistics,
 )
-from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
+from hookscope.reporting.document import Document, Listing, Part, Section, Table, Text
+from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from hookscope.text import counted
 
-# What a screen has room for beside the tensors.
-_MOST_ENTRIES = 20
 _LONGEST_TEXT = 200
 
 
-def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:
-    """Return what a weights file holds; of what is no set of weights, only tensors that are not finite are listed."""
+def describe_contents(contents: CheckpointContents) -> Document:
+    """Describe a weights file; of what is no set of weights, a terminal lists only tensors that are not finite."""
     weights = [part for part in contents.parts if part.is_weights]
-    shown: list[RenderableType] = [_facts(contents, weights)]
-    if contents.entries:
-        shown += [Text(), safe_line("In the file", style="bold"), _entries(contents.entries, full=full)]
-    for part in weights:
-        shown += [_about(part), Text()] if len(weights) > 1 else [Text()]
-        shown.append(_tensors(part.tensors, width=width, full=full))
-    for part in contents.parts:
-        if part.is_weights:
-            continue
-        shown += [Text(), safe_line(f"{_cut(part.key) or 'beside these'}: {_total([part])}", style=_style(part))]
-        if listed := [tensor for tensor in part.tensors if full or _oddity(tensor)]:
-            shown.append(_tensors(listed, width=width, full=full))
-    total = safe_line(_total(contents.parts), style=_style(contents) or "bold")
-    return Group(*shown, *([Text()] * (len(contents.parts) > 1)), total)
-
-
-def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table:
-    facts = [
-        ("file", f"{contents.name} · {bytes_text(contents.byte_count)}"),
-        ("kind", f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind),
+    facts = [f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind]
+    facts += [f"metadata {_cut(key)}: {_cut(value)}" for key, value in contents.metadata.items() if value]
+    entries = [f"{_cut(entry.key)}: {entry.kind}, {_cut(entry.summary)}" for entry in contents.entries]
+    parts: list[Part] = [
+        Listing(title=f"{contents.name} · {bytes_text(contents.byte_count)}", lines=facts),
+        Listing(title="In the file", lines=entries),
     ]
-    metadata = [(f"metadata {_cut(key)}", value) for key, value in contents.metadata.items()]
-    if len(weights) != 1:
-        return _grid([*facts, *metadata])
-    [part] = weights
-    return _grid([*facts, ("weights at", part.key), ("prefix", part.prefix), *metadata], part)
+    for part in weights:
+        total = [] if len(weights) == 1 else [_total([part])]
+        title = f"Weights at {_cut(part.key)}" if part.key else "Weights"
+        parts += [Listing(title=title, lines=[*total, *_fits(part)]), _tensors(part)]
+    parts += [_tensors(part) for part in contents.parts if not part.is_weights]
+    return Document(
+        title=contents.name,
+        page_title=contents.name,
+        answer=[_total(contents.parts)],
+        level="fail" if contents.nonfinite_count else "",
+        sections=[Section("contents", "Contents", "Contents", parts)],
+        main="contents",
+    )
 
 
-def _about(part: StoredPart) -> RenderableType:
-    facts = [("weights at", part.key), ("holds", _total([part])), ("prefix", part.prefix)]
-    return Group(Text(), _grid(facts, part))
+def _fits(part: StoredPart) -> list[str]:
+    """Return the prefix of names, and which networks a set of weights fits."""
+    prefix = [f"prefix of every name: {_cut(part.prefix)}"] if part.prefix else []
+    if part.architectures:
+        return [*prefix, *(f"fits {_cut(network)}" for network in part.architectures)]
+    near = f"; nearest: {_cut(part.nearest)}" if part.nearest else ""
+    remedy = "other commands load it into your network with --arch net.py:build"
+    return [*prefix, f"fits no network known to hookscope{near}; {remedy}"]
 
 
-def _grid(facts: Sequence[tuple[str, str]], part: StoredPart | None = None) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        if value:
-            grid.add_row(safe_line(name, style="bold"), safe_line(_cut(value)))
-    near = f"; nearest: {part.nearest}" if part is not None and part.nearest else ""
-    unknown = (f"none known to hookscope{near}", "other commands load it into your network with --arch net.py:build")
-    for position, text in enumerate(part.architectures or unknown if part else ()):
-        grid.add_row(safe_line("" if position else "fits", style="bold"), safe_line(text))
-    return grid
-
-
-def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    shown = entries if full else entries[:_MOST_ENTRIES]
-    for entry in shown:
-        kind = safe_line(entry.kind, style="cyan")
-        grid.add_row(safe_line(f"  {_cut(entry.key)}"), kind, safe_line(_cut(entry.summary)))
-    hidden = len(entries) - len(shown)
-    return Group(grid, safe_line(f"  … {hidden} more entries, --full shows all", style="dim")) if hidden else grid
-
-
-def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
+def _tensors(part: StoredPart) -> Part:
+    tensors = part.tensors
     if not tensors:
-        return safe_line("No tensors.")
-    styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
-    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
-    columns = [replace(column, rank=3) if column.key == "dtype" and differ else column for column in TENSORS]
-    return draw_table(columns, tensors, width, styles, full=full)
+        return Text(["No tensors."])
+    differ = len({tensor.dtype for tensor in tensors}) > 1  # else a line on all has it
+    return Table(
+        title="Tensors" if part.is_weights else "Other tensors",
+        columns=[replace(column, rank=3) if column.key == "dtype" and differ else column for column in TENSORS],
+        rows=tensors,
+        levels=["fail" if _oddity(tensor) else "" for tensor in tensors],
+        kept=[] if part.is_weights else [bool(_oddity(tensor)) for tensor in tensors],
+        remark="" if part.is_weights else f"{_cut(part.key) or 'beside these'}: {_total([part])}",
+    )
 
 
 def _value_text(value: float | None) -> str:
@@ -136,10 +110,6 @@ def _total(parts: Sequence[StoredPart]) -> str:
 
 def _full(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
-
-
-def _style(of: StoredPart | CheckpointContents) -> str:
-    return "bold red" if of.nonfinite_count else ""
 
 
 def bytes_text(count: int) -> str:

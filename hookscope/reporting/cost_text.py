@@ -5,9 +5,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from rich.text import Text
-
-from hookscope.reporting.columns import Column, safe_line
+from hookscope.reporting.columns import Column
 from hookscope.results.activations import Activations
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
 from hookscope.results.costs_of_rows import dearest_part
@@ -65,10 +63,6 @@ def _cells(name: str) -> Callable[[ModuleCost], str | None]:
     return part.on(attrgetter("receptive_field")).read
 
 
-def _trainable(cost: ModuleCost) -> str:
-    return trainable_text(cost.total)
-
-
 def _total(key: str, title: str, meaning: str, rank: int, text: Callable[[float], str] | None = None) -> Column:
     return Column(key, title, meaning, rank, text, attrgetter(f"total.{key}"))
 
@@ -77,7 +71,9 @@ _FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pi
 COSTS = (
     *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
     replace(
-        _total("trainable_count", "trainable", "whether they require a gradient", 8), shown=_trainable, usual="yes"
+        _total("trainable_count", "trainable", "whether they require a gradient", 8),
+        shown=lambda cost: trainable_text(cost.total),
+        usual="yes",
     ),
     _total("parameter_bytes", "param. bytes", "bytes of its parameters", 9, _bytes),
     Column("own_parameter_bytes", value=attrgetter("own.parameter_bytes")),
@@ -95,8 +91,8 @@ COSTS = (
 """Of a module with its submodules; rows are `ModuleCost`."""
 
 
-def cost_lines(cost: NetworkCost) -> list[Text]:
-    """Return the lines at the foot of a table: totals, how they add up, how times were taken, what is missing."""
+def cost_lines(cost: NetworkCost) -> list[str]:
+    """Return lines on the whole network: totals, how they add up, how times were taken, what is missing."""
     whole = cost.whole
     passes = f"median of {cost.pass_count} passes"
     threads = f", {counted(cost.thread_count, 'thread')}" if cost.device == "cpu" else ""
@@ -106,24 +102,20 @@ def cost_lines(cost: NetworkCost) -> list[Text]:
         f"{scaled_text(whole.output_bytes, 'B')} of output",
         *(timed if whole.seconds is not None else []),
     ]
-    lines = [safe_line(f"a pass of {_given_words(cost)}: {' · '.join(parts)}", style="bold")]
+    lines = [f"a pass of {_given_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
-        split = "; ".join(
-            f"{where}: {', '.join(_sums_words(sums))}"
-            for where, sums in (("leaves", cost.leaves), ("outside of them", cost.outside))
-        )
-        lines.append(safe_line(split, style="dim"))
+        split = (("leaves", cost.leaves), ("outside of them", cost.outside))
+        lines.append("; ".join(f"{where}: {', '.join(_sums_words(sums))}" for where, sums in split))
     if whole.seconds is not None:
-        words = "times do not add up: a module's time includes its children's, and the overhead of Python and timing"
-        lines.append(safe_line(words, style="dim"))
+        lines.append(
+            "times do not add up: a module's time includes its children's, and the overhead of Python and timing"
+        )
     if cost.uncounted:
         named = [
             f"{printable(uncounted.name, 60)} ({counted(uncounted.call_count, 'call')})" for uncounted in cost.uncounted
         ]
-        lines.append(
-            safe_line(f"not counted, as its multiply-adds are not known: {some_of(named, _FEW)}", style="yellow")
-        )
-    return lines + [safe_line(f"note: {note}", style="dim") for note in cost.notes]
+        lines.append(f"not counted, as its multiply-adds are not known: {some_of(named, _FEW)}")
+    return lines + [f"note: {note}" for note in cost.notes]
 
 
 def whole_words(cost: NetworkCost) -> str:
@@ -147,5 +139,5 @@ def _sums_words(sums: CostSums) -> list[str]:
 
 def dearest_sentence(result: Activations) -> str:
     """Return which part takes most of the time, and its dead channels: one sentence, "" without times."""
-    part = None if result.cost is None else dearest_part(result.cost, result.rows)
-    return "" if part is None else f"{part.sentence[0].upper()}{part.sentence[1:]}."
+    part = "" if result.cost is None else dearest_part(result.cost, result.rows)
+    return part and f"{part[0].upper()}{part[1:]}."

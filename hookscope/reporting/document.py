@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.reporting.axes import Run
 from hookscope.reporting.columns import Column
 from hookscope.reporting.steps import Floats, HeatMap
 from hookscope.results.activations import MapSummary
@@ -138,12 +139,13 @@ class StepCharts:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values by layer, None where there is none."""
+    """Values by layer, None where there is none; or runs of places and values, each of which is a line."""
 
     name: str
     values: Sequence[float | None]
     colour: Literal["blue", "grey", "orange", "red"] = "blue"
     shape: Literal["line", "area", "dots"] = "line"
+    runs: Sequence[Run] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

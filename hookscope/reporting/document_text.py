@@ -1,9 +1,10 @@
 """Print a document in a terminal: the answer, what was looked at, findings, notes, tables, lines."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
 from textwrap import wrap
 
-from rich.console import RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from hookscope.reporting.columns import draw, drawn_columns, fitted, safe_line
@@ -13,24 +14,43 @@ from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
+_LEAST_ROWS, _OTHER_LINES = 12, 6  # of a table on a screen, and what stands around it
 _LESS = "dim italic"
 _INDENT = "  "  # of what is below a headline, of several
 
 
-def document_text(document: Document, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what a terminal of a width shows; `full` shows every finding and every row."""
+def printed(document: Document, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
+    """Return what a terminal of a size shows of a document; the answer also comes last if it has left the screen.
+
+    Without a height, tables are as long as two screens.
+    """
+    lines = [*unbroken(document_text(document, width=width, full=full, height=height), width)]
+    console = Console(width=width, file=StringIO())
+    if height is not None and len(console.render_lines(Group(*lines), pad=False)) >= height:
+        lines += unbroken([_headline(document)], width)
+    return Group(*lines)
+
+
+def document_text(
+    document: Document, *, width: int, full: bool = False, height: int | None = None
+) -> Iterator[RenderableType]:
+    """Yield what a terminal of a size shows; `full` shows every finding and every row."""
     for inner in document.documents:
-        headline, *below = document_text(inner, width=width - len(_INDENT), full=full)
+        headline, *below = document_text(inner, width=width - len(_INDENT), full=full, height=height)
         yield headline
         yield from (Text(_INDENT).append_text(line) if isinstance(line, Text) else line for line in below)
-    headline, *sentences = document.answer
-    yield safe_line(headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
-    yield from map(safe_line, sentences)
+    yield _headline(document)
+    yield from map(safe_line, document.answer[1:])
     yield from about_lines(document.about)
     yield from finding_lines(document, full=full)
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
-    yield from _parts(document, width, full=full)
+    most = None if height is None else max(_LEAST_ROWS, height - _OTHER_LINES)
+    yield from _parts(document, width, full=full, most=most)
+
+
+def _headline(document: Document) -> Text:
+    return safe_line(document.answer[0], style=f"bold {LEVEL_STYLES[document.level]}".strip())
 
 
 def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:
@@ -45,11 +65,11 @@ def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[Renderable
             yield line
 
 
-def _parts(document: Document, width: int, *, full: bool) -> Iterator[RenderableType]:
+def _parts(document: Document, width: int, *, full: bool, most: int | None) -> Iterator[RenderableType]:
     is_first = True
     for part in document.lines:
         if isinstance(part, Table) and part.rows and (full or not part.is_extra):
-            yield from _table(part, width, is_first=is_first, full=full)
+            yield from _table(part, width, is_first=is_first, full=full, most=most)
             is_first = False
         elif isinstance(part, Listing) and part.lines:
             yield from _lines(part.title, [(line, ()) for line in part.lines], full=full)
@@ -65,7 +85,7 @@ def finding_line(finding: FindingLine) -> str:
     return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}"
 
 
-def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[RenderableType]:
+def _table(table: Table, width: int, *, is_first: bool, full: bool, most: int | None) -> Iterator[RenderableType]:
     if not is_first:
         yield safe_line(table.title, style="bold")
     if table.remark:
@@ -74,7 +94,9 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool) -> Iterator[
     if shown.rows:
         styles = [LEVEL_STYLES[level] for level in shown.levels]
         drawn = drawn_columns(shown.columns, shown.rows, styles, full=full)
-        yield draw(drawn, width, styles, shown.notable, full=full)
+        notes = shown.notable or [bool(style) for style in styles]
+        notable = [(1 + (level == "fail")) * note for level, note in zip(shown.levels, notes, strict=False)]
+        yield draw(drawn, width, styles, notable or notes, full=full, most=most)
         headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
         yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
     if len(shown.rows) < len(table.rows):

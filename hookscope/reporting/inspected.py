@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from hookscope.reporting.check_report import level_counts
 from hookscope.reporting.columns import (
     NUMBERS,
     STATISTICS,
@@ -35,7 +36,7 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
-from hookscope.reporting.run_facts import model_facts, short_name
+from hookscope.reporting.run_facts import model_facts, short_name, size_words
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
@@ -47,7 +48,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.results.token_norms import TokenNorms
-from hookscope.text import counted, input_shape_text, shape_text, some_of
+from hookscope.text import counted, shape_text, some_of
 
 Inspection = Activations | Gradients
 
@@ -63,11 +64,19 @@ _VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
 _ROOM_FOR_GRADIENTS = frozenset({"std", "min", "max"})
 
 
-def objections(verdicts: Sequence[Finding]) -> tuple[str, Level]:
-    """Return how many findings there are, "2 failures, 1 warning", and the level of the gravest."""
-    failures = sum(verdict.level == "fail" for verdict in verdicts)
-    counts = ((failures, "failure"), (len(verdicts) - failures, "warning"))
-    return ", ".join(counted(count, noun) for count, noun in counts if count), "fail" if failures else "warn"
+def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
+    """Return where NaN starts, or the first finding, with how many there are, and the level of the most severe.
+
+    "NaN starts at 'log' (net.py:18): 3 failures.", "3 warnings; first: dead-channels at 'relu'."
+    """
+    counts = level_counts(verdicts)
+    level: Level = "fail" if any(verdict.level == "fail" for verdict in verdicts) else "warn"
+    causes = [verdict for verdict in verdicts if (verdict.rule, verdict.level) == ("non-finite-activation", "fail")]
+    if causes:
+        return f"{causes[0].message.partition(', the first output')[0].rstrip('.')}: {counts}.", level
+    first = verdicts[0]
+    where = f" at '{first.where}'" if first.where else ""
+    return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
 
 
 def finding_of(verdict: Finding) -> FindingLine:
@@ -161,12 +170,6 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
 def first_words(result: Inspection) -> str:
     """Return name and size of the first input."""
     return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
-
-
-def size_words(record: InputRecord) -> str:
-    """Return the size of an input, and the shape that the network gets."""
-    before = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
-    return f"{before}to the network as {input_shape_text(record.shape)}"
 
 
 def _times(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""The columns of a run's rows: outputs of layers, gradients, parameters, and the modules of a network."""
+"""The columns of a run's rows: outputs of layers, gradients, parameters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -19,11 +19,9 @@ from hookscope.reporting.columns import (
 )
 from hookscope.reporting.cost_text import COSTS
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.cost import NetworkCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
-from hookscope.results.network import ModuleRow
 from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
 from hookscope.text import shape_text
 
@@ -34,7 +32,7 @@ _STATISTICS = attrgetter("statistics")
 _measured = partial(statistics, of="statistics")
 _INDEX = Column("index", "#", "position in forward order", 12, str)
 _LABEL = Column("label", "layer", "layer, with its call and its output where there are several", 0, words=True)
-_KIND = Column("kind", "type", "class of the module, or name of the operation", 10, words=True, fold=18)
+KIND = Column("kind", "type", "class of the module, or name of the operation", 10, words=True, fold=18)
 
 
 def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
@@ -79,7 +77,7 @@ def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
         _INDEX,
         _LABEL,
         *machine_columns("layer", "call", "slot"),
-        _KIND,
+        KIND,
         Column("shape", "shape", "shape of the output", 6, str, _shape),
         *_measured({"dtype": 17}),
         Column("parameter_count", "parameters", "elements in its own parameters", 21, integer_text),
@@ -108,7 +106,7 @@ def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
         *_measured({"nan_count": 14, "inf_count": 15}),
         *_measured({"unmeasured": 0}),
         *machine_columns("aliases", "repeats", "also", "source", "inputs"),
-        _remarks("flags", "what is unusual", _flag_words, key="flags", style="cyan"),
+        remarks("flags", "what is unusual", _flag_words, key="flags", style="cyan"),
     )
 
 
@@ -134,13 +132,13 @@ def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
         Column("backward_index"),
         replace(_LABEL, shown=lambda row: row.label + (" (input)" if row.role == "input" else "")),
         *machine_columns("layer", "call", "slot", "role"),
-        _KIND,
+        KIND,
         *machine_columns("status"),
         *GRADIENT,
         *_quantiles(),
         *_measured({"unmeasured": 0}),
         *machine_columns("remark", "aliases", "repeats", "also", "source"),
-        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
+        remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
 
 
@@ -149,7 +147,7 @@ def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
     return (
         replace(_INDEX, meaning="position among the parameters"),
         Column("name", "parameter", "name of the parameter", 0, words=True),
-        replace(_KIND, meaning="class of the module that owns it", rank=13),
+        replace(KIND, meaning="class of the module that owns it", rank=13),
         *machine_columns("trainable", "status"),
         *GRADIENT,
         Column("weight_l2", "‖w‖", "L2 norm of the parameter", 6),
@@ -157,62 +155,8 @@ def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
         *_quantiles(),
         *_measured({"unmeasured": 0}),
         *machine_columns("aliases"),
-        _remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
+        remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
-
-
-def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Column]:
-    """Return the columns of `module_rows`."""
-    names = _tree_names(rows)
-    selected = "selected" if cost is None else ""  # which layers a pattern selects is another question
-    columns = (
-        Column("layer", "module", "module", 0, shown=lambda row: names[row.layer], words=True),
-        replace(_KIND, rank=4),
-        Column("parameter_count"),
-        Column("total_parameter_count", "parameters", "elements in its parameters", 3, integer_text),
-        Column("call_count", "calls", "calls in a pass", 11, str, usual="1"),
-        _shapes("input_shapes", "input", 10),
-        _shapes("output_shapes", "output", 2 if cost is None else 9),
-        Column("selected", selected, "selected by a pattern", 1, lambda value: "● selected" * value, words=True),
-        Column("owner"),
-        _remarks("note", "why it has no shapes, or its other names", attrgetter("note"), "note", "cyan", rank=12),
-    )
-    costs = [] if cost is None else [column for column in COSTS if column.key != "total_parameter_count"]
-    return with_costs(columns, costs, at=4)
-
-
-def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any]:
-    """Return the modules, each with its cost, or None."""
-    costs = {} if cost is None else {module.layer: module for module in cost.modules}
-    return [(row, costs.get(row.layer) if row.owner is None else None) for row in rows]
-
-
-def _shapes(key: str, title: str, rank: int) -> Column:
-    def texts(row: ModuleRow) -> tuple[str, ...]:
-        return tuple(map(shape_text, getattr(row, key)))
-
-    def shown(row: ModuleRow) -> str:
-        more = f" +{len(texts(row)) - 2}" if len(texts(row)) > 2 else ""
-        return ", ".join(texts(row)[:2]) + more or "-"
-
-    return Column(key, title, f"shapes of the {title}", rank, None, texts, shown, words=True)
-
-
-def _tree_names(rows: Sequence[ModuleRow]) -> Mapping[str, str]:
-    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors.
-
-    An operation stands below its module: ":add".
-    """
-    layers = {row.layer for row in rows}
-    names = {}
-    for row in rows:
-        module = row.layer if row.owner is None else row.owner
-        parts = module.split(".") if module else []
-        ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in layers]
-        label = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
-        indent = "  " * len(ancestors)
-        names[row.layer] = f"{indent}{label}" if row.owner is None else f"{indent}  :{row.kind}"
-    return names
 
 
 def _shape(row: LayerRow) -> str | None:
@@ -228,15 +172,17 @@ def _dead_channels(stats: TensorStatistics) -> str:
 _DEAD = Column("dead_channel_count", "dead", "channels that are 0 everywhere", 13, shown=_dead_channels, usual="-")
 
 
-def _remarks(
+def remarks(
     title: str, meaning: str, words: Callable[[Any], str], key: str = "", style: str = "", rank: int = 11
 ) -> Column:
+    """Return a column of remarks; in full, also which rows a row repeats or stands for."""
+
     def in_full(row: Any) -> str:
         more = _repeats_words(row) if isinstance(row, LayerRow | GradientRow) else []
         return "; ".join(filter(None, [words(row), *more]))
 
-    remarks = Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
-    return replace(remarks, in_full=in_full)
+    column = Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
+    return replace(column, in_full=in_full)
 
 
 def _flag_words(row: LayerRow) -> str:

@@ -84,17 +84,13 @@ def _pieces(text: str, size: int, width: int) -> Iterator[str]:
 def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
     """Return the font of pictures: Pillow's own, or DejaVu for what that lacks."""
     is_written_whole = all(letter.isascii() or letter in _IN_OWN_FONT for letter in text)
-    return _own_font(size) if is_written_whole else _dejavu(size)
+    return _font(size, is_own=is_written_whole)
 
 
-@lru_cache(maxsize=8)
-def _own_font(size: int) -> ImageFont.FreeTypeFont:
-    # Given a size, Pillow always returns its own Aileron.
-    return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
-
-
-@lru_cache(maxsize=8)
-def _dejavu(size: int) -> ImageFont.FreeTypeFont:
+@lru_cache(maxsize=16)
+def _font(size: int, *, is_own: bool) -> ImageFont.FreeTypeFont:
+    if is_own:  # given a size, Pillow always returns its own Aileron
+        return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))
     return ImageFont.truetype(_dejavu_file(), size)
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.reporting.columns import scale_text
 from hookscope.reporting.palettes import colour_levels
 from hookscope.results.activations import Activations
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import Photograph, Region
+from hookscope.text import figure
 
 # By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
 _STRONGEST = 0.82
@@ -60,21 +60,21 @@ class ColourScale:
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels at the ends of the colour bar, and at zero between them if it is signed."""
-        top = scale_text(self.top)
+        top = figure(self.top, 3)
         if self.signed:
             return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")
         return ("0", f"{'>= ' if self.clipped else ''}{top}")
 
 
-def colour_scale(placed: PlacedMap) -> ColourScale:
-    """Return the scale of one map; of a fine one the top is the 99.5th percentile of magnitudes."""
-    values = placed.values[np.isfinite(placed.values)].astype(np.float64)
+def colour_scale(values: NDArray[np.float32], *, clips: bool = True) -> ColourScale:
+    """Return the scale of the values of one map; the top of a fine one that clips is their 99.5th percentile."""
+    values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:
         return ColourScale(0.0, signed=False)
     signed = bool(values.min() < 0)
     magnitudes = np.abs(values)
     largest = top = float(magnitudes.max())
-    if magnitudes.size >= _FINE:
+    if clips and magnitudes.size >= _FINE:
         top = float(np.quantile(magnitudes, _FINE_QUANTILE)) or largest
     return ColourScale(top, signed, clipped=top < largest)
 
@@ -96,7 +96,7 @@ def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None
     The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another is drawn
     in the `scale` of that.
     """
-    scale = scale or colour_scale(placed)
+    scale = scale or colour_scale(placed.values)
     colours, opacities = _tables(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
@@ -146,7 +146,7 @@ def input_picture(
 
 def tint(placed: PlacedMap, region: Region) -> NDArray[np.uint8]:
     """Return the colours of a map alone, (H, W, 4) uint8, transparent where it is low and outside the region."""
-    scale = colour_scale(placed)
+    scale = colour_scale(placed.values)
     result = np.zeros((region.height, region.width, 4), np.uint8)
     columns = seen_part(region)[1]
     for rows, values in resampled(placed, region):

@@ -10,7 +10,7 @@ from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import some_of
+from hookscope.text import input_shape_text, some_of
 
 Inspected = Activations | Gradients | Attributions | Attention
 
@@ -18,6 +18,12 @@ Inspected = Activations | Gradients | Attributions | Attention
 def short_name(record: InputRecord) -> str:
     """Return the name of an input without its folders."""
     return PurePath(record.name).name or record.name
+
+
+def size_words(record: InputRecord) -> str:
+    """Return the size of an input, and the shape that the network gets."""
+    before = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
+    return f"{before}to the network as {input_shape_text(record.shape)}"
 
 
 def first_name(result: Inspected) -> str:

@@ -1,4 +1,4 @@
-"""Results as Rich renderables, for people; `full` shows what is folded else. No name is read as markup."""
+"""What documents share in a terminal: panels, the network and its inputs in words. No name is read as markup."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -8,15 +8,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.reporting.columns import draw, drawn_columns, safe_line
-from hookscope.reporting.cost_text import cost_lines
+from hookscope.reporting.columns import safe_line
 from hookscope.reporting.document import Level
-from hookscope.reporting.layer_columns import module_columns, module_rows
 from hookscope.results.activations import Verification
-from hookscope.results.cost import NetworkCost
 from hookscope.results.inputs import CLIP_STEP, InputRecord
-from hookscope.results.network import Failure, ModelInfo, ModuleRow
-from hookscope.text import counted, shape_text
+from hookscope.results.network import Failure, ModelInfo
+from hookscope.text import shape_text
 
 LEVEL_STYLES = {"fail": "bold red", "warn": "yellow", "good": "green", "dim": "dim", "": ""}
 
@@ -39,11 +36,6 @@ def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level
     return "not the same as without hooks: see the warning", "fail"
 
 
-def note_lines(notes: Sequence[str]) -> RenderableType:
-    """Return the notes, a paragraph each; nothing for none."""
-    return Group(*(safe_line(f"note: {note}", style="dim", overflow="fold") for note in notes))
-
-
 def failure_panel(failure: Failure) -> RenderableType:
     """Return where and how the forward pass raised, in a frame."""
     grid = Table.grid(padding=(0, 1))
@@ -55,24 +47,6 @@ def failure_panel(failure: Failure) -> RenderableType:
     for name, words in facts.items():
         grid.add_row(name, safe_line(words, overflow="fold"))
     return Panel(grid, title="The model raised", title_align="left", style="red")
-
-
-def module_table(
-    rows: Sequence[ModuleRow], *, width: int, title: str, cost: NetworkCost | None = None, full: bool = False
-) -> RenderableType:
-    """Return the modules of a network as a tree by their dotted names, with what they cost, and lines of totals."""
-    styles = ["green" if row.selected and cost is None else "" for row in rows]
-    drawn = drawn_columns(module_columns(rows, cost), module_rows(rows, cost), styles, full=full)
-    table = draw(drawn, width, styles)
-    whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
-    operation_count = sum(row.owner is not None for row in rows)
-    parts = [counted(len(rows) - operation_count, "module")]
-    parts += [counted(operation_count, "operation")] if operation_count else []
-    totals = " · ".join([*parts, f"{sum(row.selected for row in rows)} selected", counted(whole[0], "parameter")])
-    lines = [] if cost is None else cost_lines(cost)
-    if cost is not None and operation_count:
-        lines.append(safe_line("Operations have no cost of their own: it counts in the module that calls them."))
-    return Group(safe_line(title, style="bold"), table, safe_line(totals), *lines)
 
 
 def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:

@@ -35,7 +35,7 @@ Flag = Literal[
 OverChannels = Literal["mean", "RMS"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LayerRow(MeasuredTensor):
     """One output of one call of one module.
 
@@ -187,7 +187,7 @@ class Run(RunResult):
     Attributes:
         rows: One per (layer, call, slot), in execution order.
         verdicts: What the rules object to, failures first; they look at operations too, whether those are rows or not.
-        unlisted: Labels of rows that were measured for verdicts alone; `without_rows` leaves them out.
+        unlisted: Labels of rows that were measured for verdicts alone; `reduced` leaves them out.
         repeated: Arguments of the network that have the same row for every input, because a single row was given for
             several inputs: "['meta']".
         predictions: Top classes per input, for classifiers.

@@ -1,47 +1,22 @@
 """The cost of every row, and one sentence about the part that takes most of the time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hookscope.results.activations import LayerRow
 from hookscope.results.cost import ModuleCost, NetworkCost
-
-
-@dataclass(frozen=True, slots=True)
-class DearestPart:
-    """The part of a network that takes most of the time, and its dead channels over the rows of a run.
-
-    Attributes:
-        share: Of the time that the whole model takes, 0-1.
-        dead_fraction: Of the channels of its rows; None if none of its rows has channels.
-    """
-
-    layer: str
-    share: float
-    dead_fraction: float | None
-
-    @property
-    def sentence(self) -> str:
-        """In words: "40% of the time in layer3, 62% of its channels dead"."""
-        words = f"{_percent(self.share)} of the time in {self.layer}"
-        if self.dead_fraction is None:
-            return words
-        dead = "none" if not self.dead_fraction else _percent(self.dead_fraction)
-        return f"{words}, {dead} of its channels dead"
-
 
 # A part that takes so much is only a wrapper around what matters.
 _NEARLY_ALL = 0.9
 
 
-def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | None:
-    """Return the part that takes most of the time: a child of the network, or of the child that takes nearly all.
+def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> str:
+    """Return which part takes most of the time: "40% of the time in layer3, 62% of its channels dead".
 
-    None if there are no times, or no parts.
+    It is a child of the network, or of the child that takes nearly all; "" if there are no times, or no parts.
     """
     whole = cost.whole.seconds
     if not whole:
-        return None
+        return ""
     timed = [entry for entry in cost.modules[1:] if entry.seconds is not None]
     names = {entry.layer for entry in timed}
     children: dict[str, list[ModuleCost]] = {}
@@ -58,12 +33,15 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | N
             break
         layer, share = part.layer, min(seconds / whole, 1.0)
     if not layer:
-        return None
+        return ""
     modules = ((row.layer if row.owner is None else row.owner, row.activation) for row in rows)
     inside = [values for module, values in modules if f"{module}.".startswith(f"{layer}.")]
     channels = sum(statistics.channel_count or 0 for statistics in inside if statistics.dead_channel_count is not None)
     dead = sum(statistics.dead_channel_count or 0 for statistics in inside)
-    return DearestPart(layer, share, dead / channels if channels else None)
+    words = f"{_percent(share)} of the time in {layer}"
+    if not channels:
+        return words
+    return f"{words}, {_percent(dead / channels) if dead else 'none'} of its channels dead"
 
 
 def _percent(fraction: float) -> str:

@@ -19,7 +19,7 @@ no_grad). "unknown": the pass raised before its gradient would have arrived.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientRow(MeasuredTensor):
     """The gradient of the loss with respect to one output, or one input, of one call of one module.
 
@@ -80,7 +80,7 @@ def parameter_owner(name: str, kind: str) -> str:
     return owner.rpartition(".")[0] if kind in _HOLDERS else owner
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ParameterRow(MeasuredTensor):
     """The gradient of the loss with respect to one parameter.
 

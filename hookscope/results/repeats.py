@@ -32,23 +32,9 @@ class _Staying(NamedTuple, Generic[Row]):
 def fold_repeats(run: Run) -> Run:
     """Leave out the rows that repeat another, and name them in the row that stays.
 
-    Rows keep their numbers: see `numbered`. To fold twice is to fold once.
+    Rows keep their numbers: see `reduced`. To fold twice is to fold once.
     """
     return reduced(run, folds=True)
-
-
-def without_rows(run: Run, left_out: Collection[str]) -> Run:
-    """Leave out some rows, by label, that were measured for verdicts alone.
-
-    Tensors that came from one of them are listed as coming from its inputs; a row that repeats one repeats the next
-    such row, if any. Rows keep their numbers: see `numbered`.
-    """
-    return reduced(run, left_out)
-
-
-def numbered(run: Run) -> Run:
-    """Number the rows by their places, after some were left out; maps follow their rows, or are left out with them."""
-    return reduced(run, numbers=True)
 
 
 # Operations that take shape and dtype of their input, and none of its values: the first state of a recurrence.
@@ -56,7 +42,12 @@ _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "ne
 
 
 def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
-    """Do what `without_rows`, and if asked for `fold_repeats` and `numbered`, do one after the other."""
+    """Leave out some rows, by label, that were measured for verdicts alone; if asked for, fold and number the others.
+
+    Tensors that came from a row left out are listed as coming from its inputs; a row that repeats one repeats the next
+    such row, if any. Rows keep their numbers unless `numbers`, which makes them places; maps follow their rows, or are
+    left out with them.
+    """
     left_out = frozenset(left_out)
     rows, gone = _parted(run.rows, left_out)
     constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}

@@ -114,8 +114,7 @@ class MeasuredTensor:
         """All statistics of the row's tensor."""
         raise NotImplementedError
 
-    def __str__(self) -> str:
-        """Return the row in two lines; `repr` has every field."""
+    def __repr__(self) -> str:
         statistics = self.statistics
         numbers = {
             "mean": statistics.mean,
@@ -133,11 +132,9 @@ class MeasuredTensor:
         }
         words += [f"{count} {name}" for name, count in counts.items() if count]
         shape = "x".join(map(str, statistics.shape)) or "scalar"
+        words += [statistics.unmeasured] if statistics.unmeasured else []
         title = f"{self.label or '(model)'} ({self.kind}) {shape} {statistics.dtype}"
-        return (
-            printable(f"{title}{f': {statistics.unmeasured}' if statistics.unmeasured else ''}")
-            + f"\n  {', '.join(words)}"
-        )
+        return f"<{type(self).__name__} {printable(title)}: {printable(', '.join(words))}>"
 
     shape: tuple[int, ...] = _statistic("shape")
     dtype: str = _statistic("dtype")

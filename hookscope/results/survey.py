@@ -236,7 +236,7 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SurveyRow(MeasuredTensor):
     """One output of one call of one module over all inputs.
 

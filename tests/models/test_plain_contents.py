@@ -256,7 +256,7 @@ COMMANDS: dict[str, tuple[Callable[[State], object], list[str], str]] = {
         [],
         "fits timm:test_efficientnet (num_classes=3)",
     ),
-    "unknown": (lambda _state: nn.Linear(2, 3).state_dict(), [], "fits none known to hookscope"),
+    "unknown": (lambda _state: nn.Linear(2, 3).state_dict(), [], "fits no network known to hookscope"),
 }
 
 

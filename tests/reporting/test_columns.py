@@ -15,7 +15,7 @@ from hookscope.reporting.columns import (
     Column,
     Drawn,
     draw,
-    draw_table,
+    drawn_columns,
     fitted,
     fold_name,
     kept_positions,
@@ -73,7 +73,7 @@ def test_a_column_is_declared_once_for_terminal_csv_and_page() -> None:
     trips = [Trip("=home", 1.5, ("a", "b;c")), Trip("away", None)]
     console = Console(width=60, color_system=None, file=io.StringIO())
     with console.capture() as printed:
-        console.print(draw_table(TRIP, trips, 60))
+        console.print(draw(drawn_columns(TRIP, trips), 60))
     lines = printed.get().split("\n")
     assert [line.split() for line in (lines[0], *lines[2:4])] == [
         ["trip", "time", "pace"],
@@ -284,3 +284,10 @@ def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_ta
     assert " ".join(" ".join(below).split()) == f"└ {remark}"
     assert 40 < len(below[0]) <= 54
     assert last.split()[:2] == ["1", "fc"]
+
+
+def test_a_table_on_a_screen_keeps_its_ends_and_the_most_notable_rows_that_fit() -> None:
+    notable = [2 if at == 40 else at in {20, 21, 30} for at in range(61)]
+    assert list(kept_positions(notable, full=False, most=12)) == [*range(4), 20, 21, 30, 40, *range(57, 61)]
+    assert list(kept_positions(notable, full=False, most=8)) == [0, 1, 20, 21, 30, 40, 59, 60]
+    assert list(kept_positions([1] * 61, full=False, most=8)) == list(range(61)), "all notable: nothing is folded"

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from hookscope.reporting.contents import bytes_text, contents_report
+from hookscope.commands.conversion import summary
+from hookscope.reporting.contents import bytes_text
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from tests.reporting.conftest import printed
 
@@ -23,26 +24,29 @@ def stored(key: str, byte_count: int = 16, nans: int | None = 0, infs: int | Non
 
 
 def lines(of: CheckpointContents, *, width: int = 80, full: bool = False) -> list[str]:
-    return [line.rstrip() for line in printed(contents_report(of, width=width, full=full), width).splitlines()]
+    return [line.rstrip() for line in printed(summary(of, width=width, full=full), width).splitlines()]
 
 
-def test_facts_come_first_and_only_those_that_there_are() -> None:
-    assert lines(contents(stored("a")))[:4] == [
-        "file w.pt · 4.9 KiB",
-        "kind torch · torch.save, zip format 3",
-        "fits none known to hookscope",
-        "     other commands load it into your network with --arch net.py:build",
+def test_the_answer_comes_first_then_what_the_file_is_and_only_facts_that_there_are() -> None:
+    assert lines(contents(stored("a")), width=160)[:5] == [
+        "1 tensor · 16 bytes · float32 · all values are finite",
+        "w.pt · 4.9 KiB",
+        "  torch · torch.save, zip format 3",
+        "Weights",
+        "  fits no network known to hookscope; other commands load it into your network with --arch net.py:build",
     ]
     near = StoredPart("", True, (stored("a"),), nearest="one: 2 of 3")
-    assert lines(contents(part=near))[2] == "fits none known to hookscope; nearest: one: 2 of 3"
+    assert (
+        "  fits no network known to hookscope; nearest: one: 2 of 3; other" in lines(contents(part=near), width=160)[4]
+    )
     part = StoredPart("ema", True, (stored("a"),), prefix="module", architectures=("one: …", "two: …"))
     more = contents(part=part, metadata={"format": "pt"})
-    assert [line.split() for line in lines(more)[2:7]] == [
-        ["weights", "at", "ema"],
-        ["prefix", "module"],
-        ["metadata", "format", "pt"],
-        ["fits", "one:", "…"],
-        ["two:", "…"],
+    assert lines(more)[3:8] == [
+        "  metadata format: pt",
+        "Weights at ema",
+        "  prefix of every name: module",
+        "  fits one: …",
+        "  fits two: …",
     ]
 
 
@@ -65,7 +69,8 @@ def test_what_is_not_finite_or_tied_or_not_counted_is_said_beside_the_tensor() -
 def test_statistics_stand_in_columns_whole_numbers_as_they_are() -> None:
     count = StoredTensor("steps", (), "int64", 8, 0, 0, "", 0, 123456, 123456, 123456.0, 0.0)
     empty = StoredTensor("empty", (0, 3), "float32", 0, 0, 0, "", 0)
-    table = [line.split() for line in lines(contents(stored("a"), count, empty), width=120)[5:]]
+    text = [line.split() for line in lines(contents(stored("a"), count, empty), width=120)]
+    table = text[next(at for at, words in enumerate(text) if words[0] == "tensor") :]
     assert table[0] == ["tensor", "shape", "dtype", "size", "mean", "std", "min", "max", "zeros"]
     assert table[2] == ["a", "2x2", "float32", "16", "bytes", "0.2500", "1.000e-6", "-0.5000", "1.235e6", "25.0%"]
     assert table[3] == ["steps", "scalar", "int64", "8", "bytes", "1.235e5", "0", "123456", "123456", "0%"]
@@ -91,21 +96,18 @@ def test_several_sets_of_weights_have_a_table_each_and_of_the_rest_only_what_is_
         parts=(model, ema, StoredPart("optimizer", False, state), StoredPart("", False, (stored("best", 8),)))
     )
     text = lines(of, width=100)
-    assert [line.split() for line in text if line.startswith("weights at")] == [
-        ["weights", "at", "model"],
-        ["weights", "at", "ema"],
-    ]
+    assert [line for line in text if line.startswith("Weights at")] == ["Weights at model", "Weights at ema"]
     assert sum(line.startswith("tensor ") for line in text) == 3
     assert [line.split()[0] for line in text if line.startswith("state.")] == ["state.3"]
     assert "optimizer: 5 tensors · 40 bytes · float32 · NaN or Inf: 1 value" in text
     assert "beside these: 1 tensor · 8 bytes · float32 · all values are finite" in text
-    assert text[-1] == "9 tensors · 64 bytes · float32 · NaN or Inf: 1 value"
+    assert text[0] == "9 tensors · 64 bytes · float32 · NaN or Inf: 1 value"
     full = lines(of, width=100, full=True)
     assert sum(line.startswith("state.") for line in full) == 5
 
 
 @pytest.mark.parametrize(
-    ("tensors", "summary"),
+    ("tensors", "total"),
     [
         ([stored("a")], "1 tensor · 16 bytes · float32 · all values are finite"),
         ([stored("a"), stored("b", tied="a")], "2 tensors · 16 bytes · float32 · all values are finite"),
@@ -122,16 +124,16 @@ def test_several_sets_of_weights_have_a_table_each_and_of_the_rest_only_what_is_
         ),
     ],
 )
-def test_the_last_line_sums_up(tensors: list[StoredTensor], summary: str) -> None:
-    assert " ".join(lines(contents(*tensors), width=200)[-1:]) == summary
+def test_the_first_line_sums_up(tensors: list[StoredTensor], total: str) -> None:
+    assert lines(contents(*tensors), width=200)[0] == total
 
 
-def test_other_entries_are_listed_the_first_twenty_unless_asked_for() -> None:
+def test_other_entries_are_listed_the_first_ten_unless_asked_for() -> None:
     entries = tuple(StoredEntry(f"entry{number}", "int", str(number)) for number in range(25))
     folded, full = (lines(contents(stored("a"), entries=entries), full=full) for full in (False, True))
     assert sum("entry" in line for line in full) == 25
-    assert sum(" int " in line for line in folded) == 20
-    assert "  … 5 more entries, --full shows all" in folded
+    assert sum(": int, " in line for line in folded) == 10
+    assert "  … 15 more, --full shows all" in folded
 
 
 def test_no_tensors_at_all_is_said() -> None:

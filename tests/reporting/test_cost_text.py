@@ -93,7 +93,7 @@ def test_columns_are_left_out_where_they_would_say_nothing() -> None:
 
 
 def test_the_foot_has_totals_how_they_add_up_and_what_is_missing() -> None:
-    lines = [each.plain for each in cost_lines(COST)]
+    lines = cost_lines(COST)
     assert lines[0] == (
         "a pass of 1x3x8x8: 4.00 M multiply-adds · 2,000 parameters (8.00 kB) · 1.60 kB saved for backward · "
         "40 B of output · 10.0 ms on this machine (cpu, 2 threads, median of 5 passes)"
@@ -104,17 +104,14 @@ def test_the_foot_has_totals_how_they_add_up_and_what_is_missing() -> None:
     assert "aten._fft_r2c (2 calls)" in lines[3]
     assert lines[4] == "note: a note"
     untimed = replace(COST, modules=(replace(COST.modules[0], seconds=None),), uncounted=(), notes=())
-    assert not any("machine" in each.plain or "time" in each.plain for each in cost_lines(untimed))
+    assert not any("machine" in line or "time" in line for line in cost_lines(untimed))
 
 
 def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
     rows = [row("stem", 0, 4), row("body.a", 3, 4), row("body.a:relu", 2, 4, owner="body.a"), row("bodyguard", 4, 4)]
-    part = dearest_part(COST, rows)
-    assert part is not None
-    assert (part.layer, part.share, part.dead_fraction) == ("body", pytest.approx(0.4), 5 / 8)
-    assert part.sentence == "40% of the time in body, 62% of its channels dead"
-    assert dearest_part(COST, rows[:1] + rows[3:]).sentence == "40% of the time in body"  # type: ignore[union-attr]
-    assert dearest_part(COST, [row("body.a", 0, 4)]).sentence.endswith("none of its channels dead")  # type: ignore[union-attr]
+    assert dearest_part(COST, rows) == "40% of the time in body, 62% of its channels dead"
+    assert dearest_part(COST, rows[:1] + rows[3:]) == "40% of the time in body"
+    assert dearest_part(COST, [row("body.a", 0, 4)]).endswith("none of its channels dead")
     wrapped = replace(
         COST,
         modules=(
@@ -124,7 +121,7 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
             replace(COST.modules[2], layer="net.trunk", seconds=0.0070),
         ),
     )
-    assert dearest_part(wrapped, []).layer == "net.trunk"  # type: ignore[union-attr]  # not what holds nearly all
+    assert dearest_part(wrapped, []).endswith("in net.trunk")  # not what holds nearly all
     listed = replace(
         COST,
         modules=(
@@ -133,9 +130,9 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
             replace(COST.modules[2], layer="blocks.0", seconds=0.0030),
         ),
     )
-    assert dearest_part(listed, []).layer == "blocks.0"  # type: ignore[union-attr]  # a ModuleList is never called
-    assert dearest_part(replace(COST, modules=COST.modules[:1]), rows) is None
-    assert dearest_part(replace(COST, modules=(replace(COST.modules[0], seconds=None),)), rows) is None
+    assert dearest_part(listed, []).endswith("in blocks.0")  # a ModuleList is never called
+    assert dearest_part(replace(COST, modules=COST.modules[:1]), rows) == ""
+    assert dearest_part(replace(COST, modules=(replace(COST.modules[0], seconds=None),)), rows) == ""
 
 
 def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:

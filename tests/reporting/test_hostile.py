@@ -24,7 +24,6 @@ from hookscope.commands.conversion import summary
 from hookscope.commands.notebook import result_html
 from hookscope.reporting import tables, terminal
 from hookscope.reporting.comparison import CHANGES
-from hookscope.reporting.contents import contents_report
 from hookscope.reporting.github import annotations, checks_to_markdown
 from hookscope.reporting.grids import draw_for_run, encode_png
 from hookscope.reporting.junit import checks_to_junit
@@ -36,7 +35,7 @@ from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPa
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
-from hookscope.results.network import Failure, ModelInfo, ModuleRow
+from hookscope.results.network import Failure, ModelInfo, ModuleRow, ModuleTable
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
 from hookscope.text import safe_text
@@ -59,7 +58,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.characters()), max_size=8
 def gradients(name: str) -> Gradients:
     numbers = replace(NUMBERS, unmeasured=name)
     return Gradients(
-        model=ModelInfo(name, name, name, False, name, 7, arguments={name: name}),
+        model=model(name),
         inputs=(InputRecord(name, name, None, (3, 2, 2), (name,)),),
         loss=LossRecord(name, name, 1.0, (name,)),
         rows=(LayerRow(0, name, name, 1, name, 1, numbers, ("unmeasured",), (name,), name, (name,)),),
@@ -75,6 +74,10 @@ def gradients(name: str) -> Gradients:
         failure=Failure(name, name, (name,), name),
         verification=Verification("not repeatable", name),
     )
+
+
+def model(name: str) -> ModelInfo:
+    return ModelInfo(name, name, name, False, name, 7, arguments={name: name})
 
 
 def activations(name: str) -> Activations:
@@ -108,19 +111,18 @@ def page(name: str) -> str:
 TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
     "activations": lambda name, width: summary(activations(name), width=width, full=True),
     "warnings": lambda name, _: terminal.warnings_panel((name, name)),
-    "notes": lambda name, _: terminal.note_lines((name,)),
     "verification": lambda name, _: Group(
         *terminal.about_lines([terminal.verified(Verification("not repeatable", name), with_loss=True)])
     ),
     "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
-    "modules": lambda name, width: terminal.module_table(
-        [ModuleRow(name, name, 1, 1, 1, (), (), True, name)], width=width, title=name
+    "modules": lambda name, width: summary(
+        ModuleTable(model(name), (ModuleRow(name, name, 1, 1, 1, (), (), True, name),), notes=(name,)), width=width
     ),
     "gradients": lambda name, width: summary(
         replace(gradients(name), inputs_alone=(InputGradients(name, 1.0, 1.0, {name: 1.0}),)), width=width, full=True
     ),
     "comparison": lambda name, width: summary(comparison(name), width=width),
-    "contents": lambda name, width: contents_report(contents(name), width=width),
+    "contents": lambda name, width: summary(contents(name), width=width),
     "check": lambda name, width: summary(checked.hostile(name), width=width),
 }
 

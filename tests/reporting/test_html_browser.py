@@ -101,7 +101,7 @@ def test_the_answer_comes_first_and_maps_of_a_few_layers_before_the_tables(
     opened = open_html(report_html(read_run(run)), width=width, scheme=scheme)
     page = opened.page
     first = page.locator("main > :first-child")
-    assert first.locator("h2").inner_text() == "1 failure"
+    assert first.locator("h2").inner_text() == "1 failure: nan at 'conv3'."
     assert "'conv3' holds NaN." in page.locator("main > :nth-child(2)").inner_text()
     assert "RANDOM WEIGHTS: this network is untrained, nothing here was learned" in first.inner_text()
     strips = page.locator(".strip")

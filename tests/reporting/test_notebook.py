@@ -82,6 +82,12 @@ def test_a_histogram_keeps_its_blanks() -> None:
     assert all("white-space:pre" in (cell.attributes["style"] or "") for cell in (*page.all("td"), *page.all("th")))
 
 
+def test_the_text_of_sixty_five_rows_is_below_sixty_kilobytes() -> None:
+    rows = tuple(replace(INSPECTION.rows[0], index=index, layer=f"block.{index}") for index in range(65))
+    html = replace(INSPECTION, rows=rows)._repr_html_()
+    assert len(re.sub(r'"data:image/png[^"]*"', "", html).encode()) < 60_000, "beside the pictures"
+
+
 def test_a_gradient_inspection_shows_both_tables_loss_and_verdicts() -> None:
     page = shown(GRADIENTS)
     names = [[line[1] for line in table[1:]] for table in page.tables()[:2]]

@@ -127,20 +127,20 @@ def test_a_signed_map_has_two_colours_around_zero():
     assert red[3] == blue[3] > 200
     assert red[0] > red[2] + 100
     assert blue[2] > blue[0] + 100
-    assert colour_scale(map_of([[0.5, -2]])) == ColourScale(2.0, signed=True)
-    assert colour_scale(map_of([[0.5, -2]])).labels == ("-2", "0", "2")
+    assert colour_scale(map_of([[0.5, -2]]).values) == ColourScale(2.0, signed=True)
+    assert colour_scale(map_of([[0.5, -2]]).values).labels == ("-2", "0", "2")
 
 
 def test_the_scale_begins_at_zero_so_that_a_constant_map_has_one_colour():
     nearly = np.full((7, 7), 0.3) + np.random.default_rng(0).normal(0, 1e-4, (7, 7))
     colours = tint(map_of(nearly), whole(70, 70)).astype(int)
     assert np.ptp(colours.reshape(-1, 4), axis=0).max() <= 2
-    assert colour_scale(map_of(np.full((7, 7), 0.25))) == ColourScale(0.25, signed=False)
+    assert colour_scale(map_of(np.full((7, 7), 0.25)).values) == ColourScale(0.25, signed=False)
 
 
 def test_a_map_of_zeros_draws_nothing():
     each = map_of(np.zeros((7, 7)))
-    assert colour_scale(each) == ColourScale(0.0, signed=False)
+    assert colour_scale(each.values) == ColourScale(0.0, signed=False)
     assert (tint(each, whole(9, 9))[..., 3] == 0).all()
     grey = replace(photograph(whole(9, 9)), pixels=np.full((9, 9, 3), 77, np.uint8))
     assert np.abs(overlay(grey, each).astype(int) - 77).max() <= 1
@@ -173,7 +173,7 @@ def test_a_box_beyond_the_picture_is_cut_off():
 def test_what_is_not_finite_is_magenta_and_spoils_no_scale():
     each = map_of([[1, np.nan], [np.inf, 2]])
     drawn = overlay(photograph(whole(20, 20)), each)
-    assert colour_scale(each).top == 2
+    assert colour_scale(each.values).top == 2
     assert (drawn[2, 17] == (255, 0, 255)).all()
     assert (drawn[17, 2] == (255, 0, 255)).all()
     assert not (drawn[2, 2] == (255, 0, 255)).all()
@@ -182,9 +182,9 @@ def test_what_is_not_finite_is_magenta_and_spoils_no_scale():
 def test_single_pixels_far_above_all_others_are_beyond_the_scale():
     values = np.ones((100, 100))
     values[3, 3] = 1000
-    assert colour_scale(map_of(values)) == ColourScale(1.0, signed=False, clipped=True)
-    assert colour_scale(map_of(values)).labels == ("0", ">= 1")
-    assert colour_scale(map_of(values[:14, :14])).top == 1000
+    assert colour_scale(map_of(values).values) == ColourScale(1.0, signed=False, clipped=True)
+    assert colour_scale(map_of(values).values).labels == ("0", ">= 1")
+    assert colour_scale(map_of(values[:14, :14]).values).top == 1000
 
 
 def test_the_bar_has_the_colours_of_an_overlay():

@@ -23,14 +23,13 @@ from hookscope.commands.diff.draw_maps import summarised
 from hookscope.commands.grads.describe import describe_gradients
 from hookscope.reporting.axes import block_names, tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
-from hookscope.reporting.document import DepthChart, Maps
-from hookscope.reporting.document import Series as DepthSeries
+from hookscope.reporting.document import DepthChart, Maps, Series
 from hookscope.reporting.html.figures import over_depth
 from hookscope.reporting.lettering import drawable
 from hookscope.reporting.overviews import maps as maps_module
-from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.reporting.overviews.maps import chosen_maps, coloured, map_scale
+from hookscope.reporting.overviews.maps import chosen_maps, coloured, scale_labels
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
@@ -116,17 +115,17 @@ def test_colours_are_matplotlibs_zero_in_the_middle_where_a_value_is_negative() 
     positive = np.array([[0.0, 1.0], [2.0, 4.0]], np.float32)
     np.testing.assert_array_equal(coloured(positive), enlarged(positive, "viridis", 0, 4, 2))
     np.testing.assert_array_equal(coloured(SIGNED), enlarged(SIGNED, "berlin", -2, 2, 2))
-    assert map_scale(positive).labels == ("0", "4")
-    assert map_scale(SIGNED).labels == ("-2", "0", "2")
-    assert map_scale(np.zeros((2, 2), np.float32)).labels == ("0 everywhere",)
+    assert scale_labels(positive) == ("0", "4")
+    assert scale_labels(SIGNED) == ("-2", "0", "2")
+    assert scale_labels(np.zeros((2, 2), np.float32)) == ("0 everywhere",)
 
 
 def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> None:
     values = np.array([[np.nan, 1.0], [np.inf, 4.0]], np.float32)
     drawn = coloured(values)
     assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [255, 0, 255]
-    assert map_scale(values).labels == ("0", "4")
-    assert map_scale(np.full((2, 2), np.nan, np.float32)).labels == ("no finite value",)
+    assert scale_labels(values) == ("0", "4")
+    assert scale_labels(np.full((2, 2), np.nan, np.float32)) == ("no finite value",)
 
 
 def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:
@@ -208,9 +207,9 @@ def test_padding_stands_for_nothing_unless_there_is_nothing_else() -> None:
 
 def test_an_area_is_as_high_as_its_share() -> None:
     shares = (1.0, 0.5, 0.0, 0.25)
-    chart = Chart(title="", series=[Series("", shares, (9, 99, 199), "area")], count=4, axis="percent")
+    chart = Chart(title="", series=[Series("", shares, shape="area")], count=4, axis="percent")
     sheet = np.asarray(draw_sheet([chart.block]))
-    inked = (sheet == (9, 99, 199)).all(axis=2)
+    inked = (sheet == PALE_BLUE).all(axis=2)
     inked[: MARGIN + 30] = False  # the key
     columns = np.flatnonzero(inked.any(axis=0))
     assert columns.max() == WIDTH - MARGIN - 1
@@ -220,7 +219,7 @@ def test_an_area_is_as_high_as_its_share() -> None:
 
 
 def test_a_logarithmic_line_is_straight_where_values_grow_by_a_factor() -> None:
-    chart = Chart(title="", series=[Series("", [1e-3, 1e-1, 1e1, 1e3, None], BLUE)], count=5)
+    chart = Chart(title="", series=[Series("", [1e-3, 1e-1, 1e1, 1e3, None])], count=5)
     sheet = np.asarray(draw_sheet([chart.block])).astype(int)
     near = np.abs(sheet - np.array(BLUE)).sum(axis=2) < 60
     near[: MARGIN + 30] = False
@@ -232,9 +231,9 @@ def test_a_logarithmic_line_is_straight_where_values_grow_by_a_factor() -> None:
 
 
 def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
-    chart = Chart(title="", series=[], count=10, marks=[Marks("", [2], (200, 0, 0))], ground=[7])
+    chart = Chart(title="", series=[], count=10, marks=[("", "fail", [2])], ground=[7])
     sheet = np.asarray(draw_sheet([chart.block])).astype(int)
-    red = np.abs(sheet - (200, 0, 0)).sum(axis=2) < 30
+    red = np.abs(sheet - VERMILION).sum(axis=2) < 30
     red[: MARGIN + 30] = False
     plot_left = 92
     step = (WIDTH - MARGIN - plot_left) / 10
@@ -253,7 +252,7 @@ def test_a_logarithmic_axis_has_a_few_numbers_however_short_it_is(
     monkeypatch: pytest.MonkeyPatch, low: float, high: float
 ) -> None:
     with writing(monkeypatch) as written:
-        draw_sheet([Chart(title="values", series=[Series("", [low, high], BLUE)], count=2).block])
+        draw_sheet([Chart(title="values", series=[Series("", [low, high])], count=2).block])
     ticks = [float(each.text) for each in written if re.fullmatch(r"[0-9.e-]+", each.text)]
     assert 2 <= len(ticks) <= 6
     assert ticks == sorted(ticks)
@@ -494,11 +493,9 @@ def test_a_picture_and_a_page_name_the_same_blocks_of_layers(
 ) -> None:
     values = [1.0] * len(labels)
     with writing(monkeypatch) as written:
-        draw_sheet(
-            [Chart(title="", series=[Series("", values, BLUE)], count=len(labels), names=block_names(labels)).block]
-        )
+        draw_sheet([Chart(title="", series=[Series("", values)], count=len(labels), names=block_names(labels)).block])
     drawn = [each.text for each in sorted(written, key=lambda each: each.left) if re.search("[a-z]", each.text)]
-    page = over_depth(DepthChart(title="", labels=labels, series=[DepthSeries("", values)]))
+    page = over_depth(DepthChart(title="", labels=labels, series=[Series("", values)]))
     assert page is not None
     named = [text for _, text in page.names]
     assert drawn == named == expected

@@ -10,10 +10,11 @@ from rich.console import RenderableType
 
 from hookscope.commands.activations.describe import no_findings
 from hookscope.commands.conversion import summary
-from hookscope.reporting.terminal import failure_panel, model_words, module_table, warnings_panel
+from hookscope.reporting.terminal import failure_panel, model_words, warnings_panel
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import distribution_of
+from hookscope.results.network import ModuleTable
 from hookscope.rules import RULES
 from hookscope.rules.activations import _ALLOWANCE_ON_NOISE
 from hookscope.text import safe_text
@@ -45,7 +46,7 @@ def everything(width: int) -> Sequence[RenderableType]:
         summary(replace(INSPECTION, model=replace(MODEL, random=True)), width=width),
         warnings_panel(INSPECTION.warnings),
         failure_panel(FAILURE),
-        module_table(MODULES, width=width, title="resnet34 (ResNet)"),
+        summary(ModuleTable(MODEL, MODULES), width=width),
     )
 
 
@@ -155,6 +156,17 @@ def test_in_full_every_layer_that_was_never_called_is_named() -> None:
     assert all(safe_text(layer.layer) in full for layer in INSPECTION.uncalled)
 
 
+def test_the_answer_comes_again_last_where_more_was_printed_than_the_screen_is_high() -> None:
+    def lines(height: int | None) -> list[str]:
+        return printed(summary(LONG, width=120, height=height), 120).splitlines()
+
+    low, high = lines(24), lines(1000)
+    assert low[-1] == low[0]
+    assert high[-1] != high[0]
+    assert lines(None)[-1] != low[0]
+    assert len(row_lines("\n".join(low))) < 50 < len(row_lines("\n".join(high)))
+
+
 def test_no_warning_prints_nothing() -> None:
     assert printed(warnings_panel([]), 80).strip() == ""
 
@@ -182,9 +194,9 @@ def test_a_single_warning_is_framed_under_the_word() -> None:
 # The module table
 
 
-def test_modules_end_in_their_totals() -> None:
-    part = printed(module_table(MODULES[4:6], width=80, title=""), 80)
-    assert part.splitlines()[-1] == "2 modules · 1 selected · 36,864 parameters"
+def test_modules_begin_with_their_totals() -> None:
+    part = printed(summary(ModuleTable(MODEL, MODULES[4:6]), width=80), 80)
+    assert part.splitlines()[0] == "2 modules · 1 selected · 36,864 parameters"
 
 
 def test_notes_find_room_at_eighty_columns() -> None:
@@ -241,15 +253,19 @@ def test_a_model_is_named_with_its_class_in_one_pair_of_parentheses(name: str, k
 def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_nevertheless() -> None:
     plain = [row for row in ROWS if not {"non-finite", "all zero", "constant", "unmeasured"} & set(row.flags)]
     clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
-    first, second = table_text(clear, 200).splitlines()[:2]
-    assert first.startswith("No NaN, no Inf that spreads, no constant output, no ReLU with 80% of its channels dead")
+    first, limits, second = table_text(clear, 200).splitlines()[:3]
+    assert first == "No problems found: no NaN, no Inf that spreads, no constant outputs, no dead ReLUs."
+    assert limits.startswith("Looked at the layers shown and at operations; a ReLU is dead with 80% of its channels")
+    flagged = replace(clear, rows=(*clear.rows, replace(clear.rows[0], flags=("constant",))))
+    assert "constant" not in table_text(flagged, 200).splitlines()[0], "no more is claimed than holds"
     assert second == "Half of the channels or more are dead in layer1.0.conv1."
     for change in ({"rows": ()}, {"failure": FAILURE}):
-        assert "No NaN" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
+        assert "No problems" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
 
 
 def test_the_share_of_dead_channels_in_the_all_clear_is_the_limit_of_the_rule() -> None:
     most = RULES["dead-channels"].limits["max_fraction"].default
     noise = replace(INSPECTION.inputs[0], name="noise", sha256=None)
-    assert f"with {most:.0%} of its channels dead" in no_findings(INSPECTION.inputs)
-    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} of its channels dead" in no_findings([noise])
+    assert f"with {most:.0%} of its channels" in no_findings(INSPECTION)[1]
+    on_noise = no_findings(replace(INSPECTION, inputs=(noise,)))[1]
+    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} (noise) of its channels" in on_noise

@@ -15,7 +15,7 @@ from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
-from hookscope.results.repeats import fold_repeats, numbered
+from hookscope.results.repeats import fold_repeats, reduced
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 
@@ -233,7 +233,7 @@ def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> No
     folded = fold_repeats(run)
     stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.also)]
     assert sorted(stays) == sorted(labels(run.rows))
-    assert [row.index for row in numbered(folded).rows] == [*range(len(folded.rows))]
+    assert [row.index for row in reduced(folded, numbers=True).rows] == [*range(len(folded.rows))]
 
 
 def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:

@@ -24,8 +24,8 @@ from hookscope.reporting.inspected import (
     facts_of,
     first_words,
     folded_text,
+    headline_of,
     names_of,
-    objections,
     sections_of,
 )
 from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
@@ -103,25 +103,29 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
 
 
 def _answer(result: Activations) -> tuple[list[str], Level]:
-    """Return what rules object to and what calls for a look nevertheless, and the level of that."""
+    """Return the first finding, or that there is none, what calls for a look nevertheless, and the level of that."""
     flags = flag_sentences(result.rows, result.verdicts)
     if result.failure is not None:
         where = result.failure.layer or "the network"
         return [f"The forward pass raised in {where}.", *flags], "fail"
     if result.verdicts:
-        headline, level = objections(result.verdicts)
+        headline, level = headline_of(result.verdicts)
         return [headline, *flags], level
-    return ([no_findings(result.inputs), *flags], "good") if result.rows else (["There is nothing to judge."], "warn")
+    return ([*no_findings(result), *flags], "good") if result.rows else (["There is nothing to judge."], "warn")
 
 
-def no_findings(inputs: Sequence[InputRecord]) -> str:
-    """Return what the rules looked for without finding it; on noise, `dead-channels` has another limit.
+def no_findings(result: Activations) -> list[str]:
+    """Return what the rules looked for without finding it, and their limit, which is another one on noise.
 
     The rules let pass Inf that no later output holds, such as a mask's, and dead channels of a convolution.
     """
-    is_noise = all(record.is_noise for record in inputs)
-    share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"
-    return f"No NaN, no Inf that spreads, no constant output, no ReLU with {share} (the layers shown, and operations)."
+    flags = {flag for row in result.rows for flag in row.flags}
+    constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "
+    share = "88% (noise)" if all(record.is_noise for record in result.inputs) else "80%"
+    return [
+        f"No problems found: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
+        f"Looked at the layers shown and at operations; a ReLU is dead with {share} of its channels at 0.",
+    ]
 
 
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
@@ -163,7 +167,7 @@ def _layers(result: Activations) -> Table:
 def _below(result: Activations) -> list[str]:
     """Return the sentences below the table."""
     folded = [sentence for text in folded_text(result.rows) for sentence in text.sentences]
-    cost = [] if result.cost is None else [line.plain for line in cost_lines(result.cost)]
+    cost = [] if result.cost is None else cost_lines(result.cost)
     return [*folded, *token_sentences(result), *cost]
 
 

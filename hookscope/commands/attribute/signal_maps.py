@@ -62,7 +62,9 @@ def _lanes(signal: NDArray[np.float32], width: int, heat: AttributionMap | None)
     ground = np.full((height, inner, 3), _GROUND, np.uint8)
     if heat is not None:
         flat = replace(heat, values=heat.values[None], extent=(0.0, heat.extent[0], 1.0, heat.extent[1]))
-        ground = overlay(Photograph(ground, Region(0, 0, height, inner, height, inner)), flat, colour_scale(heat))
+        ground = overlay(
+            Photograph(ground, Region(0, 0, height, inner, height, inner)), flat, colour_scale(heat.values)
+        )
     image.paste(Image.fromarray(ground), (_LEFT, 0))
     pen = ImageDraw.Draw(image)
     for place, channel in enumerate(shown):
@@ -76,7 +78,7 @@ def _lanes(signal: NDArray[np.float32], width: int, heat: AttributionMap | None)
 
 def _draw_map(image: Image.Image, heat_map: AttributionMap, top: int) -> int:
     """Draw a map as a curve over the steps that its cells lie at; return where it ends."""
-    scale: ColourScale = colour_scale(heat_map)
+    scale: ColourScale = colour_scale(heat_map.values)
     finite = heat_map.values[np.isfinite(heat_map.values)].astype(np.float64)
     high = float(finite.max(initial=0.0))
     low = float(finite.min(initial=0.0))

@@ -90,7 +90,9 @@ def _row(
             )
         if heat_map is not None:
             photograph = Photograph(ground, Region(0, 0, height, across, height, across))
-            ground = overlay(photograph, _slice(heat_map, axis, (place + 0.5) / size[axis]), colour_scale(heat_map))
+            ground = overlay(
+                photograph, _slice(heat_map, axis, (place + 0.5) / size[axis]), colour_scale(heat_map.values)
+            )
         image.paste(Image.fromarray(ground), (left, 0))
         pen.rectangle((left, 0, left + across - 1, height - 1), outline=LINE)
         words = f"{name}: {_AXES[axis]} {place} of {size[axis]}"

@@ -13,8 +13,8 @@ from hookscope.reporting.inspected import (
     facts_of,
     first_words,
     folded_text,
+    headline_of,
     names_of,
-    objections,
     sections_of,
 )
 from hookscope.reporting.layer_columns import gradient_columns, parameter_columns, verdicts_on
@@ -25,7 +25,6 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.runs.record import RunRecord
 from hookscope.rules import GRADS_RULES
-from hookscope.text import counted
 
 Row = GradientRow | ParameterRow
 
@@ -85,16 +84,16 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
 
 
 def _answer(result: Gradients) -> tuple[list[str], Level]:
-    """Return whether rules object and what was differentiated, and the level of that."""
+    """Return the first finding or that there is none, what was differentiated, and the level of that."""
     loss = [] if result.loss is None else [loss_words(result.loss)]
     if result.loss is None:
         return ["No loss and no gradients: the forward pass raised.", "Gradients were not checked."], "fail"
     if result.verdicts:
-        headline, level = objections(result.verdicts)
+        headline, level = headline_of(result.verdicts)
         return [headline, *loss], level
     if result.failure is not None:
         return ["Gradients were not checked: the pass raised.", *loss], "warn"
-    return [f"No problems found in the gradients ({counted(len(GRADS_RULES), 'rule')}).", *loss], "good"
+    return [f"No problems found in the gradients ({len(GRADS_RULES)} rules).", *loss], "good"
 
 
 def loss_words(loss: LossRecord) -> str:

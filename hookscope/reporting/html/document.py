@@ -86,7 +86,6 @@ def document_html(
         return next((links[name] for name in (*names, *under) if name in links), "")
 
     return render_page(
-        "document.html",
         {"href": href, "kind": lambda part: type(part).__name__, "shown": lambda part: shown[id(part)]},
         scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
         title=document.page_title,

@@ -12,11 +12,12 @@ from PIL import Image
 from hookscope.reporting.document import InputMap, MappedInput, PhotographMaps
 from hookscope.reporting.html.pictures import BUDGET, png_uri, thumbnail_uri
 from hookscope.reporting.overlays import ColourScale, bar, colour_scale, tint, tint_colours
+from hookscope.reporting.run_facts import size_words
 from hookscope.results.attention import PatchWeights
 from hookscope.results.inputs import InputRecord, Region
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import StoredPicture
-from hookscope.text import are, counted, input_shape_text
+from hookscope.text import are, counted
 
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
@@ -74,7 +75,7 @@ def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Show
         "where": input_map.where,
         "facts": input_map.facts,
         "uri": uri,
-        **legend(colour_scale(input_map.map)),
+        **legend(colour_scale(input_map.map.values)),
     }
 
 
@@ -109,11 +110,10 @@ def quantised(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[n
 def shown_photograph(number: int, record: InputRecord, picture: StoredPicture, png: bytes) -> Shown:
     """Return what the template needs of an input's photograph; an InputError is raised for what is no picture."""
     region = picture.region
-    size = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
     return {
         "number": number,
         "name": record.name,
-        "size": f"{size}to the network as {input_shape_text(record.shape)}",
+        "size": size_words(record),
         "steps": record.steps,
         "remark": picture.remark,
         "uri": thumbnail_uri(png, picture.photograph, _PHOTOGRAPH_SIDE),

@@ -14,23 +14,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.reporting.columns import Column, integer_text, number_text, rate_text, telling
+from hookscope.reporting.columns import Column, telling
 from hookscope.reporting.document import Table
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
-from hookscope.text import counted, safe_text, shape_text
+from hookscope.text import counted, safe_text
 
 _MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 
 
 def render_page(
-    template: str,
-    filters: Mapping[str, Callable[..., Any]],
-    scripts: Sequence[str] = (),
-    style: str = "",
-    **values: Any,
+    filters: Mapping[str, Callable[..., Any]], scripts: Sequence[str] = (), style: str = "", **values: Any
 ) -> str:
-    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`.
+    """Return a page; `scripts` are file names, which make one script; values hold a `title`.
 
     `style` is added to that of all pages; no text of a run may be in it.
     """
@@ -42,16 +38,9 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "counted": counted,
-        "integer": integer_text,
-        "number": number_text,
-        "rate": rate_text,
-        "shape": shape_text,
-    }
-    environment.filters |= filters
+    environment.filters |= {"counted": counted, **filters}
     style, code = _asset("style.css") + style, "".join(map(_asset, scripts))
-    return MARK + environment.get_template(template).render(
+    return MARK + environment.get_template("document.html").render(
         style=Markup(style),  # noqa: S704 - these two are our own files
         script=Markup(code),  # noqa: S704
         policy=_policy(style, code),

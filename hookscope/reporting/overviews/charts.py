@@ -1,15 +1,17 @@
 """Charts over the depth of a network or over steps, drawn without Matplotlib: importing it takes longer than a run."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.axes import Axis, Run, linear, log, percent, placed_names, runs_of
+from hookscope.reporting.document import Level, Series
 from hookscope.reporting.lettering import font, line_height
 from hookscope.reporting.overviews.sheet import (
+    AMBER,
     DIM,
     INK,
     INNER,
@@ -39,25 +41,13 @@ Shape = Literal["line", "area", "dots", "cross", "triangle"]
 Points = Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Values by layer, None where there is none; or runs of places and values, each of which is a line."""
-
-    name: str
-    values: Sequence[float | None]
-    colour: Colour
-    shape: Shape = "line"
-    runs: Sequence[Run] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Layers to be marked at the foot of a chart."""
-
-    name: str
-    places: Sequence[int]
-    colour: Colour
-    shape: Shape = "cross"
+# By level: colour and shape of a mark.
+_MARKS: Mapping[Level, tuple[Colour, Shape]] = {
+    "fail": (VERMILION, "cross"),
+    "warn": (AMBER, "triangle"),
+    "dim": (GREY, "triangle"),
+}
+_SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +59,7 @@ class Chart:
         series: What is drawn, from back to front; what a logarithmic axis cannot show is left out.
         count: Of layers.
         axis: "percent" for shares, 0-1.
-        marks: What stands at the foot.
+        marks: What stands at the foot: a meaning, its level, and places.
         ground: Positions of layers with a tinted ground; `ground_name` is their meaning.
         letters: Layers with a dotted line and a letter above it.
         names: Of layers, to stand below as far as they fit; none for a chart with another below it.
@@ -79,7 +69,7 @@ class Chart:
     series: Sequence[Series]
     count: int
     axis: Literal["log", "percent", "linear"] = "log"
-    marks: Sequence[Marks] = ()
+    marks: Sequence[tuple[str, Level, Sequence[int]]] = ()
     ground: Sequence[int] = ()
     ground_name: str = "fails"
     letters: Sequence[tuple[str, int]] = ()
@@ -117,10 +107,11 @@ class Chart:
         for series, shown in zip(self.series, runs, strict=True):
             for run in shown:
                 points = [(self._x(place), _PLOT_HEIGHT * (1 - axis.share(value))) for place, value in run]
-                pen.draw(series.shape, points, series.colour, self._step / 2, with_dots=self.count <= _MOST_DOTS)
-        for mark in self.marks:
-            feet = sorted({round(self._x(place)) for place in mark.places})
-            pen.draw(mark.shape, [(x, _PLOT_HEIGHT - 8) for x in feet], mark.colour)
+                pen.draw(series.shape, points, _colour(series), self._step / 2, with_dots=self.count <= _MOST_DOTS)
+        for _, level, places in self.marks:
+            colour, shape = _MARKS[level]
+            feet = sorted({round(self._x(place)) for place in places})
+            pen.draw(shape, [(x, _PLOT_HEIGHT - 8) for x in feet], colour)
         image.paste(pen.drawn(), (MARGIN, top + self._head))
         self._write_head(image, top)
         self._write_axes(image, top + self._head, ticks)
@@ -138,8 +129,8 @@ class Chart:
     def _write_head(self, image: Image.Image, top: int) -> None:
         pen, drawn = ImageDraw.Draw(image), font(TEXT)
         pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
-        key: list[tuple[str, Colour, Shape]] = [(series.name, series.colour, series.shape) for series in self.series]
-        key += [(mark.name, mark.colour, mark.shape) for mark in self.marks if mark.places]
+        key: list[tuple[str, Colour, Shape]] = [(series.name, _colour(series), series.shape) for series in self.series]
+        key += [(words, *_MARKS[level]) for words, level, places in self.marks if places]
         key += [(self.ground_name, _GROUND, "area")] if self.ground else []
         left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
         for name, colour, shape in key:
@@ -168,6 +159,10 @@ class Chart:
 
 def _width(words: str) -> float:
     return font(SMALL, words).getlength(words)
+
+
+def _colour(series: Series) -> Colour:
+    return PALE_BLUE if series.shape == "area" else _SERIES[series.colour]
 
 
 class _Pen:

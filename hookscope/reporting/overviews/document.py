@@ -22,13 +22,14 @@ from hookscope.reporting.document import (
     PhotographMaps,
     Picture,
     Pictures,
+    Series,
     SmallMaps,
     StepChart,
     StepCharts,
 )
 from hookscope.reporting.document_text import finding_line
 from hookscope.reporting.lettering import font, line_height
-from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
+from hookscope.reporting.overviews.charts import Chart
 from hookscope.reporting.overviews.maps import MOST_STAGES, MapColumns
 from hookscope.reporting.overviews.over_photograph import map_blocks
 from hookscope.reporting.overviews.sheet import (
@@ -79,7 +80,6 @@ _LEGEND_OF_CROPS = (
 _LEVELS = 255
 _NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
 _COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
-_SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
 
 
 def draw_document(document: Document, images: Mapping[str, Image.Image] | None = None) -> Image.Image:
@@ -159,16 +159,17 @@ def _time_line(part: Findings) -> Block:
 def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
     places, count = part.steps - part.low, part.high - part.low + 1
     column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
-    colours = [ORANGE] * (len(chart.lines) - 1) + [BLUE]
-    lines = [(name, values, colour) for (name, values), colour in zip(chart.lines, colours, strict=True)]
-    broken = np.logical_or.reduce([np.isinf(values) for _, values, _ in lines])
-    marks = [Marks("NaN or Inf", places[broken].tolist(), VERMILION)]
-    marks += [Marks(name, places[marked].tolist(), AMBER, "triangle") for name, marked in chart.marks]
+    broken = np.logical_or.reduce([np.isinf(values) for _, values in chart.lines])
+    marks: list[tuple[str, Level, list[int]]] = [("NaN or Inf", "fail", places[broken].tolist())]
+    marks += [(name, "warn", places[marked].tolist()) for name, marked in chart.marks]
     return Chart(
         title=chart.title,
-        series=[Series(name, (), colour, runs=kept_runs(column, places, values)) for name, values, colour in lines],
+        series=[
+            Series(name, (), "orange" if place else "blue", runs=kept_runs(column, places, values))
+            for place, (name, values) in enumerate(chart.lines, 1 - len(chart.lines))
+        ],
         count=count,
-        axis="linear" if any((values < 0).any() for _, values, _ in lines) else "log",
+        axis="linear" if any((values < 0).any() for _, values in chart.lines) else "log",
         marks=marks,
         names=[(step - part.low, f"{step:,}") for step in round_steps(part.low, part.high, 7)] if is_last else [],
     )
@@ -176,26 +177,18 @@ def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
 
 def _depth_chart(part: DepthChart) -> list[Block]:
     ground, pointed_at = part.ground
-    series = [
-        Series(curve.name, curve.values, PALE_BLUE if curve.shape == "area" else _SERIES[curve.colour], curve.shape)
-        for curve in part.shown
-    ]
-    marks = [
-        Marks(words, _places(marked), GREY, "triangle") if level == "dim" else Marks(words, _places(marked), VERMILION)
-        for words, level, marked in part.marks
-    ]
     chart = Chart(
         title=part.title,
-        series=series,
+        series=part.shown,
         count=len(part.labels),
         axis=part.axis,
-        marks=marks,
+        marks=[(words, level, _places(marked)) for words, level, marked in part.marks],
         ground=_places(pointed_at),
         ground_name=ground,
         letters=part.letters,
         names=block_names(part.labels),
     )
-    return [chart.block] if series else []
+    return [chart.block] if part.shown else []
 
 
 def _places(marked: Sequence[bool]) -> list[int]:

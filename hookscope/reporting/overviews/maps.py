@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.columns import scale_text
 from hookscope.reporting.document import Maps
 from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.overlays import ColourScale, colour_scale
 from hookscope.reporting.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
 from hookscope.reporting.palettes import colour_levels
 from hookscope.results.activations import MapSummary
@@ -61,46 +61,26 @@ def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class MapScale:
-    """What the colours of one map mean: from 0 to `top`, or from `-top` to `top` if some value is negative.
-
-    Attributes:
-        top: The greatest magnitude of its finite values; None without one.
-    """
-
-    top: float | None
-    signed: bool
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What stands under the ends of the bar, and under its middle."""
-        if not self.top:
-            return ("no finite value" if self.top is None else "0 everywhere",)
-        top = scale_text(self.top)
-        return (f"-{top}", "0", top) if self.signed else ("0", top)
-
-    @property
-    def colours(self) -> NDArray[np.uint8]:
-        """From low to high, (255, 3)."""
-        return colour_levels("berlin" if self.signed else "viridis", _LEVELS)
+def _colours(scale: ColourScale) -> NDArray[np.uint8]:
+    """Return the colours from low to high, (255, 3)."""
+    return colour_levels("berlin" if scale.signed else "viridis", _LEVELS)
 
 
-def map_scale(values: NDArray[np.float32]) -> MapScale:
-    """Return the scale of one map, from its finite values."""
-    finite = values[np.isfinite(values)].astype(np.float64)
-    if not finite.size:
-        return MapScale(None, signed=False)
-    return MapScale(float(np.abs(finite).max()), signed=bool(finite.min() < 0))
+def scale_labels(values: NDArray[np.float32]) -> tuple[str, ...]:
+    """Return what stands under the ends of the bar of a map, and under its middle if some value is negative."""
+    scale = colour_scale(values, clips=False)
+    if scale.top:
+        return scale.labels
+    return ("0 everywhere" if np.isfinite(values).any() else "no finite value",)
 
 
 def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Return a map in colours, (h, w, 3), a pixel for each value; NaN and Inf are magenta."""
-    scale = map_scale(values)
+    scale = colour_scale(values, clips=False)
     finite = np.isfinite(values)
     shares = np.where(finite, values, 0).astype(np.float64) / (scale.top or 1.0)
     levels = ((shares + 1) / 2 if scale.signed else shares) * (_LEVELS - 1)
-    result = scale.colours[(levels + 0.5).astype(np.int64)]
+    result = _colours(scale)[(levels + 0.5).astype(np.int64)]
     result[~finite] = _NON_FINITE
     return result
 
@@ -172,14 +152,15 @@ def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int,
     larger = pixels.width <= width and pixels.height <= height
     way = Image.Resampling.NEAREST if larger else Image.Resampling.BOX
     image.paste(pixels.resize((width, height), way), (left, top))
-    scale = map_scale(values)
+    scale = colour_scale(values, clips=False)
     pen, drawn = ImageDraw.Draw(image), font(SMALL)
     under = top + height + 5
+    labels = scale_labels(values)
     if scale.top:
-        bar = Image.fromarray(np.ascontiguousarray(scale.colours[None]))
+        bar = Image.fromarray(np.ascontiguousarray(_colours(scale)[None]))
         image.paste(bar.resize((width, _BAR_HEIGHT), Image.Resampling.NEAREST), (left, under))
         pen.rectangle([left, under, left + width - 1, under + _BAR_HEIGHT - 1], outline=LINE)
-    for place, label in enumerate(scale.labels):
+    for place, label in enumerate(labels):
         room = width - drawn.getlength(label)
-        at = left + place * room / max(1, len(scale.labels) - 1)
+        at = left + place * room / max(1, len(labels) - 1)
         pen.text((at, under + _BAR_HEIGHT + 1), label, DIM, drawn)

@@ -26,10 +26,10 @@ from hookscope.reporting.overviews.sheet import (
     text_height,
     write,
 )
-from hookscope.reporting.run_facts import short_name
+from hookscope.reporting.run_facts import short_name, size_words
 from hookscope.results.concentration import PlacedMap
 from hookscope.results.inputs import InputRecord, Photograph, Region
-from hookscope.text import counted, input_shape_text
+from hookscope.text import counted
 
 BAR = 14
 """Pixels that a colour bar is high."""
@@ -121,9 +121,7 @@ def input_cell(record: InputRecord, photograph: Photograph) -> Cell:
 
 
 def _about_input(record: InputRecord) -> list[Line]:
-    before = f"{record.size[0]} x {record.size[1]} pixels" if record.size else "a tensor"
-    seen = f"{before}, to the network as {input_shape_text(record.shape, ' x ')}"
-    return [(short_name(record), NAME, INK), (seen, TEXT, DIM)]
+    return [(short_name(record), NAME, INK), (size_words(record), TEXT, DIM)]
 
 
 def map_pixels(placed_map: PlacedMap, photograph: Photograph) -> NDArray[np.uint8]:
@@ -143,7 +141,7 @@ def _outline(pixels: NDArray[np.uint8], region: Region) -> None:
 
 
 def _about_map(input_map: InputMap, pixels: NDArray[np.uint8]) -> Cell:
-    scale = colour_scale(input_map.map)
+    scale = colour_scale(input_map.map.values)
     facts = "   ·   ".join(f"{term} {words}" for term, words in input_map.facts)
     lines: list[Line] = [(input_map.title, NAME, INK), (facts, TEXT, INK)]
     if input_map.where:

@@ -147,10 +147,9 @@ class SavedRun:
     grids: tuple[Grid, ...] = ()
     remarks: tuple[str, ...] = ()
 
-    def last_lines(self, *first: str, hint: str = "") -> str:
-        """Return a command's last lines: the picture to look at first, and what else its folder holds."""
-        picture = safe_text(str(self.folder / OVERVIEW))
-        return f"Picture: {picture}\nSame folder: {', '.join([*first, *self.listed, _RECORD])}{hint}"
+    def files_line(self, *first: str, hint: str = "") -> str:
+        """Return a command's last line: what its folder holds beside the overview."""
+        return f"Same folder: {', '.join([*first, *self.listed, _RECORD])}{hint}"
 
 
 @contextmanager
