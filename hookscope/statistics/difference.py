@@ -7,7 +7,6 @@ import ctypes
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,14 +42,12 @@ def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> Squar
     address_a, address_b = (0, 0) if kernel is None else (dense_address_of(a), dense_address_of(b))
     if kernel is None or not address_a or not address_b or a.shape != b.shape or a.stride() != b.stride():
         return None
-    layout = layout_of(a.shape, a.stride(), channel_axis, torch.get_num_threads())
+    layout = layout_of(a.shape, a.stride(), channel_axis, 1)
     if layout is None:
         return None
     squares = None if channel_axis is None else np.zeros(layout.channels)
     sizes = layout.before, layout.channels, layout.after
-    (of_a, of_b, product, difference, largest), counts = kernel.sum_differences(
-        address_a, address_b, sizes, squares, layout.threads
-    )
+    (of_a, of_b, product, difference, largest), counts = kernel.sum_differences(address_a, address_b, sizes, squares)
     unequal, mismatched, at = counts
     # A dense tensor has the element at an offset where these quotients say, in whatever order its axes lie.
     axes = zip(a.shape, a.stride(), strict=True)

@@ -70,8 +70,6 @@ class _Pair(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((name, ctypes.c_longlong) for name in ("before", "channels", "after")),
         *((name, ctypes.c_void_p) for name in ("squares", "sums", "counts")),
-        ("threads", ctypes.c_longlong),
-        ("runtime", ctypes.c_void_p),
     )
 
 
@@ -137,7 +135,7 @@ class Kernel:
         return None if self.runtime is None else ctypes.addressof(self.runtime)
 
     def sum_differences(
-        self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None, threads: int
+        self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
     ) -> tuple[list[float], list[int]]:
         """Compare values that lie at two addresses as (before, channels, after).
 
@@ -145,8 +143,7 @@ class Kernel:
         """
         sums, counts = _SUMS(), _COUNTS()
         into = None if squares is None else squares.ctypes.data
-        written = into, ctypes.addressof(sums), ctypes.addressof(counts)
-        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, *written, threads, self.runtime_address)))
+        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, ctypes.addressof(sums), ctypes.addressof(counts))))
         return sums[:], counts[:]
 
     def sum_squares(self, addresses: Iterable[int], sizes: Iterable[int], threads: int) -> list[float]:

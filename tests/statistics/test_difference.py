@@ -117,23 +117,3 @@ def test_a_channel_with_what_is_not_finite_has_no_squares(shape: tuple[int, ...]
     assert squares is not None
     each = float(a.numel() / 5)
     assert np.where(np.isfinite(squares), squares, -1).tolist() == [each, each, each, -1, each]
-
-
-@pytest.mark.parametrize(("shape", "axis"), [((300_000,), None), ((2, 100, 30, 30), 1), ((3, 200, 100), 2)])
-def test_threads_change_no_bit(shape: tuple[int, ...], axis: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(difference, "load_kernel", load_kernel)  # with torch's threads
-    torch.manual_seed(0)
-    a = torch.randn(shape)
-    b = a + 1e-3 * torch.randn(shape).round()
-    before, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(found(a, b, axis))
-    finally:
-        torch.set_num_threads(before)
-    largest = int((a.double() - b.double()).abs().argmax())
-    assert results[0].max_at == tuple(map(int, np.unravel_index(largest, shape)))
-    for other in results[1:]:
-        assert other._replace(squares=None) == results[0]._replace(squares=None)
-        np.testing.assert_array_equal(other.squares, results[0].squares)
