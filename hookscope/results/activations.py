@@ -186,7 +186,7 @@ class Run(RunResult):
 
     Attributes:
         rows: One per (layer, call, slot), in execution order.
-        verdicts: What the rules object to, failures first; they look at operations too, whether those are rows or not.
+        verdicts: What the rules find, failures first; they look at operations too, whether those are rows or not.
         unlisted: Labels of rows that were measured for verdicts alone; `reduced` leaves them out.
         repeated: Arguments of the network that have the same row for every input, because a single row was given for
             several inputs: "['meta']".

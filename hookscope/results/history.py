@@ -1,4 +1,4 @@
-"""A run by its checkpoints: what each file holds, how the weights moved from file to file, and since when rules object.
+"""A run by its checkpoints: what each file holds, how the weights moved from file to file, and since when rules fail.
 
 No torch. `hookscope.history` makes it; renderers read it.
 """
@@ -142,7 +142,7 @@ class ActivationPoint:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
-    """What a rule objects to in some of the files.
+    """What a rule finds in some of the files.
 
     Attributes:
         rule: A rule of `hookscope check`, or of those on changes between files.

@@ -50,7 +50,7 @@ HOSTILE_NAMES = (
 
 
 def outcome(rule: str, *findings: Finding) -> RuleOutcome:
-    """Return a rule that objects to something, or passes."""
+    """Return a rule that finds something, or passes."""
     levels = {finding.level for finding in findings}
     return RuleOutcome(rule, "fail" if "fail" in levels else "warn" if levels else "pass", findings)
 

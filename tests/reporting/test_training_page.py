@@ -351,8 +351,8 @@ def test_numbers_of_any_size_are_shown(seed: int) -> None:
         return WatchedStep(at, "every", (parameter,), (WatchedLayer("l", "X", *(number() for _ in range(7)), 0),))
 
     places = [1 + place * apart for place in range(rng.choice([1, 2, 5, 30]))]
-    objected = replace(verdict(places[-1], "a-rule", "p"), value=number(), limit=number())
-    log = TrainingLog((START,), (*map(step, places),), (*map(watched, places),), (objected,), ())
+    ended = replace(verdict(places[-1], "a-rule", "p"), value=number(), limit=number())
+    log = TrainingLog((START,), (*map(step, places),), (*map(watched, places),), (ended,), ())
     page_of(log)
     draw_training(log)
     assert list(training_summary(log, width=80))

@@ -11,7 +11,7 @@ from hookscope.results.check import CheckReport
 from hookscope.rules.baseline import Baseline, baseline_of, baseline_text, read_baseline
 from hookscope.rules.judging import judge
 from hookscope.rules.settings import CheckSettings, RuleSettings
-from tests.commands.check.measurements import HEALTHY, labelled_result, objections, outcomes
+from tests.commands.check.measurements import HEALTHY, findings, labelled_result, outcomes
 
 RULES = frozenset({"accuracy", "class-accuracy"})
 
@@ -96,7 +96,7 @@ def test_a_lost_class_fails_where_the_accuracy_hardly_shows_it() -> None:
     classes = [(f"class {index}", index, 50, 50) for index in range(9)]
     result = labelled_result(*classes, ("lynx", 9, 20, 50), class_count=10)
     report = report_of(result, accuracy=0.9, class_accuracy=0.7)
-    assert objections(report) == [("class-accuracy", "fail", "")]
+    assert findings(report) == [("class-accuracy", "fail", "")]
     assert report.findings[0].message == "1 of 10 labels is right less often than the limit, 70%: 'lynx' 20 of 50."
 
 

@@ -18,12 +18,12 @@ from tests.commands.check.measurements import (
     FORWARD,
     HEALTHY,
     OUTPUT,
+    findings,
     found,
     inspection,
     judged,
     layer_row,
     numbered,
-    objections,
     outcomes,
     row,
     rules,
@@ -134,7 +134,7 @@ def test_a_healthy_checkpoint_passes_every_rule() -> None:
 )
 def test_what_breaks_a_rule_breaks_no_other(rule: str, level: str, where: str, measured: CheckMeasurements) -> None:
     report = judged(quiet(measured) if rule == "quiet-channels" else measured)
-    assert objections(report) == [(rule, level, where)]
+    assert findings(report) == [(rule, level, where)]
     assert report.exit_code == (level == "fail")
     (finding,) = report.findings
     assert where in (*finding.message.split("'"), "(model)", "")
@@ -151,7 +151,7 @@ def test_what_is_just_short_of_breaking_a_rule_passes(rule: str, measured: Check
 
 def test_a_pass_that_raises_fails_and_skips_what_it_would_have_shown() -> None:
     report = judged(replace(HEALTHY, forward=replace(FORWARD, failure=RAISED, rows=FORWARD.rows[:1])))
-    assert objections(report) == [("forward", "fail", "conv")]
+    assert findings(report) == [("forward", "fail", "conv")]
     assert report.exit_code == 6
     assert report.error == report.findings[0].message
     assert report.error == (
@@ -177,7 +177,7 @@ def broken_from(*layers: str, **origin: object) -> CheckMeasurements:
 
 def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_counted() -> None:
     report = judged(broken_from("conv", "relu", "gelu", "", parameters=("conv.weight",)))
-    assert objections(report) == [("non-finite-activation", "fail", "conv")]
+    assert findings(report) == [("non-finite-activation", "fail", "conv")]
     assert report.findings[0].message == (
         "NaN starts at 'conv' (Conv2d): 3 NaN and 1 Inf in 128 values, out of finite inputs (limit 0);"
         " its 'conv.weight' is not finite; 3 later outputs have some too, passed on."
@@ -239,7 +239,7 @@ def test_nan_that_no_module_makes_does_not_pass() -> None:
 
 def test_infinities_that_come_to_nothing_are_a_mask() -> None:
     assert judged(with_row("gate", inf_count=5)).findings == ()
-    assert objections(judged(with_row("", inf_count=5))) == [("non-finite-activation", "fail", "(model)")]
+    assert findings(judged(with_row("", inf_count=5))) == [("non-finite-activation", "fail", "(model)")]
 
 
 def test_a_float16_output_that_overflowed_has_no_headroom() -> None:
@@ -281,7 +281,7 @@ def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
 def test_a_single_zero_variance_in_an_untrained_batchnorm_fails() -> None:
     means = stored("bn.running_mean", "BatchNorm2d", (10,), role="buffer", zero_count=10, min=0.0, max=0.0, max_abs=0.0)
     variances = stored("bn.running_var", "BatchNorm2d", (10,), role="buffer", min=0.0, zero_count=1)
-    assert objections(judged(replace(HEALTHY, stored=(means, variances)))) == [
+    assert findings(judged(replace(HEALTHY, stored=(means, variances)))) == [
         ("batchnorm-variance", "fail", "bn.running_var")
     ]
     trained = replace(means, zero_count=0, min=-1.0, max=1.0)
@@ -299,16 +299,16 @@ def test_a_constant_output_is_a_warning_while_the_head_is_zero() -> None:
 
 def test_a_constant_output_is_a_warning_where_the_weights_are_random() -> None:
     random = replace(with_output(input_difference=0.0), model=replace(HEALTHY.model, random=True))
-    assert objections(judged(random)) == [("constant-output", "warn", "(model)")]
+    assert findings(judged(random)) == [("constant-output", "warn", "(model)")]
 
 
 def test_a_constant_output_is_a_warning_while_batchnorm_is_untrained() -> None:
     mean = stored("bn.running_mean", "BatchNorm2d", (4,), role="buffer", zero_count=4, **ZERO)
     var = stored("bn.running_var", "BatchNorm2d", (4,), role="buffer", min=1.0, max=1.0)
     changed = replace(with_output(input_difference=0.0), stored=(mean, var))
-    assert objections(judged(changed)) == [("constant-output", "warn", "(model)")]
+    assert findings(judged(changed)) == [("constant-output", "warn", "(model)")]
     begun = replace(changed, stored=(mean, replace(var, max=1.1)))
-    assert objections(judged(begun)) == [("constant-output", "fail", "(model)")]
+    assert findings(judged(begun)) == [("constant-output", "fail", "(model)")]
 
 
 def test_an_output_without_a_finite_value_is_constant_without_excuse() -> None:
@@ -322,7 +322,7 @@ def test_an_output_without_a_finite_value_is_constant_without_excuse() -> None:
 def test_half_precision_may_differ_by_its_own_rounding(dtype: str, most: float) -> None:
     assert judged(with_output(dtype=dtype, alone_difference=most, repeat_difference=most)).findings == ()
     report = judged(with_output(dtype=dtype, alone_difference=1.01 * most))
-    assert objections(report) == [("batch-consistency", "fail", "(model)")]
+    assert findings(report) == [("batch-consistency", "fail", "(model)")]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_outputs_near_the_smallest_numbers_may_differ_by_what_rounding_makes_of_
     near = with_output(dtype=dtype, max_abs=max_abs, alone_difference=most, repeat_difference=most)
     assert judged(near).findings == ()
     beyond = with_output(dtype=dtype, max_abs=max_abs, alone_difference=1.01 * most)
-    assert objections(judged(beyond)) == [("batch-consistency", "fail", "(model)")]
+    assert findings(judged(beyond)) == [("batch-consistency", "fail", "(model)")]
 
 
 def test_a_layer_of_closed_channels_beside_an_open_one_is_quiet() -> None:
@@ -351,7 +351,7 @@ def test_a_layer_of_closed_channels_beside_an_open_one_is_quiet() -> None:
         channel_peaks=with_peaks(5.0, *[0.0029] * 9).channel_peaks,
     )
     report = judged(peaks)
-    assert objections(report) == [("quiet-channels", "warn", "gelu")]
+    assert findings(report) == [("quiet-channels", "warn", "gelu")]
     assert "90.0% of its 10 channels stay below 0.003 in magnitude over all 2 inputs (limit 80%)" in (
         report.findings[0].message
     )
@@ -416,4 +416,4 @@ def test_on_noise_two_fifths_more_of_what_the_limit_leaves_may_be_dead(dead: int
     for inputs, found_ in (((noise, noise), count), ((replace(noise, name="cat.png", sha256="ab" * 32),), 1)):
         measured = replace(HEALTHY, forward=replace(HEALTHY.forward, rows=(channels,), inputs=inputs))
         report = judged(measured, wanted=frozenset({"dead-channels"}))
-        assert len(objections(report)) == found_
+        assert len(findings(report)) == found_

@@ -15,8 +15,8 @@ from tests.commands.check.measurements import (
     MODEL,
     OUTPUT,
     PICTURE,
+    findings,
     judged,
-    objections,
     with_output,
     with_prediction,
 )
@@ -29,7 +29,7 @@ def messages(measured: CheckMeasurements = HEALTHY, image: str = PICTURE, **expe
     """Return what is said of a picture of which this is expected."""
     settings = CheckSettings(expectations=(Expectation(Path(image), **expected),))  # type: ignore[arg-type]
     report = judged(measured, settings, ONLY)
-    assert objections(report) == [("expectation", "fail", image)] * len(report.findings)
+    assert findings(report) == [("expectation", "fail", image)] * len(report.findings)
     return [finding.message for finding in report.findings]
 
 
@@ -119,7 +119,7 @@ def test_a_network_without_class_scores_fails_with_the_reason() -> None:
 # What the network returns
 
 
-def shape_objections(measured: CheckMeasurements, **settings: object) -> list[str]:
+def shape_findings(measured: CheckMeasurements, **settings: object) -> list[str]:
     report = judged(measured, CheckSettings(**settings), ONLY)  # type: ignore[arg-type]
     assert {finding.rule for finding in report.findings} <= {"output-shape"}
     return [finding.message for finding in report.findings]
@@ -127,19 +127,19 @@ def shape_objections(measured: CheckMeasurements, **settings: object) -> list[st
 
 @pytest.mark.parametrize("wanted", [(2, 6), ("N", 6), ("*", "*"), ("N", "*")])
 def test_an_output_of_the_shape_asked_for_passes(wanted: tuple[int | str, ...]) -> None:
-    assert shape_objections(HEALTHY, output_shape=wanted, output_dtype="float32") == []
+    assert shape_findings(HEALTHY, output_shape=wanted, output_dtype="float32") == []
 
 
 @pytest.mark.parametrize("wanted", [(2, 5), (2,), ("N", "N"), ("*", "*", "*")])
 def test_an_output_of_another_shape_fails(wanted: tuple[int | str, ...]) -> None:
-    (message,) = shape_objections(HEALTHY, output_shape=wanted)
+    (message,) = shape_findings(HEALTHY, output_shape=wanted)
     assert message.startswith("The output has shape (2, 6), not (")
 
 
 def test_another_dtype_fails_and_n_counts_the_inputs_of_the_first_batch() -> None:
-    assert shape_objections(HEALTHY, output_dtype="float16") == ["The output is float32, not float16 as expected."]
-    assert shape_objections(with_output(shape=(1, 6), input_count=1), output_shape=("N", 6)) == []
-    assert shape_objections(with_output(shape=(2, 6), input_count=1), output_shape=("N", 6)) != []
+    assert shape_findings(HEALTHY, output_dtype="float16") == ["The output is float32, not float16 as expected."]
+    assert shape_findings(with_output(shape=(1, 6), input_count=1), output_shape=("N", 6)) == []
+    assert shape_findings(with_output(shape=(2, 6), input_count=1), output_shape=("N", 6)) != []
 
 
 def test_of_several_outputs_the_key_chooses_one() -> None:
@@ -148,19 +148,19 @@ def test_of_several_outputs_the_key_chooses_one() -> None:
         outputs=(replace(OUTPUT, label="(model)['out']"), replace(OUTPUT, label="(model)['aux']", shape=(2, 3))),
     )
     for key in ("aux", "['aux']", "(model)['aux']"):
-        assert shape_objections(several, output_shape=("N", 3), output_key=key) == []
-    assert shape_objections(several, output_shape=("N", 3), output_key="out") == [
+        assert shape_findings(several, output_shape=("N", 3), output_key=key) == []
+    assert shape_findings(several, output_shape=("N", 3), output_key="out") == [
         "The output '(model)['out']' has shape (2, 6), not (N, 3) as expected."
     ]
     with pytest.raises(UsageError, match="name it with output_key"):
-        shape_objections(several, output_shape=("N", 3))
+        shape_findings(several, output_shape=("N", 3))
     with pytest.raises(UsageError, match="output_key 'logits' names no output; there is:"):
-        shape_objections(several, output_shape=("N", 3), output_key="logits")
+        shape_findings(several, output_shape=("N", 3), output_key="logits")
 
 
 def test_without_names_of_classes_any_number_of_them_passes() -> None:
     other = replace(with_output(shape=(2, 5)), model=replace(MODEL, categories=()))
-    assert shape_objections(other) == []
-    assert shape_objections(with_output(shape=(2, 5))) == [
+    assert shape_findings(other) == []
+    assert shape_findings(with_output(shape=(2, 5))) == [
         "The output has 5 classes (shape (2, 5)), but 6 names are known."
     ]

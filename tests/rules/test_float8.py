@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope import load_model
 from hookscope.commands.check.checkpoint import check_checkpoint
 from hookscope.rules.settings import CheckSettings, RuleSettings
-from tests.commands.check.measurements import HEALTHY, judged, objections, stored
+from tests.commands.check.measurements import HEALTHY, findings, judged, stored
 
 NORMAL = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) * 0.02
 WANTED = frozenset({"float8-weight", "non-finite-parameter", "outlier-weight"})
@@ -38,7 +38,7 @@ def by_powers_of_two(weight: Tensor) -> tuple[Tensor, Tensor]:
 def found(path: Path, state: State, wanted: frozenset[str] = WANTED) -> list[tuple[str, str, str]]:
     torch.save(state, path / "net.pt")
     settings = CheckSettings(arch="none")
-    return objections(check_checkpoint(str(path / "net.pt"), settings, wanted))
+    return findings(check_checkpoint(str(path / "net.pt"), settings, wanted))
 
 
 @pytest.mark.parametrize("scaled", [by_tensor, by_row, by_powers_of_two])
@@ -82,7 +82,7 @@ def test_a_network_that_loads_float8_is_judged_by_its_values(tmp_path: Path) -> 
     name = "_fc.weight"
     torch.save(state | {name: by_tensor(state[name])[0]}, tmp_path / "demo.pt")
     report = check_checkpoint(str(tmp_path / "demo.pt"), CheckSettings(arch="demo"), WANTED)
-    assert objections(report) == [("float8-weight", "warn", name)]
+    assert findings(report) == [("float8-weight", "warn", name)]
     (finding,) = report.findings
     assert finding.message == (
         "'_fc.weight' (Linear) reaches 448, the greatest of float8_e4m3fn, as weights that are scaled for it do, and no"
@@ -95,13 +95,13 @@ def test_whether_weights_fit_into_float8_is_said_where_it_is_asked(tmp_path: Pat
     torch.save(state, tmp_path / "net.pt")
     settings = CheckSettings(arch="none", rules={"float8-range": RuleSettings("warn")})
     report = check_checkpoint(str(tmp_path / "net.pt"), settings, frozenset({"float8-range"}))
-    assert objections(report) == [("float8-range", "warn", "large.weight"), ("float8-range", "warn", "small.weight")]
+    assert findings(report) == [("float8-range", "warn", "large.weight"), ("float8-range", "warn", "small.weight")]
     lost = (state["small.weight"].abs() <= 2**-10).float().mean()
     assert f"{lost:.1%} of its values other than 0 become 0" in report.findings[1].message
 
 
 def test_nothing_is_said_where_it_is_not() -> None:
     tiny = replace(HEALTHY, stored=(stored("conv.weight", float8_zero_count=48),))
-    assert objections(judged(tiny, wanted=frozenset({"float8-range"}))) == [("float8-range", "fail", "conv.weight")]
+    assert findings(judged(tiny, wanted=frozenset({"float8-range"}))) == [("float8-range", "fail", "conv.weight")]
     few = replace(HEALTHY, stored=(stored("conv.weight", float8_zero_count=4),))
-    assert objections(judged(few, wanted=frozenset({"float8-range"}))) == []
+    assert findings(judged(few, wanted=frozenset({"float8-range"}))) == []

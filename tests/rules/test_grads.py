@@ -13,11 +13,11 @@ from hookscope.rules.judging import judge_gradients
 from hookscope.rules.settings import CheckSettings, LayerSettings, RuleSettings
 from tests.commands.check.measurements import (
     chain,
+    findings,
     inspection,
     judged,
     layer_row,
     logistic_chain,
-    objections,
     outcomes,
     output_row,
     parameter,
@@ -124,7 +124,7 @@ def test_a_broken_gradient_is_said_as_grads_says_it(rule: str) -> None:
 
 def test_a_verdict_that_is_a_warning_stays_one_at_level_fail() -> None:
     settings = CheckSettings(rules={"unused-parameter": RuleSettings("fail")})
-    assert objections(judged(with_gradients(BROKEN["unused-parameter"]), settings)) == [
+    assert findings(judged(with_gradients(BROKEN["unused-parameter"]), settings)) == [
         ("unused-parameter", "warn", "b.weight")
     ]
 
@@ -180,7 +180,7 @@ def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
 def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged() -> None:
     wanted = frozenset({"vanishing-gradient"})
     report = judged(with_gradients(BROKEN["zero-gradient"]), wanted=wanted)
-    assert objections(report) == [("vanishing-gradient", "fail", "")]
+    assert findings(report) == [("vanishing-gradient", "fail", "")]
     assert report.findings[0].message.startswith("It could not run, because the gradients fail zero-gradient: Every")
 
 

@@ -30,10 +30,10 @@ from tests.commands.check.measurements import (
     FORWARD,
     HEALTHY,
     chain,
+    findings,
     inspection,
     judged,
     numbered,
-    objections,
     outcomes,
     row,
     stored,
@@ -81,7 +81,7 @@ def test_a_baseline_is_held_against_what_was_measured() -> None:
     baseline = baseline_of(HEALTHY)
     assert outcomes(judge("net.pt", HEALTHY, CheckSettings(), wanted, baseline))["drift"].status == "pass"
     moved = judge("net.pt", with_row("relu", dead_channel_count=4), CheckSettings(), wanted, baseline)
-    assert (objections(moved), moved.exit_code) == ([("drift", "fail", "relu")], 1)
+    assert (findings(moved), moved.exit_code) == ([("drift", "fail", "relu")], 1)
 
 
 @pytest.mark.parametrize("wanted", [set(), {"drift"}, {"drift", "expectation"}])
@@ -229,7 +229,7 @@ def test_ignore_goes_over_select() -> None:
 def test_a_selected_rule_that_is_off_fails() -> None:
     settings = CheckSettings(rules={"dead-channels": RuleSettings("off")})
     report = judged(with_row("relu", dead_channel_count=4), settings, wanted_rules(settings, ["dead-channels"]))
-    assert objections(report) == [("dead-channels", "fail", "relu")]
+    assert findings(report) == [("dead-channels", "fail", "relu")]
     assert report.exit_code == 1
 
 
@@ -336,7 +336,7 @@ def test_a_rule_that_is_on_for_some_layers_only_is_wanted_and_silent_elsewhere()
         layers=(LayerSettings("late", {"dead-channels": RuleSettings("fail")}),),
     )
     assert "dead-channels" in wanted_rules(settings)
-    assert objections(judged(DEAD, settings, wanted_rules(settings))) == [("dead-channels", "fail", "late.relu")]
+    assert findings(judged(DEAD, settings, wanted_rules(settings))) == [("dead-channels", "fail", "late.relu")]
 
 
 @pytest.mark.parametrize("pattern", ["conv.bias", "name:conv", "type:Conv2d", "/^conv$/"])
@@ -355,7 +355,7 @@ def test_a_pattern_may_mean_an_alias() -> None:
 def test_a_layer_without_the_rule_does_not_count_as_the_worst() -> None:
     settings = CheckSettings(layers=(LayerSettings("conv", {"fp16-headroom": RuleSettings("off")}),))
     both = replace(with_row("conv", max=60000.0), stored=with_stored("head.weight", max_abs=50000.0).stored)
-    assert objections(judged(both, settings)) == [("fp16-headroom", "warn", "head.weight")]
+    assert findings(judged(both, settings)) == [("fp16-headroom", "warn", "head.weight")]
 
 
 def test_a_pattern_that_matches_everything_says_nothing_about_the_whole_checkpoint() -> None:

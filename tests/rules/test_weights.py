@@ -12,8 +12,8 @@ from tests.commands.check.measurements import (
     FORWARD,
     HEALTHY,
     OUTPUT,
+    findings,
     judged,
-    objections,
     stored,
     with_row,
     with_stored,
@@ -28,7 +28,7 @@ def spreads(*each: float | None) -> CheckMeasurements:
 
 
 def test_an_untrained_weight_stands_out_among_trained_ones_only() -> None:
-    assert objections(judged(spreads(10.0, 2.9, 99.0, 10.0))) == [("untrained-weight", "warn", "1.weight")]
+    assert findings(judged(spreads(10.0, 2.9, 99.0, 10.0))) == [("untrained-weight", "warn", "1.weight")]
     passing = [
         (10.0, 3.0, 99.0, 10.0),  # not as random
         (10.0, 10.0, 99.0, 0.0, 0.0),  # a new head
@@ -46,7 +46,7 @@ WHOLE = {"shape": (32, 32), "filter_count": 32, "is_whole": True, "min": -7.0, "
 
 def test_a_weight_of_whole_numbers_fails_unless_they_are_small_few_or_scaled() -> None:
     def found(*held: StoredValues) -> list[tuple[str, str, str]]:
-        return objections(judged(replace(HEALTHY, stored=held)))
+        return findings(judged(replace(HEALTHY, stored=held)))
 
     assert found(stored("fc.weight", **WHOLE)) == [("integer-weight", "fail", "fc.weight")]
     assert found(stored("fc.weight", **WHOLE | {"max_abs": 3.0})) == []
@@ -60,7 +60,7 @@ def test_weights_of_one_sign_fail_where_nearly_all_are_and_warn_alone() -> None:
             stored(f"{at}.weight", shape=(32, 64), **{"min": low, "max": high, **known})
             for at, (low, high) in enumerate(bounds)
         ]
-        return [(rule, level) for rule, level, _ in objections(judged(replace(HEALTHY, stored=tuple(held))))]
+        return [(rule, level) for rule, level, _ in findings(judged(replace(HEALTHY, stored=tuple(held))))]
 
     positive, negative, both = (0.0, 0.3), (-0.3, -0.1), (-0.1, 0.3)
     assert found(positive, both, both) == found(negative, both, both) == [("unsigned-weight", "warn")]
@@ -112,7 +112,7 @@ MOVED = (True, True, 9)
 def test_an_untrained_norm_stands_out_among_those_that_moved(
     layers: list[tuple[bool | str, bool, int | None]], level: str, where: str
 ) -> None:
-    assert objections(judged(norms(*layers))) == [("untrained-norm", level, where)]
+    assert findings(judged(norms(*layers))) == [("untrained-norm", level, where)]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None
 def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> None:
     dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, max=0.0)
     warnings = [(rule, "warn", "relu") for rule in ("dead-channels", "dead-layer", "constant-activation")]
-    assert objections(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[0], warnings[2]]
+    assert findings(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[0], warnings[2]]
     random = replace(dead, model=replace(dead.model, random=True))
-    assert objections(judged(random)) == warnings
+    assert findings(judged(random)) == warnings
 
 
 def test_activations_whose_square_overflows_fail_where_they_begin() -> None:

@@ -19,7 +19,7 @@ from hookscope.commands.history.changes import (
     tensor_changes,
 )
 from hookscope.commands.history.drift import drifts, traded_places
-from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.frozen import frozen_verdicts, moved_though_frozen
 from hookscope.commands.history.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.errors import UsageError
@@ -45,7 +45,7 @@ def follow(
 ) -> History:
     """Follow checkpoints, given in natural order of their names; the order of training is found out.
 
-    With `searches`, only as many files are read as it takes to find since when a rule objects.
+    With `searches`, only as many files are read as it takes to find since when a rule fails.
 
     Raises:
         UsageError: If there are fewer than two files.

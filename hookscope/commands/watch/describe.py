@@ -72,8 +72,8 @@ class FindingGroup:
         return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
 
 
-def objections(log: TrainingLog) -> list[FindingGroup]:
-    """Return the objections in order; verdicts of one rule that begin at one step are one objection.
+def findings(log: TrainingLog) -> list[FindingGroup]:
+    """Return the findings in order; verdicts of one rule that begin at one step are one finding.
 
     A resumed training begins its verdicts again: a verdict that was open goes on.
     """
@@ -96,13 +96,13 @@ def last_step(log: TrainingLog) -> int:
 
 
 def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
-    """Return the objection to look at first: the earliest failure, or else the earliest warning."""
-    return min(raised, key=lambda objection: (objection.first.level != "fail", objection.began), default=None)
+    """Return the finding about look at first: the earliest failure, or else the earliest warning."""
+    return min(raised, key=lambda finding: (finding.first.level != "fail", finding.began), default=None)
 
 
 def finding(log: TrainingLog) -> str:
     """Return the result of the rules in one sentence."""
-    raised = objections(log)
+    raised = findings(log)
     first = decisive(raised)
     if first is None:
         steps = len(log.steps) or len(log.watched)
@@ -111,32 +111,32 @@ def finding(log: TrainingLog) -> str:
     return sentence
 
 
-def _sentences(objection: FindingGroup) -> tuple[str, str]:
+def _sentences(finding: FindingGroup) -> tuple[str, str]:
     """Return the first sentence of a message, with step and place, and the other sentences."""
-    message, where = objection.first.message, objection.first.where
+    message, where = finding.first.message, finding.first.where
     ends = _SENTENCE_END.search(message)
     first, rest = (message[: ends.end()], message[ends.end() :].strip()) if ends else (message, "")
     if first.startswith(_LOWERED):
         first = first[0].lower() + first[1:]
     place = f" {where}:" if where and where not in message else ""
-    more = len(objection.places) - 1
+    more = len(finding.places) - 1
     if more:
         rest = f"The same at {counted(more, 'more place')}. {rest}".rstrip()
-    return f"At step {objection.began:,},{place} {first}", rest
+    return f"At step {finding.began:,},{place} {first}", rest
 
 
 def answer(log: TrainingLog) -> list[str]:
-    """Return sentences on the first objection, others, skipped steps, rows used, edits, and the end of the training."""
-    raised = objections(log)
+    """Return sentences on the first finding, others, skipped steps, rows used, edits, and the end of the training."""
+    raised = findings(log)
     first = decisive(raised)
     sentences = [finding(log)]
     if first is not None and (rest := _sentences(first)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
         sentences.append(f"It cleared at step {first.over:,}.")
-    others = [objection for objection in raised if objection is not first]
+    others = [finding for finding in raised if finding is not first]
     if others:
-        rules = some_of(list(dict.fromkeys(objection.first.rule for objection in others)), _FEW_STEPS)
+        rules = some_of(list(dict.fromkeys(finding.first.rule for finding in others)), _FEW_STEPS)
         sentences.append(f"{counted(len(others), 'other problem')}: {rules}.")
     skipped = [step.step for step in log.steps if step.skipped]
     if skipped:
@@ -186,8 +186,8 @@ def _ending(log: TrainingLog) -> list[str]:
 
 def describe_training(log: TrainingLog) -> Document:
     """Describe a watched training."""
-    objected = objections(log)
-    first = decisive(objected)
+    verdicts = findings(log)
+    first = decisive(verdicts)
     low = min((entry.step for entries in (log.steps, log.watched, log.verdicts) for entry in entries), default=1)
     high = max(low, last_step(log))
     networks = list(dict.fromkeys(name for start in log.starts for name in start.networks))
@@ -195,13 +195,13 @@ def describe_training(log: TrainingLog) -> Document:
     watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} watched in full"
     skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
-        ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(objected, low, high)] if objected else [],
+        ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(verdicts, low, high)] if verdicts else [],
         ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)]
         if first and log.steps
         else [],
         ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
         ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
-        ("layers", "Layers", "Layers over steps"): [_maps(log, objected)],
+        ("layers", "Layers", "Layers over steps"): [_maps(log, verdicts)],
     }
     return Document(
         title=f"Training of {named}",
@@ -220,23 +220,23 @@ def _optimizers(log: TrainingLog) -> list[str]:
     return list(dict.fromkeys(name for start in log.starts for name in start.optimizers))
 
 
-def _findings(objected: Sequence[FindingGroup], low: int, high: int) -> Findings:
-    def line(objection: FindingGroup) -> FindingLine:
-        end = high + 1 if objection.over is None else objection.over
+def _findings(verdicts: Sequence[FindingGroup], low: int, high: int) -> Findings:
+    def line(finding: FindingGroup) -> FindingLine:
+        end = high + 1 if finding.over is None else finding.over
         unit = 1000 / (high - low + 1)
-        ended = {place: f"to {step:,}" for place, step in objection.ended.items()}
+        ended = {place: f"to {step:,}" for place, step in finding.ended.items()}
         return FindingLine(
-            level=objection.first.level,
-            rule=objection.first.rule,
-            message=objection.first.message,
-            where=some_of([where or "(training)" for where in objection.places], _FEW_PLACES) * any(objection.places),
-            places=[(place, ended.get(place, "")) for place in objection.places if place],
-            when=_when(objection.began, objection.over),
-            spans=[(round((objection.began - low) * unit, 1), round(max(4.0, (end - objection.began) * unit), 1))],
+            level=finding.first.level,
+            rule=finding.first.rule,
+            message=finding.first.message,
+            where=some_of([where or "(training)" for where in finding.places], _FEW_PLACES) * any(finding.places),
+            places=[(place, ended.get(place, "")) for place in finding.places if place],
+            when=_when(finding.began, finding.over),
+            spans=[(round((finding.began - low) * unit, 1), round(max(4.0, (end - finding.began) * unit), 1))],
         )
 
     ends = (f"step {low:,}", f"{high:,}")
-    return Findings(findings=[line(objection) for objection in objected], ends=ends, all_in="watch.jsonl")
+    return Findings(findings=[line(finding) for finding in verdicts], ends=ends, all_in="watch.jsonl")
 
 
 def _when(began: int, over: int | None) -> str:
@@ -312,16 +312,16 @@ def _skipped(steps: Sequence[str]) -> Text:
     return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
 
 
-def _maps(log: TrainingLog, objected: Sequence[FindingGroup]) -> HeatMaps:
+def _maps(log: TrainingLog, verdicts: Sequence[FindingGroup]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
     for step in log.watched:
         parameters |= {row.name: row for row in step.parameters}
         layers |= {row.label: row for row in step.layers}
     findings: dict[str, list[FindingLine]] = {}
-    for objection in objected:
-        for verdict in objection.verdicts:
-            when = _when(verdict.step, objection.ended.get(verdict.where))
+    for finding in verdicts:
+        for verdict in finding.verdicts:
+            when = _when(verdict.step, finding.ended.get(verdict.where))
             line = FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, when=when)
             findings.setdefault(verdict.where, []).append(line)
 

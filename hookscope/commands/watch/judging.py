@@ -105,7 +105,7 @@ class Judge:
         if not unusual and not self._verdicts.count:  # as at nearly every step
             return ""
         by_rule: dict[str, list[TrainingFinding]] = {
-            name: [objection for objection in not_finite if objection.rule == name] for name in _NOT_FINITE
+            name: [finding for finding in not_finite if finding.rule == name] for name in _NOT_FINITE
         }
         # A standing verdict is compared with the steps before it, and only by values that are sound.
         loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
@@ -120,11 +120,11 @@ class Judge:
             by_rule["loss-diverges"] = diverging
         if written := self._written_before(record.step):
             by_rule = {
-                rule: [replace(objection, message=f"{objection.message} {written}") for objection in objections]
-                for rule, objections in by_rule.items()
+                rule: [replace(finding, message=f"{finding.message} {written}") for finding in findings]
+                for rule, findings in by_rule.items()
             }
         if outside:
-            self._report(record.step, {"large-update": outside}, {objection.where for objection in outside})
+            self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
         by_rule["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
         by_rule["repeated-step"] = []  # `judge_repeat` objects
         by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
@@ -141,7 +141,7 @@ class Judge:
         unjudged = [
             name for name in _NOT_FINITE if not by_rule[name] and (is_broken or has_nan_loss or not sound[name])
         ]
-        self._report(record.step, {name: objections for name, objections in by_rule.items() if name not in unjudged})
+        self._report(record.step, {name: findings for name, findings in by_rule.items() if name not in unjudged})
         reasons = {
             "non-finite": became_broken,
             "loss": loss_jump,
@@ -159,18 +159,18 @@ class Judge:
         value: float | None,
         where: str = "",
     ) -> None:
-        """Add the objection to a jump, or to a value that is still as far above the steps before a standing verdict.
+        """Add the finding about a jump, or to a value that is still as far above the steps before a standing verdict.
 
         `where` is a sentence on the part that has jumped.
         """
-        objections = rules.jump_objection(rule, quantity, jump, where)
+        findings = rules.jump_finding(rule, quantity, jump, where)
         stands = self._verdicts.stands(rule)
-        if jump is not None and objections and not stands:
+        if jump is not None and findings and not stands:
             self._usual[rule] = jump.usual
-        if stands and not objections and value is not None:
-            objections = rules.jump_objection(rule, quantity, Jump(value, self._usual[rule]))
-        if objections or value is not None:
-            by_rule[rule] = objections
+        if stands and not findings and value is not None:
+            findings = rules.jump_finding(rule, quantity, Jump(value, self._usual[rule]))
+        if findings or value is not None:
+            by_rule[rule] = findings
 
     def _still_stepped(self) -> dict[str, str]:
         """Return why frozen parameters still move, by name."""
@@ -208,20 +208,20 @@ class Judge:
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
-                for name, objections in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
-                    judged.setdefault(name, []).extend(objections)
+                for name, findings in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
+                    judged.setdefault(name, []).extend(findings)
                 measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
             reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
             if has_gradient and reached and not judged.get("non-finite-activation"):
                 measured |= {*reached, f"{network.prefix}(model)"}
                 by_rule = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
-                for name, objections in by_rule.items():
-                    judged.setdefault(name, []).extend(objections)
+                for name, findings in by_rule.items():
+                    judged.setdefault(name, []).extend(findings)
         self._report(watched.step, judged, measured)
         if not arrived.record.skipped and arrived.is_finite:
             shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
             outside = self._outside
-            named = {objection.where for objection in outside}
+            named = {finding.where for finding in outside}
             others = [row for row in watched.parameters if row.name not in named]
             changed = {row.name for row in others if row.update_ratio is not None}
             updates = rules.large_updates(others, shapes, self._causes_of_updates(arrived))
@@ -235,7 +235,7 @@ class Judge:
         return is_asked and self._has_one_optimizer and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        """Count the steps in a row with a loss below 0; return the objection to them."""
+        """Count the steps in a row with a loss below 0; return the finding about them."""
         loss = arrived.record.loss
         # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
         if loss is None or loss > -_ROUNDING or arrived.record.losses:
@@ -248,7 +248,7 @@ class Judge:
         return rules.loss_below_zero(loss, self._below_zero, why) if why else []
 
     def _outside_changes(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        """Note what something other than an optimiser has written to before a step; return the objections to it."""
+        """Note what something other than an optimiser has written to before a step; return the findings about it."""
         step = arrived.record.step
         if not len(self.ring):
             self._first = step
@@ -302,15 +302,15 @@ class Judge:
     def _unoptimised(self) -> list[TrainingFinding]:
         names = self._names.not_optimised() if self._has_optimizer else ()
         message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
-        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
+        return [rules.finding("unoptimised-parameter", name, None, message.format(name)) for name in names]
 
     def _report(
         self, step: int, by_rule: Mapping[str, Sequence[TrainingFinding]], measured: AbstractSet[str] | None = None
     ) -> None:
-        """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
-        for rule, objections in by_rule.items():
-            if objections or self._verdicts.stands(rule):
-                for verdict in self._verdicts.judged(step, rule, objections, measured):
+        """Record the verdicts that begin or end with the findings, by rule; None: all places were measured."""
+        for rule, findings in by_rule.items():
+            if findings or self._verdicts.stands(rule):
+                for verdict in self._verdicts.judged(step, rule, findings, measured):
                     self._journal.add_verdict(verdict)
 
 

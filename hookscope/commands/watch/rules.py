@@ -105,15 +105,15 @@ _FALLEN = 0.1
 _FEWEST_USUAL = 5
 
 
-def objection(rule: str, where: str, value: float | None, message: str) -> TrainingFinding:
-    """Return an objection of a rule for every step; `Verdicts` sets the step."""
+def finding(rule: str, where: str, value: float | None, message: str) -> TrainingFinding:
+    """Return a finding of a rule for every step; `Verdicts` sets the step."""
     training_rule = TRAINING_RULES[rule]
     limit = training_rule.limit
     return TrainingFinding(0, rule, training_rule.level, where, value, limit, "began", safe_text(message))
 
 
-def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[TrainingFinding]:
-    """Return the objection to a loss or norm that is far above the last steps; none below the limit.
+def jump_finding(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[TrainingFinding]:
+    """Return the finding about a loss or norm that is far above the last steps; none below the limit.
 
     `where` is a sentence on the part that has jumped.
     """
@@ -124,7 +124,7 @@ def jump_objection(rule: str, quantity: str, jump: Jump | None, where: str = "")
         f"The {quantity} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
         f"{figure(jump.usual.median, 4)}, the median of the last {jump.usual.count} steps (limit {limit:g}).{where}"
     )
-    return [objection(rule, "", jump.deviations, message)]
+    return [finding(rule, "", jump.deviations, message)]
 
 
 def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
@@ -166,7 +166,7 @@ def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
 
 
 def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[TrainingFinding]:
-    """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
+    """Return the finding about a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
     if loss is None or growth is None or growth[0] < limit:
         return []
@@ -174,13 +174,13 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
         f"The loss is {figure(loss, 4)}, which is {figure(growth[0], 3)} times the first step's {figure(growth[1], 4)} "
         f"(limit {limit:g}): lower the learning rate, or warm it up."
     )
-    return [objection("loss-diverges", "", growth[0], message)]
+    return [finding("loss-diverges", "", growth[0], message)]
 
 
 def loss_below_zero(loss: float, count: int, reason: str) -> list[TrainingFinding]:
-    """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
+    """Return the finding about a loss that has been below 0 for many steps, though by its kind it cannot be."""
     message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
-    return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
+    return [replace(finding("loss-diverges", "", loss, message), limit=0.0)]
 
 
 def first_not_finite(
@@ -192,7 +192,7 @@ def first_not_finite(
     stepped_though_skipped: int | None,
     is_distributed: bool,
 ) -> list[TrainingFinding]:
-    """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
+    """Return the findings about a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
         arrived: The step.
@@ -207,12 +207,12 @@ def first_not_finite(
     gradients = f"{len(broken)} of {counted(len(trained), 'gradient')}"
     unexamined = ", and at the weights before it" if bad_weights is None else ""
     history = _history(step, ring, "" if bad_weights else f"look at the batch of step {step.step}{unexamined}")
-    objections: list[TrainingFinding] = []
+    findings: list[TrainingFinding] = []
     if bad_weights:
         origin = _origin(step.step, earlier, stepped_though_skipped)
         were = "was" if len(bad_weights) == 1 else "were"
         message = f"{listed(bad_weights)} {were} not finite before step {step.step} (limit 0): {origin}. {history}"
-        objections.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
+        findings.append(finding("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
     if step.loss is not None and not math.isfinite(step.loss):
         at = next((f" at {place}" for place, loss in step.losses if not math.isfinite(loss)), "")
         weights = ""
@@ -223,7 +223,7 @@ def first_not_finite(
         counts = f" {gradients} {are(len(broken))} not finite." if broken else ""
         skipped = " GradScaler skips the step." if step.skipped else ""
         message = f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{counts}{skipped} {history}"
-        objections.append(objection("non-finite-loss", "", step.loss, message))
+        findings.append(finding("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         made = (
@@ -236,8 +236,8 @@ def first_not_finite(
         contain = "contains" if len(broken) == 1 else "contain"
         elsewhere = ", on this or another process" if is_distributed else ""
         message = f"{gradients} {contain} NaN or Inf (limit 0), while the loss is {loss}. {made}{elsewhere}. {history}"
-        objections.append(objection("non-finite-gradient", last, float(len(broken)), message))
-    return objections
+        findings.append(finding("non-finite-gradient", last, float(len(broken)), message))
+    return findings
 
 
 def _origin(step: int, earlier: int | None, stepped_though_skipped: int | None) -> str:
@@ -307,7 +307,7 @@ def _is_finite(value: float | None) -> bool:
 def large_updates(
     rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
 ) -> list[TrainingFinding]:
-    """Return the objections to weights that one step changes too much; biases and scales are exempt.
+    """Return the findings about weights that one step changes too much; biases and scales are exempt.
 
     `causes` has what is known to have made the update large, or the weight small, by weight.
     """
@@ -320,7 +320,7 @@ def large_updates(
         and sum(size > 1 for size in shapes.get(row.name, ())) >= 2
     ]
     return [
-        objection(
+        finding(
             "large-update",
             name,
             ratio,
@@ -332,7 +332,7 @@ def large_updates(
 
 
 def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[TrainingFinding]:
-    """Return the objections to weights that something other than the optimiser has changed too much before a step.
+    """Return the findings about weights that something other than the optimiser has changed too much before a step.
 
     What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
     last step. Values older than that step must differ more than if all steps since had changed the weight at right
@@ -340,7 +340,7 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Trainin
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
     when = f"between steps {step - 1} and {step}"
-    objections = []
+    findings = []
     for change in changes:
         now = min(change.before, change.now) if change.is_fresh else change.now
         ratio = change.change / now if now else math.inf if change.change > 0 else 0.0
@@ -359,8 +359,8 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Trainin
                 f"Something other than the optimizer wrote to '{change.name}' {when}: it differs from step "
                 f"{change.since} by {figure(ratio, 3)} of its norm (limit {limit:g})."
             )
-        objections.append(objection("large-update", change.name, ratio, message))
-    return objections
+        findings.append(finding("large-update", change.name, ratio, message))
+    return findings
 
 
 def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
@@ -374,21 +374,21 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
 
 
 def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[TrainingFinding]:
-    """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
+    """Return the findings about parameters with no gradient, or a gradient of exactly 0, for many steps."""
     limit = TRAINING_RULES[rule].limit or math.inf
     fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
     return [
-        objection(rule, name, float(count), f"'{name}' {fault} for {count} steps (limit {limit:g}).")
+        finding(rule, name, float(count), f"'{name}' {fault} for {count} steps (limit {limit:g}).")
         for name, count in counts.items()
         if count >= limit
     ]
 
 
 def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[TrainingFinding]:
-    """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
+    """Return the findings about trained parameters that are now frozen; `still_stepped` tells why some still move."""
     message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
     return [
-        objection("frozen-parameter", name, None, message.format(name, still_stepped.get(name, ""))) for name in names
+        finding("frozen-parameter", name, None, message.format(name, still_stepped.get(name, ""))) for name in names
     ]
 
 
@@ -402,7 +402,7 @@ def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) ->
 
 
 def skipped_steps(count: int, largest: str) -> list[TrainingFinding]:
-    """Return the objection to steps that a GradScaler has skipped in a row."""
+    """Return the finding about steps that a GradScaler has skipped in a row."""
     limit = TRAINING_RULES["skipped-steps"].limit or math.inf
     if count < limit:
         return []
@@ -411,11 +411,11 @@ def skipped_steps(count: int, largest: str) -> list[TrainingFinding]:
         f"GradScaler has skipped {count} steps in a row (limit {limit:g}): gradients overflow{where}. Start with a "
         "lower init_scale; if that does not help, the network itself makes NaN or Inf."
     )
-    return [objection("skipped-steps", largest, float(count), message)]
+    return [finding("skipped-steps", largest, float(count), message)]
 
 
 def gradients_not_reset(count: int) -> list[TrainingFinding]:
-    """Return the objection to gradients that nothing has reset for this many steps."""
+    """Return the finding about gradients that nothing has reset for this many steps."""
     limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
     if count < limit:
         return []
@@ -423,11 +423,11 @@ def gradients_not_reset(count: int) -> list[TrainingFinding]:
         f"The gradients of {count} steps in a row contain those of the step before (limit {limit:g}): nothing resets "
         "them. Call optimizer.zero_grad() in every step."
     )
-    return [objection("gradients-not-reset", "", float(count), message)]
+    return [finding("gradients-not-reset", "", float(count), message)]
 
 
 def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
-    """Return the objection to a step with the gradients of the last one."""
+    """Return the finding about a step with the gradients of the last one."""
     again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
     if last.scaler == "skipped":
         again = (
@@ -438,11 +438,11 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
     if last.scaler:
         remedy = "leave out optimizer.step(), because scaler.step(optimizer) calls it"
     message = f"{again}: {remedy}."
-    return [objection("repeated-step", "", None, message)]
+    return [finding("repeated-step", "", None, message)]
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
-    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
+    """Return the findings of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
@@ -469,7 +469,7 @@ def judged_parameters(
     prefix: str,
     names: Sequence[str],
 ) -> dict[str, list[TrainingFinding]]:
-    """Return the objections of `names`, rules of `hookscope grads`, to parameters, by rule that was judged."""
+    """Return the findings of `names`, rules of `hookscope grads`, to parameters, by rule that was judged."""
     gradients = Gradients(
         model=model,
         inputs=_inputs_of(rows),
@@ -490,7 +490,7 @@ def judged_parameters(
 
 
 def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> TrainingFinding:
-    """Return an objection of a rule of `check` or `grads` as one of the training."""
+    """Return a finding of a rule of `check` or `grads` as one of the training."""
     name = terms.rule.identifier
     row = rows.get(raised.target.where)
     # The smallest gradient belongs to a different weight at every step.

@@ -10,7 +10,7 @@ from hookscope.results.training import TrainingFinding
 
 @dataclass(slots=True)
 class _Standing:
-    """Objections that began together: their places, and the number of judgements in a row that have passed."""
+    """Findings that began together: their places, and the number of judgements in a row that have passed."""
 
     first: TrainingFinding
     places: frozenset[str]
@@ -33,21 +33,21 @@ class Verdicts:
         return bool(self._standing.get(rule))
 
     def judged(
-        self, step: int, rule: str, objections: Sequence[TrainingFinding], measured: AbstractSet[str] | None = None
+        self, step: int, rule: str, findings: Sequence[TrainingFinding], measured: AbstractSet[str] | None = None
     ) -> list[TrainingFinding]:
-        """Add all objections of a rule at a step; return the verdicts that begin or end.
+        """Add all findings of a rule at a step; return the verdicts that begin or end.
 
-        Objections that begin together are one verdict. It ends when the rule has passed at all of their places often
+        Findings that begin together are one verdict. It ends when the rule has passed at all of their places often
         enough in a row; a rule that names one of several places, when it has passed everywhere. If only some places
         were `measured`, it passes at those.
         """
         standing = self._standing.setdefault(rule, [])
-        objected = {objection.where for objection in objections}
-        places = {place for objection in standing for place in objection.places}
+        failing = {finding.where for finding in findings}
+        places = {place for finding in standing for place in finding.places}
         patience = TRAINING_RULES[rule].patience if rule in TRAINING_RULES else WATCHED_PATIENCE
         changes: list[TrainingFinding] = []
         for verdict in [*standing]:
-            persists = bool(objected) if rule in OF_ONE_PLACE else bool(verdict.places & objected)
+            persists = bool(failing) if rule in OF_ONE_PLACE else bool(verdict.places & failing)
             if not persists and measured is not None and not verdict.places <= measured:
                 continue
             verdict.passed = 0 if persists else verdict.passed + 1
@@ -56,10 +56,10 @@ class Verdicts:
                 where = verdict.first.where
                 message = f"Cleared at '{where}'." if where else "Cleared."
                 changes.append(replace(verdict.first, step=step, value=None, state="ended", message=message))
-        fresh = [objection for objection in objections if objection.where not in places]
+        fresh = [finding for finding in findings if finding.where not in places]
         if fresh:
-            standing.append(_Standing(fresh[0], frozenset(objection.where for objection in fresh)))
-            others = [objection.where for objection in fresh[1:]]
+            standing.append(_Standing(fresh[0], frozenset(finding.where for finding in fresh)))
+            others = [finding.where for finding in fresh[1:]]
             more = f" The same for {len(others):,} more: {listed(others)}." if others else ""
             changes.append(replace(fresh[0], step=step, message=f"{fresh[0].message}{more}"))
         return changes

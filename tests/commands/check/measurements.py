@@ -303,6 +303,6 @@ def outcomes(report: CheckReport) -> Mapping[str, RuleOutcome]:
     return {outcome.rule: outcome for outcome in report.outcomes}
 
 
-def objections(report: CheckReport) -> list[tuple[str, str, str]]:
+def findings(report: CheckReport) -> list[tuple[str, str, str]]:
     """Return the rule, level and place of every finding."""
     return [(finding.rule, finding.level, finding.where) for finding in report.findings]

@@ -105,7 +105,7 @@ def test_a_training_that_went_on_with_a_new_optimiser_is_named_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_training_without_a_fault_is_not_objected_to(tmp_path: Path, optimiser: str) -> None:
+def test_a_training_without_a_fault_has_no_verdict(tmp_path: Path, optimiser: str) -> None:
     history = followed(tmp_path, training(optimiser), _nothing)
     assert (found(history), history.warnings, history.exit_code) == ([], (), 0)
 

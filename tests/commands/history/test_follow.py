@@ -1,4 +1,4 @@
-"""Checkpoints of a run in their order: what they hold, how the weights moved, and since when a rule objects."""
+"""Checkpoints of a run in their order: what they hold, how the weights moved, and since when a rule fails."""
 
 import gc
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 import hookscope
 from hookscope.commands.history import follow
 from hookscope.commands.history.drift import drifts
-from hookscope.commands.history.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
 from hookscope.commands.history.measure_file import Weights
 from hookscope.errors import UsageError

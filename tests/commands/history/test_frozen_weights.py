@@ -179,7 +179,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", HEALTHY)
-def test_healthy_trainings_are_not_objected_to(tmp_path: Path, case: str) -> None:
+def test_healthy_trainings_have_no_verdict(tmp_path: Path, case: str) -> None:
     history = trained(tmp_path, sgd(momentum=0.9, weight_decay=0.1), **HEALTHY[case])
     assert found(history) == []
 

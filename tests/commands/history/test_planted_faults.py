@@ -1,4 +1,4 @@
-"""A fault in the files from the seventh on: that file is named, and files without a fault are not objected to."""
+"""A fault in the files from the seventh on: that file is named, and files without a fault have no verdict."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_the_file_since_which_a_weight_no_longer_moves_is_named(tmp_path: Path) 
         ("tokens", "adam"),
     ],
 )
-def test_files_of_a_healthy_run_are_not_objected_to(network: str, optimiser: str, tmp_path: Path) -> None:
+def test_files_of_a_healthy_run_have_no_verdict(network: str, optimiser: str, tmp_path: Path) -> None:
     history = hookscope.history(write_run(tmp_path, network, optimiser=optimiser))
     assert not history.verdicts
     assert len(history.read) == FILES

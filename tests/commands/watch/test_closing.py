@@ -22,7 +22,7 @@ def verdict(number: int, rule: str, state: str = "began") -> TrainingFinding:
 LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)
 
 
-def test_objections_are_counted_and_the_first_is_named() -> None:
+def test_findings_are_counted_and_the_first_is_named() -> None:
     watched = Watched()
     for number in range(1, 101):
         watched.add_step(step(number))

@@ -12,7 +12,7 @@ from hookscope.results.check import CheckMeasurements
 from hookscope.rules.baseline import Baseline, baseline_of
 from hookscope.rules.settings import CheckSettings
 from tests.commands.check.checkpoints.gratings import CLASSES, PREPARATION, draw_gratings, gratings
-from tests.commands.check.measurements import objections
+from tests.commands.check.measurements import findings
 
 pytestmark = pytest.mark.exhaustive
 
@@ -86,13 +86,13 @@ def test_no_copy_loses_accuracy_but_one_that_was_damaged(seed: int, settings: Ch
     assert share > 0.6
     for name, change in COPIES.items():
         report = check_checkpoint(change(copy.deepcopy(network)), settings, WANTED, baseline=baseline)
-        assert objections(report) == [], name
+        assert findings(report) == [], name
     threads = torch.get_num_threads()
     torch.set_num_threads(3 - min(threads, 2))
     try:
-        assert objections(check_checkpoint(network, settings, WANTED, baseline=baseline)) == []
+        assert findings(check_checkpoint(network, settings, WANTED, baseline=baseline)) == []
     finally:
         torch.set_num_threads(threads)
     with torch.no_grad():
         network[0].weight.copy_(network[0].weight.flip(1))  # colours in another order
-    assert ("accuracy-drop", "fail", "") in objections(check_checkpoint(network, settings, WANTED, baseline=baseline))
+    assert ("accuracy-drop", "fail", "") in findings(check_checkpoint(network, settings, WANTED, baseline=baseline))

@@ -1,4 +1,4 @@
-"""Since which file a rule objects: found among files that were all read, or by halving a series of them."""
+"""Since which file a rule fails: found among files that were all read, or by halving a series of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
@@ -24,9 +24,9 @@ def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
 
 
 def verdicts(findings: Mapping[int, ByKey]) -> list[HistoryFinding]:
-    """Return since when each rule objects to what, of files that were all read: by index, in order.
+    """Return what each rule finds, and since when, in files that were all read: by index, in order.
 
-    Places that a rule objects to in the same files make one verdict.
+    Places at which a rule fails in the same files make one verdict.
     """
     order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}
@@ -38,7 +38,7 @@ def verdicts(findings: Mapping[int, ByKey]) -> list[HistoryFinding]:
 
 
 def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFinding]:
-    """Return since when each rule objects that does so in the first or the last file, by halving.
+    """Return since when each rule fails that does so in the first or the last file, by halving.
 
     A verdict is taken to stay once it began; one that has ended before the last file is not found, unless it holds in
     the first.
