@@ -22,12 +22,10 @@ from benchmarks.same_work import Found, Rows
 from hookscope.results.network import row_label
 
 _NOTE = """\
-A module and noise of 224 × 224. hookscope runs with its defaults: statistics, quantiles, histograms, kept values and
-small maps of every layer, verdicts, and the self-check, a second forward pass. The hooks by hand compute hookscope's
-statistics of the same layers and nothing else. Tools that return tensors get the same layers and are timed with mean,
-std, min and max of each; preparation such as tracing is not timed. torchinfo finds shapes; torchlens traces every
-operation. A row is wrong if one of the four numbers differs from hookscope's, which are compared with those of the
-hooks by hand. Limits are without the self-check."""
+A module and noise of 224 × 224, with hookscope's defaults. Hooks by hand compute the same statistics and nothing else.
+Tools that return tensors are timed with mean, std, min and max of each, without preparation such as tracing; a row is
+wrong if one of the four differs from hookscope's, which are compared with those of the hooks by hand. torchinfo finds
+shapes, torchlens traces every operation. Limits are without the self-check, a second forward pass."""
 
 
 def four(tensor: Tensor) -> Tensor:

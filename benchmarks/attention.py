@@ -23,10 +23,10 @@ _ROUNDS = 10
 _TOLERANCE = 1e-6
 
 _NOTE = """\
-One picture: numbers of every head of every block, and the map of the class token in the last block, over the plain
-forward pass with fused kernels. By hand, the network runs without fused kernels (timm with `fused_attn` off and hooks
-on `attn_drop`, torchvision with `need_weights=True`) and the weights are kept, nothing is computed from them;
-hookscope's map is compared with these weights. `numbers=False` computes the class token's row alone."""
+One picture: numbers of every head of every block, and the map of the class token in the last block; the plain pass has
+fused kernels. By hand, the network runs without them (timm with `fused_attn` off and hooks on `attn_drop`, torchvision
+with `need_weights=True`) and keeps the weights, with which hookscope's map is compared. `numbers=False` computes the
+class token's row alone."""
 
 
 def measure() -> Section:

@@ -44,10 +44,10 @@ _TOLERANCE = 1e-3
 
 _NOTE = """\
 The map of one class at a given layer for one picture, over forward and backward down to the picture and all parameters.
-Every tool is compared with a computation by hand, for {count} layers of {networks} networks: the layer's output as
-returned, its gradient by torch.autograd.grad, weights as means over space, no negative sums. Peers get the layer and
-the class; their other options keep the defaults, without normalisation where they offer that. hookscope is timed
-without its tests of the map, which the peers don't have, and with them, which is its default."""
+Every tool is compared with a computation by hand, for {count} layers of {networks} networks: the output as returned,
+its gradient by torch.autograd.grad, weights as means over space, no negative sums. Peers get layer and class, else
+their defaults, without normalisation where they offer that. hookscope is timed without its tests of the map, which the
+peers don't have, and with them, its default."""
 
 
 def measure() -> Section:

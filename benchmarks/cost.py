@@ -15,9 +15,9 @@ _NETWORK = "resnet152"
 _AT_MOST_SECONDS = 3.0
 
 _NOTE = """\
-After imports, from the network's name: building it, running it and measuring it. hookscope measures multiply-adds,
-bytes saved for the backward pass, receptive fields, and each module's time as a median of several passes; torchinfo
-counts multiply-adds and bytes of outputs in one pass. Checked beforehand: the parameters of every module."""
+From the network's name, after imports: building, running and measuring it. hookscope measures multiply-adds, bytes
+saved for the backward pass, receptive fields, and each module's time as a median of several passes; torchinfo
+multiply-adds and bytes of outputs, in one pass. Both count the same parameters."""
 
 Counts = Mapping[str, int]
 """Parameters of each module with those inside it, by dotted name."""

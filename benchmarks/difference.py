@@ -29,9 +29,9 @@ _ROUNDS = 20
 _PLAIN = "two plain passes"
 
 _NOTE = """\
-One picture through a network and a copy in which one filter of {faults} is scaled, over a plain pass of both. A tool
-does the work if it names that layer as the first to differ; pytest-torch compares within its tolerances. Not timed:
-{count} faults in resnet34, one at a time, and two equal networks, of which no layer may be named."""
+One picture through a network and a copy in which one filter of {faults} is scaled, over a plain pass of both. A tool is
+right if it names that layer as the first to differ; pytest-torch compares within its tolerances. Not timed: {count}
+faults in resnet34, one at a time, and two equal networks, of which no layer may be named."""
 
 
 def measure() -> Section:

@@ -14,16 +14,20 @@ BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 def performance(reports: Iterable[Report]) -> str:
     """Return the sections' text in Markdown, machine by machine, without the markers."""
-    return "\n\n".join(part for report in reports for part in _parts(report))
+    origins: dict[str, str] = {}
+    return "\n\n".join(part for report in reports for part in _parts(report, origins))
 
 
-def _parts(report: Report) -> Iterator[str]:
-    yield f"### On {report.machine.processor}"
+def _parts(report: Report, origins: dict[str, str]) -> Iterator[str]:
+    """Yield headings, notes and tables; a note that `origins` has from another processor is only referred to."""
+    processor = report.machine.processor
+    yield f"### On {processor}"
     yield _wrapped(_origin(report.machine))
     for name, section in report.sections.items():
         yield f"#### {section.title}"
         yield f"`python -m benchmarks --only {shlex.quote(name)}`, {section.date}."
-        yield _wrapped(section.note)
+        origin = origins.setdefault(section.note, processor)
+        yield _wrapped(section.note) if origin == processor else f"As on {origin}."
         yield _by_way(section)
 
 

@@ -16,10 +16,9 @@ from benchmarks.same_work import Found, Rows
 from hookscope.results.network import row_label
 
 _NOTE = """\
-As for `hookscope.activations`, with the sum of the output as loss, over forward and backward. hookscope runs with its
-defaults and measures activations, gradients of outputs and gradients of parameters. The tensor hooks by hand compute
-the same statistics and nothing else; full backward hooks, those of the outputs' gradients. captum returns the
-gradients of outputs, and is timed with mean, std, min and max of each. Rows are gradients of outputs."""
+As for `hookscope.activations`, with the sum of the output as loss. hookscope measures activations, gradients of outputs
+and gradients of parameters; so do the tensor hooks by hand. Full backward hooks and captum get gradients of outputs,
+captum's timed with mean, std, min and max of each. Rows are gradients of outputs."""
 
 
 def _plain(model: nn.Module, batch: Tensor) -> None:

@@ -64,8 +64,8 @@ def measure() -> Section:
         browser.close()
     opening, filtering = spread(ready), spread(filtered)
     note = (
-        "A report with a row for every layer and stage and a grid for every convolution, in headless Chromium: until a "
-        "word typed into the filter has hidden rows, and the slowest of six words, from the key to the painted frame."
+        "A report with all layers, stages and grids, in headless Chromium: until a word typed into the filter has "
+        "hidden rows, and the slowest of six words, from the key to the painted frame."
     )
     return Section(
         "The report in a browser",

@@ -29,9 +29,9 @@ _EDIT = "layer2.1.conv2:output:scale(1.5)"
 
 _NOTE_OF_COMMANDS = f"""\
 Whole processes on resnet34 and one picture. The script imports, builds resnet34, preprocesses the picture and runs the
-network once. `{_CONVOLUTIONS}` measures and draws 36 layers; checked beforehand: the largest output of both networks is
-the same, and there are 36 rows and grids. The others have their defaults: all layers, the self-check, tables and an
-overview; `activations` also draws the grids of all layers, `attribute` tests its map, and `diff` runs two networks."""
+network once. `{_CONVOLUTIONS}` measures and draws 36 layers, as is checked beforehand; the others have their
+defaults: all layers, the self-check, tables and an overview, for `activations` also grids of all layers, for
+`attribute` tests of its map, for `diff` two networks."""
 
 # Bytecode is written whatever the environment says. Otherwise each process compiles hookscope anew, but not torch.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -50,7 +50,7 @@ def measure_start_up() -> Section:
     """Time `hookscope --help`."""
     (seconds,) = interleaved({"hookscope": partial(run, [sys.executable, "-m", "hookscope", "--help"])}, 9).values()
     times = spread(seconds)
-    note = "From the start of the process to its end, with every file in the system's cache."
+    note = "The whole process, with every file in the system's cache."
     found = Measurement("hookscope --help", "hookscope", times.median, "s", times, None, _HELP_AT_MOST_SECONDS)
     return Section("hookscope --help", note, (found,))
 
@@ -95,7 +95,7 @@ def measure_check() -> Section:
         seconds = interleaved(ways, 7)
     plain, checked = (spread(found) for found in seconds.values())
     subject = "check resnet18.pt, over imports and three passes"
-    note = "Whole processes; a good checkpoint passes every rule that is on by default."
+    note = "Whole processes; a good checkpoint, with the rules that are on by default."
     return Section(
         "hookscope check",
         note,

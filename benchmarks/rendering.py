@@ -23,8 +23,8 @@ _ROUNDS = {"hookscope": 9, "torchvision make_grid": 3, "matplotlib subplots": 1}
 
 _NOTE = """\
 From the result of `hookscope.activations` to files. `run.save(folder)` writes a PNG per layer, each map with its range,
-colours and a scale, and also the overview, tables, values and `run.json`. torchvision's `make_grid` tiles grey maps;
-matplotlib makes one subplot a channel, for 16 channels of each layer. Checked beforehand: a readable PNG per layer."""
+colours and a scale, and the rest of the run. torchvision's `make_grid` tiles grey maps; matplotlib makes one subplot a
+channel, for 16 channels of each layer."""
 
 
 def _by_hookscope(run: Activations, folder: Path) -> None:

@@ -42,13 +42,12 @@ _EXTRACTED = f"torchlens.extract_dataset, {_LAYER}"
 _LIMITS = {_EVERY: 1.25, _FEATURES: 1.10}
 
 _NOTE = f"""\
-A folder of JPEG photographs of {_SIZE[0]} × {_SIZE[1]} pixels, resized to 256, cropped to 224 and normalised. The loop
-reads them with torchvision's transforms and {_WORKERS} workers, as many as hookscope has reading threads, and only runs
-the network; both give the network the same values, bit for bit. "{_EVERY}" is `hookscope.survey` with its defaults,
-without the self-check: statistics and strongest inputs of every channel, and bins of every layer. torchlens takes its
-batches from the same DataLoader and computes less: "{_WHOLE}" is count, mean, std, minimum and maximum of each output,
-nothing by channel; "{_CHANNELS}" is that alone, by eleven lines of ours. "{_FEATURES}" and
-"{_EXTRACTED}" write the same pooled outputs. The numbers of torchlens are compared with hookscope's."""
+JPEG photographs of {_SIZE[0]} × {_SIZE[1]} pixels, resized to 256, cropped to 224 and normalised. The loop reads them
+with torchvision's transforms and {_WORKERS} workers, as many as hookscope has reading threads, and runs the network on
+the same values, bit for bit. "{_EVERY}" is the default without the self-check: statistics and strongest inputs of every
+channel, bins of every layer. torchlens has the same DataLoader and computes less: of "whole outputs" count, mean, std,
+minimum and maximum, or, by eleven lines of ours, mean and std of channels. Both rows of {_LAYER} write the same pooled
+outputs. The numbers of torchlens are compared with hookscope's."""
 
 Channels = tuple[Tensor, Tensor]
 """Mean and std of the channels of an output, (C,) each."""

@@ -33,26 +33,23 @@ _LIMITS = {"every=100": 1.02, "every step, no activations": 1.35, "every step": 
 
 _NOTE = f"""\
 resnet18 with {_CLASSES} classes, {_BATCH} pictures of {_SIDE} × {_SIDE}, SGD with momentum, in turns of {STEPS} steps:
-with "every=100" one turn in ten has a watched step. Weights are compared, bit for bit, with the plain loop's after
-{COMPARED} steps. wandb.watch, offline, logs histograms of parameters and gradients (log="all"); torch-module-monitor
-computes mean, standard deviation and norm of activations, gradients and parameters; DebugUnderflowOverflow keeps the
-extremes of activations and weights."""
+with "every=100" one turn in ten has a watched step. Weights equal the plain loop's after {COMPARED} steps, bit for bit.
+wandb.watch, offline, logs histograms of parameters and gradients; torch-module-monitor mean, standard deviation and
+norm of activations, gradients and parameters; DebugUnderflowOverflow the extremes of activations and weights."""
 
 
 _NOTE_OF_TWO = """\
-The same training under DistributedDataParallel on two processes (gloo) with one thread each, of which the first is
-watched. The plain training takes turns in the same processes."""
+The same training under DistributedDataParallel on two processes (gloo) with one thread each; the first is watched."""
 
 
 _NOTE_OFF_STEP = f"""\
-`hookscope watch SCRIPT --every {_NEVER}`: what loss, norms and rules add to a step of which no layer is measured. Two
-networks with 24 and 82 parameter tensors, batch 16, SGD with momentum, one thread. Steps with and without the watch's
-hooks take turns in one process; the time added is the median of {TURNS} turns in CPU time of the training thread."""
+`hookscope watch SCRIPT --every {_NEVER}`: what loss, norms and rules add to a step of which no layer is measured, in
+CPU time of the training thread; median of {TURNS} turns. Batch 16, SGD with momentum, one thread."""
 
 
 _NOTE_START = f"""\
-A script that trains resnet18 for one step, under `python` and under `hookscope watch`, {_STARTS} times: CPU time of the
-process until the end of the step, and of `optimizer.step` alone, in which the watch finds the network."""
+A script that trains resnet18 for one step, {_STARTS} times: CPU time until the end of the step, and of `optimizer.step`
+alone, in which the watch finds the network."""
 
 
 class Loop:
