@@ -109,6 +109,7 @@ def test_a_run_holds_a_grid_per_convolution_the_tables_and_the_record(resnet18_r
             assert min(picture.size) > 300
     assert names_below(run_path.parent.parent) == {
         "hookscope-runs",
+        "hookscope-runs/latest",
         "hookscope-runs/activations-resnet18-cat",
         *(f"hookscope-runs/activations-resnet18-cat/{name}" for name in names_below(run_path)),
     }
@@ -118,7 +119,7 @@ def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet
     ended, run_path = resnet18_run
     record = record_of(run_path)
     assert "RANDOM (seed 0)" in ended.stderr
-    assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:4])  # below the answer and the title
+    assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:6])  # below the answer and the title
     assert any("RANDOM (seed 0)" in warning for warning in record["warnings"])
     assert record["model"]["weights"] == "random, seed 0"
     assert record["model"]["random"] is True

@@ -234,4 +234,5 @@ def test_both_networks_are_in_the_name_and_no_run_of_another_command_is_replaced
         "diff-pair.py-net-pair.py-renamed-pics.v2",
         "diff-pair.py-net-same-picture",
         "diff-pair.py-net-same-picture-2",
+        "latest",
     ]

@@ -433,7 +433,7 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*PICTURE, "--loss", "mse", "--target", "missing.npy"), 3, ["missing.npy"]),
     ((*PICTURE, "--loss", "loss.py:vector"), 2, ["loss.py:vector", "1x5", "0-d"]),
     ((*PICTURE, "--loss", "loss.py:constant"), 2, ["loss.py:constant", "gradient"]),
-    ((*PICTURE, "--loss", "loss.py:distance"), 2, ["loss.py:distance", "no target"]),
+    ((*PICTURE, "--loss", "loss.py:distance"), 2, ["loss.py:distance", "needs a target: give --target"]),
     ((*PICTURE, "--loss", "loss.py:not_a_function"), 2, ["not a function"]),
     ((*PICTURE, "--loss", "loss.py:nothing"), 5, ["nothing"]),
     (("case.py:Two", "ones.npy", "--output-key", "logits"), 2, ["'logits'", "['aux']", "['other']"]),
@@ -465,7 +465,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("case.py:Cut", "ones.npy"), ["requires a gradient"]),
+        (("case.py:Cut", "ones.npy"), ["has no gradient", "no_grad"]),
         ((*PICTURE, "--loss", "loss.py:raises"), ["loss.py:raises", "ValueError: no such luck"]),
         (("case.py:raises", "ones.npy"), ["at 1 (Raises)", "ValueError: no such luck"]),
         (("case.py:classifier", "--input-shape", "1,4,8,8"), ["at 0 (Conv2d)"]),

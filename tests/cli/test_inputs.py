@@ -179,7 +179,7 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path) -> None:
     ended = run("activations", "cases.py:Normed", "in", *AS_THEY_ARE)
     assert (ended.code, ended.stderr) == (0, "")
     note = "in: 3 files skipped: 2 .csv, 1 .md."
-    assert f"note: {note}" in ended.stdout.splitlines()[:6]  # below the verdict and what was looked at
+    assert f"note: {note}" in ended.stdout.splitlines()[:7]  # below the verdict and what was looked at
     record = record_of(cases / "out")
     assert record["notes"][0] == note
     assert [each["name"] for each in record["inputs"]] == ["in/a.avif", "in/b.jp2", "in/c"]

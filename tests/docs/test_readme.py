@@ -1,9 +1,13 @@
 """Every command of the README runs as it stands there, in a fresh clone and offline."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet34
 
 from tests.docs.pages import ROOT
 from tests.docs.test_pages import Terminal
@@ -55,3 +59,23 @@ def test_the_packages_cat_is_that_of_the_samples() -> None:
 
 def test_the_readme_fits_on_two_screens() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 120
+
+
+def test_hooks_by_hand_keep_33_of_116_outputs_of_resnet34_that_a_relu_overwrites() -> None:
+    network = resnet34(weights=None).eval()
+    kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            kept[name] = (output, output.clone())
+
+        return hook
+
+    modules = dict(network.named_modules())
+    for name, module in modules.items():
+        module.register_forward_hook(keep(name))
+    with torch.inference_mode():
+        network(torch.rand(1, 3, 64, 64))
+    changed = [name for name, (reference, copy) in kept.items() if not torch.equal(reference, copy)]
+    assert (len(changed), len(modules)) == (33, 116)
+    assert "33 of 116 modules" in (ROOT / "README.md").read_text(encoding="utf-8").replace("\n  ", " ")

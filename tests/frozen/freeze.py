@@ -147,7 +147,7 @@ def seen_in_python(command: str, arguments: tuple[str, ...]) -> str:
             positional.append(argument)
     try:
         result = getattr(hookscope, command)(*positional, **options)
-        frame = result.to_pandas() if hasattr(result, "to_pandas") else None
+        frame = result.to_pandas(full=True) if hasattr(result, "to_pandas") else None
     except (hookscope.HookscopeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     if frame is None:
