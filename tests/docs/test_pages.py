@@ -129,8 +129,8 @@ def named_commands(page: Path) -> Iterator[str]:
     yield from _INLINE.findall(text)
 
 
-# `python -m docs.pictures` runs those of the gallery, and test_readme.py those of the README.
-NAMING = [page for page in pages() if page.name not in ("gallery.md", "README.md")]
+# `python -m docs.pictures` runs those of the gallery, and test_readme.py those of the README and the index.
+NAMING = [page for page in pages() if page.name not in ("gallery.md", "README.md", "index.md")]
 NAMED = {line for page in NAMING for line in named_commands(page)}
 SHOWN = {
     shown.command
