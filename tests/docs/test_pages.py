@@ -109,7 +109,6 @@ MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", 
 
 # Why a command does not run here.
 NOT_RUN = {
-    "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
     "hookscope survey --merge runs/photos": "its shards would have to be measured first",
     "hookscope survey net.py:build data.pt": "its network takes two arguments; see survey/test_brute_force.py",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
