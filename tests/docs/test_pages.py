@@ -109,7 +109,6 @@ MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", 
 
 # Why a command does not run here.
 NOT_RUN = {
-    "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
     "hookscope survey --merge runs/photos": "its shards would have to be measured first",
     "hookscope survey net.py:build data.pt": "its network takes two arguments; see survey/test_brute_force.py",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
@@ -129,8 +128,8 @@ def named_commands(page: Path) -> Iterator[str]:
     yield from _INLINE.findall(text)
 
 
-# `python -m docs.pictures` runs those of the gallery, and test_readme.py those of the README.
-NAMING = [page for page in pages() if page.name not in ("gallery.md", "README.md")]
+# `python -m docs.pictures` runs those of the gallery, and test_readme.py those of the README and the index.
+NAMING = [page for page in pages() if page.name not in ("gallery.md", "README.md", "index.md")]
 NAMED = {line for page in NAMING for line in named_commands(page)}
 SHOWN = {
     shown.command

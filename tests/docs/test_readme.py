@@ -53,6 +53,14 @@ def test_the_others_run(command: str, clone: Terminal) -> None:
     assert clone.code == 0, printed[0]
 
 
+def test_the_index_asks_what_the_readme_asks() -> None:
+    readme, index = (
+        re.findall(r"^\| \[([^]]+)\]\(.+\) \| `([^`]+)`", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        for page in ("README.md", "docs/index.md")
+    )
+    assert index == readme
+
+
 def test_the_packages_cat_is_that_of_the_samples() -> None:
     assert Path(ROOT, "hookscope/inputs/cat.jpg").read_bytes() == Path(ROOT, "sample_images/cat.jpg").read_bytes()
 
