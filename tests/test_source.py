@@ -106,3 +106,16 @@ def test_no_room_grows() -> None:
         counts[room] += len(path.read_text(encoding="utf-8").splitlines())
     assert counts.keys() == limits.keys()
     assert {room: count for room, count in counts.items() if count > limits[room]} == {}
+
+
+# What the glossary of CONTRIBUTING calls otherwise: findings, non-patch tokens, rows without an own row, the option.
+GONE = re.compile(
+    r"objection|off_picture|TokenPlaces|HistoryVerdict|TrainingVerdict|\bobjects to\b", re.IGNORECASE
+)
+
+
+def test_the_glossary_has_one_word_for_each_idea() -> None:
+    glossary = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("One word for each idea")[2]
+    assert len(re.findall(r"^\| [a-z ]+ \|", glossary.partition("\n\nWhere to look")[0], re.MULTILINE)) >= 10
+    files = [*(ROOT / "hookscope").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    assert [file.name for file in files if GONE.search(file.read_text(encoding="utf-8"))] == []
