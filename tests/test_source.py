@@ -109,9 +109,7 @@ def test_no_room_grows() -> None:
 
 
 # What the glossary of CONTRIBUTING calls otherwise: findings, non-patch tokens, rows without an own row, the option.
-GONE = re.compile(
-    r"objection|off_picture|TokenPlaces|HistoryVerdict|TrainingVerdict|\bobjects to\b", re.IGNORECASE
-)
+GONE = re.compile(r"objection|off_picture|TokenPlaces|HistoryVerdict|TrainingVerdict|\bobjects to\b", re.IGNORECASE)
 
 
 def test_the_glossary_has_one_word_for_each_idea() -> None:

@@ -107,7 +107,7 @@ def test_a_fault_in_an_operation_comes_first_in_the_terminal_and_on_the_picture(
     ended = run("activations", "faulty.py:build", "x.pt", "--model-arg", f"case={case}", "--no-grids", "--out", "run")
     said = " ".join(ended.stdout.split())
     assert ended.code == 0
-    assert said.startswith(("NaN starts at", "1 failure", "1 warning", "2 warnings"))
+    assert said.startswith(("NaN starts at", "Inf starts at", "1 failure", "1 warning", "2 warnings"))
     level, rule, _, place = heading.split()
     document = json.loads((folder / "run" / "result.json").read_text(encoding="utf-8"))
     first = document["verdicts"][0]

@@ -873,7 +873,7 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> set[s
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     if case.name == SLOW:
-        monkeypatch.setattr("hookscope.checkpoints.limits._SPARE_SECONDS", 1)
+        monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     prepare(case, tmp_path)
     return names_below(tmp_path)
 

@@ -266,7 +266,7 @@ def test_one_file_alone_asks_for_its_folder(tmp_path: Path, name: str) -> None:
 def test_a_folder_without_its_metadata_says_what_is_missing(tmp_path: Path) -> None:
     path = good().write(tmp_path / "x")
     (path / ".metadata").unlink()
-    with pytest.raises(CheckpointError, match=r"whose \.metadata is not there"):
+    with pytest.raises(CheckpointError, match=r"whose \.metadata is missing"):
         read_checkpoint(path)
 
 

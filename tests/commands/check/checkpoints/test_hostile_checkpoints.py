@@ -190,6 +190,6 @@ def test_a_name_that_cannot_be_is_an_error(networks: Path) -> None:
 def test_a_key_that_takes_years_to_hash_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: Path
 ) -> None:
-    monkeypatch.setattr("hookscope.checkpoints.limits._SPARE_SECONDS", 1)
+    monkeypatch.setattr("hookscope.checkpoints.isolation._SPARE_SECONDS", 1)
     case = next(case for case in CASES if case.name == SLOW)
     refused(case, str(prepare(case, tmp_path)), networks)
