@@ -537,8 +537,8 @@ class StrictOption:
 
     strict: bool = shown(
         False,
-        "Exit with 1 if there is a problem: a verdict, a map that fails a check, a block that was not seen, a dead "
-        "channel, NaN or Inf.",
+        "Exit with 1 if there is a problem: a verdict, a map that fails a check, a block that was not seen, a channel "
+        "that is dead over 30 inputs or more, NaN or Inf.",
     )
 
 

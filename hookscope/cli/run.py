@@ -127,9 +127,17 @@ class Run:
 
 
 def _has_problem(result: Any) -> bool:
-    """Tell whether `--strict` fails: the results of commands without a switch of their own."""
-    problems = [getattr(result, name, ()) for name in ("verdicts", "unseen", "nonfinite_inputs", "dead_count")]
-    return any(problems) or any(check.passed is False for check in getattr(result, "sanity", ()))
+    """Tell whether `--strict` fails, for the results of commands without a switch of their own."""
+    from hookscope.results.attention import Attention
+    from hookscope.results.attributions import Attributions
+    from hookscope.results.survey import Survey
+
+    if isinstance(result, Attributions):
+        return any(check.passed is False for check in result.sanity)
+    if isinstance(result, Survey):
+        spoilt = any(row.activation.nan_count or row.activation.inf_count for row in result.rows)
+        return spoilt or bool(result.nonfinite_inputs) or bool(result.dead_count and result.can_call_dead)
+    return bool(result.unseen if isinstance(result, Attention) else result.verdicts)
 
 
 def start_run(

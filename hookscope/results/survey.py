@@ -30,6 +30,10 @@ NONFINITE_OUTPUT = "The network returns NaN or Inf, though none of the layers th
 _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
 
+# With fewer inputs a channel that is 0 on all of them may well fire on one input in ten. Ours.
+_HIGHEST_DEAD_BOUND = 0.1
+
+
 def dead_bound(input_count: int) -> float:
     """Return the share of inputs below which a channel fires, with 95% confidence, that fired on none of so many.
 
@@ -467,6 +471,11 @@ class Survey(RunResult):
     def dead_bound(self) -> float:
         """The share of inputs below which a dead channel fires, with 95% confidence: see `dead_bound`."""
         return dead_bound(self.input_count)
+
+    @property
+    def can_call_dead(self) -> bool:
+        """Whether there are inputs enough to call a channel dead."""
+        return self.dead_bound <= _HIGHEST_DEAD_BOUND
 
     @property
     def dead_count(self) -> int:

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torchvision
 import typer.main
@@ -200,13 +201,21 @@ def test_strict_fails_where_there_is_a_problem_and_nothing_else_does(
     verb: str, sound: str, broken: str, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "networks.py").write_text(STRICT, encoding="utf-8")
-    small = (CAT, "--resize", "8", "--crop", "8")
+    np.save(tmp_path / "inputs.npy", np.random.default_rng(0).random((30, 3, 8, 8), np.float32))
+    small = ("inputs.npy",) if verb == "survey" else (CAT, "--resize", "8", "--crop", "8")
     codes = [
         run(verb, f"networks.py:{network}", *small, *strict).code
         for network in (sound, broken)
         for strict in ((), ("--strict",))
     ]
     assert codes == [0, 0, 0, 1]
+
+
+def test_too_few_inputs_to_call_a_channel_dead_are_no_problem(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "networks.py").write_text(STRICT, encoding="utf-8")
+    ended = run("survey", "networks.py:dead", CAT, "--resize", "8", "--crop", "8", "--strict")
+    assert ended.code == 0
+    assert "too few to call a channel dead" in " ".join(ended.stdout.split())
 
 
 def test_the_version_is_the_packages(run: Run) -> None:

@@ -141,7 +141,7 @@ def check_text(check: SanityCheck) -> str:
 
 CHECKS = (
     Column("", "check", "what was measured", 0, shown=check_text, words=True, max_width=60),
-    Column("meaning", "meaning", "what it says of the maps", 2, words=True, max_width=60),
+    Column("meaning", "meaning", "what it says of the maps", 12, words=True, max_width=60),
     Column("", "verdict", "what came of it", 1, shown=verdict, words=True),
 )
 

@@ -41,9 +41,6 @@ _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
 
-# With fewer inputs a channel that is 0 on all of them may well fire on one input in ten. Ours.
-_HIGHEST_DEAD_BOUND = 0.1
-
 
 def describe_survey(
     result: Survey,
@@ -261,7 +258,7 @@ def _overflowing(result: Survey) -> Iterator[str]:
 
 
 def _dead(result: Survey) -> Iterator[str]:
-    if not result.dead_count or result.dead_bound > _HIGHEST_DEAD_BOUND:
+    if not result.dead_count or not result.can_call_dead:
         return
     rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
     named = [f"{row_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
@@ -272,7 +269,7 @@ def _dead(result: Survey) -> Iterator[str]:
 
 
 def _too_few(result: Survey) -> Iterator[str]:
-    if result.dead_count and result.dead_bound > _HIGHEST_DEAD_BOUND:
+    if result.dead_count and not result.can_call_dead:
         of_all = counted(channel_counts(result.rows), "channel")
         few = f"{inputs_text(result)} {are(result.input_count)} too few to call a channel dead"
         yield f"{few}: {result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on all of them."
