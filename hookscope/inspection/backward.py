@@ -33,7 +33,7 @@ from hookscope.inspection.gradient_rows import (
     step_rows,
 )
 from hookscope.inspection.network import inspected_network, queue_of
-from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
+from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, hidden_labels, layer_rows, uncalled
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models import LoadedModel
@@ -206,8 +206,8 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
         dtype=dtype,
         timings=run.seconds,
         verification=run.verification,
-        unlisted=unlisted(rows, layers, operations),
-        repeated=run.repeated_arguments(),
+        hidden=hidden_labels(rows, layers, operations),
+        broadcast_inputs=run.repeated_arguments(),
     )
 
 

@@ -26,10 +26,10 @@ from hookscope.inspection.rows import (
     Recorder,
     fast_path_warning,
     feature_maps,
+    hidden_labels,
     layer_rows,
     merge_observations,
     uncalled,
-    unlisted,
 )
 from hookscope.inspection.run import Break, InspectionOptions, Run, choose, run_batches, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
@@ -166,7 +166,7 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> 
     tokens, maps = recorder.tokens, recorder.maps
     called = run.captured.called | ({failure.layer} if failure else set())
     rows = layer_rows(inspected, run.rows, None if tokens is None else tokens.results())
-    left_out = unlisted(rows, layers, operations)
+    left_out = hidden_labels(rows, layers, operations)
     hidden = frozenset(left_out)
     fused = fast_path_warning(inspected.modules, layers, with_operations=operations is not None)
     device, dtype = inspected.placed
@@ -189,8 +189,8 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> 
         dtype=dtype,
         timings=timings,
         verification=run.verification,
-        unlisted=left_out if judged else (),
-        repeated=run.repeated_arguments(),
+        hidden=left_out if judged else (),
+        broadcast_inputs=run.repeated_arguments(),
     )
     return result if judged or not left_out else reduced(result, left_out, numbers=True)
 

@@ -203,7 +203,7 @@ def _site(row: GradientRow) -> SiteKey:
 
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
     """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor also has."""
-    repeated = {(row.layer, row.call, row.slot): row.repeats for row in activations if row.repeats}
+    repeated = {(row.layer, row.call, row.slot): row.duplicate_of for row in activations if row.duplicate_of}
     if not repeated:
         return tuple(rows)
     outputs = [row for row in rows if row.role == "output"]
@@ -222,7 +222,7 @@ def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) 
         output = of_calls.get((row.layer, row.call))
         if row.role == "input" and output is not None and _same_gradient(output, row):
             repeats[row.index] = repeats[output.index]
-    return tuple(replace(row, repeats=repeats[row.index]) if row.index in repeats else row for row in rows)
+    return tuple(replace(row, duplicate_of=repeats[row.index]) if row.index in repeats else row for row in rows)
 
 
 def _same_gradient(first: GradientRow, second: GradientRow) -> bool:

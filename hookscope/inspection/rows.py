@@ -297,7 +297,7 @@ def with_whole_shape(statistics: TensorStatistics, shapes: BatchShapes) -> Tenso
     return statistics if len(shapes) == 1 else replace(statistics, shape=shapes.whole)
 
 
-def unlisted(
+def hidden_labels(
     rows: Iterable[LayerRow], selected: Collection[str], operations: OperationChoice | None
 ) -> tuple[str, ...]:
     """Return the labels of the modules that are not selected, and of the operations that no pattern selects."""

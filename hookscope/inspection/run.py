@@ -51,7 +51,7 @@ class InspectionOptions:
         hooked: Names of the modules to observe instead of those that `layers` selects; None for these.
         ops: Whether all operations are observed.
         with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
-        for_rules: Also observe operations that rules are about; the result's `unlisted` names the rows that are only
+        for_rules: Also observe operations that rules are about; the result's `hidden` names the rows that are only
             for them.
         edits: As for `--edit`.
         seed: Of the random numbers that the passes may draw.

@@ -341,7 +341,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: 
     if plain.inputs != edited.inputs:
         sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
-    listed = reduced(edited, edited.unlisted)
+    listed = reduced(edited, edited.hidden)
     return replace(shown, comparison=compare(plain, listed, edits, () if repeats else repeated(listed)))
 
 
@@ -395,7 +395,7 @@ def _statistics_by_label(
 
 def _shown(run: Run, *, repeats: bool) -> Run:
     """Leave out the rows measured for verdicts alone and, unless they are wanted, those that repeat others."""
-    return replace(reduced(run, run.unlisted, folds=not repeats, numbers=True), unlisted=())
+    return replace(reduced(run, run.hidden, folds=not repeats, numbers=True), hidden=())
 
 
 def _ignore_error(_error: HookscopeError) -> None:

@@ -242,7 +242,7 @@ def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
 
     Behind a norm all tokens are about equally long, so that a block which ends in one comes last.
     """
-    placed = [row for row in rows if not row.repeats and row.tokens is not None and _picture_grid(row.tokens)]
+    placed = [row for row in rows if not row.duplicate_of and row.tokens is not None and _picture_grid(row.tokens)]
     high = [row for row in placed if row.tokens is not None and row.tokens.high_count]
     if high:
         most = min(len(high), _DRAWN_ROWS)

@@ -200,14 +200,14 @@ class DetailedRow:
 
     Attributes:
         type: What a filter finds it by.
-        also: Further names by which a search finds it.
+        other_names: Further names by which a search finds it.
         flags: What is remarkable, and whether it calls for a look.
         row: What the columns read.
     """
 
     name: str
     type: str
-    also: Sequence[str] = ()
+    other_names: Sequence[str] = ()
     flags: Sequence[tuple[str, bool]]
     row: Any
     details: RowDetails

@@ -184,7 +184,7 @@ def _uncalled(result: Inspection) -> Iterator[Listing]:
 
 def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
     """Yield a line on the rows that were folded into those they repeat."""
-    if count := sum(len(row.also) for row in rows):
+    if count := sum(len(row.duplicates) for row in rows):
         words = "row repeats another and is" if count == 1 else "rows repeat others and are"
         yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])
 
@@ -253,7 +253,7 @@ def _field_size(layer: "_Layer") -> float | None:
 
 def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[DetailedRow]:
     layers = _layers(result, record)
-    shown = {name: layer.row for layer in layers for name in (*layer.row.also, layer.row.label)}
+    shown = {name: layer.row for layer in layers for name in (*layer.row.duplicates, layer.row.label)}
     takers: dict[str, dict[str, LayerRow]] = defaultdict(dict)
     calls: dict[str, list[LayerRow]] = defaultdict(list)
     for layer in layers:
@@ -272,7 +272,12 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         details = _details(layer, near, len(calls[row.layer]), len(result.inputs))
         rows.append(
             DetailedRow(
-                name=row.label or "(model)", type=row.kind, also=row.also, flags=layer.flags, row=layer, details=details
+                name=row.label or "(model)",
+                type=row.kind,
+                other_names=row.duplicates,
+                flags=layer.flags,
+                row=layer,
+                details=details,
             )
         )
     return rows
@@ -397,7 +402,7 @@ def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Ite
     if gradient is not None and (gradient.remark or gradient.status != "gradient"):
         yield "gradient", f"{gradient.status}{f' ({gradient.remark})' if gradient.remark else ''}"
     yield "called at", row.source
-    yield "output also of", ", ".join(row.also)
+    yield "output also of", ", ".join(row.duplicates)
     yield "also known as", ", ".join(row.aliases)
 
 

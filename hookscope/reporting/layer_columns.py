@@ -105,7 +105,7 @@ def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
         Column("massive_count").on(tokens, key="massive_activations"),
         *_measured({"nan_count": 14, "inf_count": 15}),
         *_measured({"unmeasured": 0}),
-        *machine_columns("aliases", "repeats", "also", "source", "inputs"),
+        *machine_columns("aliases", "duplicate_of", "duplicates", "source", "inputs"),
         remarks("flags", "what is unusual", _flag_words, key="flags", style="cyan"),
     )
 
@@ -137,7 +137,7 @@ def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
         *GRADIENT,
         *_quantiles(),
         *_measured({"unmeasured": 0}),
-        *machine_columns("remark", "aliases", "repeats", "also", "source"),
+        *machine_columns("remark", "aliases", "duplicate_of", "duplicates", "source"),
         remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
 
@@ -219,5 +219,5 @@ def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[
 
 def _repeats_words(row: LayerRow | GradientRow) -> list[str]:
     """Return which row this one repeats, and which rows it stands for, in words."""
-    words = [f"repeats {row.repeats}"] if row.repeats else []
-    return [*words, f"also {', '.join(row.also)}"] if row.also else words
+    words = [f"repeats {row.duplicate_of}"] if row.duplicate_of else []
+    return [*words, f"also {', '.join(row.duplicates)}"] if row.duplicates else words

@@ -47,9 +47,9 @@ class LayerRow(MeasuredTensor):
         parameter_count: Elements in the parameters the module owns itself (not its children's); those of
             parametrisations and ParameterLists in it count.
         aliases: Other names of the same module object.
-        repeats: Label of the row with this very tensor, for a pass-through module whose input another row shows; "" for
-            a tensor that no earlier row shows.
-        also: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
+        duplicate_of: Label of the row with this very tensor, for a pass-through module whose input another row shows;
+            "" for a tensor that no earlier row shows.
+        duplicates: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
         owner: Of an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME", and
             `kind` the operation's name. None for a module.
         source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
@@ -67,8 +67,8 @@ class LayerRow(MeasuredTensor):
     activation: TensorStatistics
     flags: tuple[Flag, ...] = ()
     aliases: tuple[str, ...] = ()
-    repeats: str = ""
-    also: tuple[str, ...] = ()
+    duplicate_of: str = ""
+    duplicates: tuple[str, ...] = ()
     owner: str | None = None
     source: str = ""
     inputs: tuple[str, ...] = ()
@@ -187,9 +187,9 @@ class Run(RunResult):
     Attributes:
         rows: One per (layer, call, slot), in execution order.
         verdicts: What the rules find, failures first; they look at operations too, whether those are rows or not.
-        unlisted: Labels of rows that were measured for verdicts alone; `reduced` leaves them out.
-        repeated: Arguments of the network that have the same row for every input, because a single row was given for
-            several inputs: "['meta']".
+        hidden: Labels of rows that were measured for verdicts alone; `reduced` leaves them out.
+        broadcast_inputs: Arguments of the network that have the same row for every input, because a single row was
+            given for several inputs: "['meta']".
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see; `notes` need no action.
         failure: Set when the model raised; rows then hold what was reached.
@@ -208,8 +208,8 @@ class Run(RunResult):
     rows: tuple[LayerRow, ...]
     uncalled: tuple[UncalledLayer, ...] = ()
     verdicts: tuple[Finding, ...] = ()
-    unlisted: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    broadcast_inputs: tuple[str, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -141,7 +141,7 @@ class DifferenceRow:
     note: str = ""
 
     @property
-    def also(self) -> tuple[str, ...]:
+    def duplicates(self) -> tuple[str, ...]:
         """Its label in B, where that is another."""
         return (self.label_b,) if self.label_b != self.label else ()
 

@@ -29,8 +29,9 @@ class GradientRow(MeasuredTensor):
         slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
         gradient: Statistics; without a gradient, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means in unusual cases; "" otherwise.
-        repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
-            of that output only, that of the tensor it repeats counts all. The same holds for the rows of its inputs.
+        duplicate_of: As `LayerRow.duplicate_of`, if the gradient is the same too: that of a pass-through output counts
+            the uses of that output only, that of the tensor it repeats counts all. So it is for the rows of its
+            inputs.
         taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
             loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
             reentrant checkpoints, None.
@@ -47,8 +48,8 @@ class GradientRow(MeasuredTensor):
     gradient: TensorStatistics
     remark: str = ""
     aliases: tuple[str, ...] = ()
-    repeats: str = ""
-    also: tuple[str, ...] = ()
+    duplicate_of: str = ""
+    duplicates: tuple[str, ...] = ()
     taken_by: tuple[str, ...] | None = None
     owner: str | None = None
     source: str = ""
@@ -114,7 +115,7 @@ class ParameterRow(MeasuredTensor):
         return sum(size > 1 for size in self.gradient.shape) >= 2
 
     @property
-    def also(self) -> tuple[str, ...]:
+    def duplicates(self) -> tuple[str, ...]:
         """Its aliases."""
         return self.aliases
 

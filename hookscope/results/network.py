@@ -66,7 +66,7 @@ class ModuleRow:
         return self.layer
 
     @property
-    def also(self) -> tuple[str, ...]:
+    def duplicates(self) -> tuple[str, ...]:
         """No other name."""
         return ()
 
@@ -247,7 +247,7 @@ class _Labelled(Protocol):
     def label(self) -> str: ...
 
     @property
-    def also(self) -> tuple[str, ...]: ...
+    def duplicates(self) -> tuple[str, ...]: ...
 
 
 Row = TypeVar("Row", bound=_Labelled)
@@ -261,7 +261,7 @@ def row_of(label: str, rows: Iterable[Row]) -> Row:
     """
     by_label: dict[str, Row] = {}
     for row in rows:
-        for name in (row.label, *row.also):
+        for name in (row.label, *row.duplicates):
             by_label.setdefault(name, row)
     if label not in by_label:
         raise LayerNotFoundError(f"No row is called {label!r}.{nearest(label, by_label)}")

@@ -99,14 +99,16 @@ def repeated(run: Activations | Gradients) -> dict[Key, str]:
 def _repeated(
     rows: Sequence[_Staying[LayerRow]], gradients: Sequence[_Staying[GradientRow]] | None = None
 ) -> dict[Key, str]:
-    into = {_key(row.row): label for row in rows if (label := row.now("repeats"))}
+    into = {_key(row.row): label for row in rows if (label := row.now("duplicate_of"))}
     if gradients is None:
         return into
-    outputs = {_key(gradient.row): gradient.now("repeats") for gradient in gradients if gradient.row.role == "output"}
+    outputs = {
+        _key(gradient.row): gradient.now("duplicate_of") for gradient in gradients if gradient.row.role == "output"
+    }
     differing = {
         (entry.row.layer, entry.row.call)
         for entry in gradients
-        if entry.row.role == "input" and not entry.now("repeats")
+        if entry.row.role == "input" and not entry.now("duplicate_of")
     }
     into = {key: outputs.get(key, label) for key, label in into.items()}
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
@@ -123,9 +125,9 @@ def _parted(rows: Sequence[Row], left_out: Collection[str] = ()) -> tuple[list[_
             gone[label] = row
             continue
         changes: dict[str, Any] = {}
-        if row.repeats in left_out:
-            shown = first.setdefault(row.repeats, label)
-            changes["repeats"] = "" if shown == label else shown
+        if row.duplicate_of in left_out:
+            shown = first.setdefault(row.duplicate_of, label)
+            changes["duplicate_of"] = "" if shown == label else shown
         stay.append(_Staying(row, label, changes))
     return stay, gone
 
@@ -138,17 +140,17 @@ def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Sta
     """Leave out the rows of some outputs; those that stay name them. Gradients of inputs stay."""
     if not into:
         return [*rows]
-    also: dict[str, list[str]] = {}
+    duplicates: dict[str, list[str]] = {}
     for key, label in into.items():
-        also.setdefault(label, []).append(row_label(*key))
+        duplicates.setdefault(label, []).append(row_label(*key))
     stay: list[_Staying[Row]] = []
     for row in rows:
         if isinstance(row.row, GradientRow) and row.row.role == "input":
             stay.append(row)
         elif _key(row.row) not in into:
             stay.append(row)
-            if row.label in also:
-                row.changes["also"] = (*row.row.also, *also[row.label])
+            if row.label in duplicates:
+                row.changes["duplicates"] = (*row.row.duplicates, *duplicates[row.label])
     return stay
 
 

@@ -250,7 +250,7 @@ class SurveyRow(MeasuredTensor):
         kind: Class of the module, or name of the operation.
         call: 0 for the module's first call in a forward pass.
         slot: Path inside a nested output: "" for a plain tensor.
-        also: Labels of the rows that repeat this one.
+        duplicates: Labels of the rows that repeat this one.
         source: The line that calls the operation; "" for a module.
         receptive_field: The part of the input that a position of the output depends on; None if it is not known: after
             layers that mix all positions, and for operations.
@@ -271,7 +271,7 @@ class SurveyRow(MeasuredTensor):
     activation: TensorStatistics
     flags: tuple[Flag, ...] = ()
     aliases: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
     source: str = ""
     channels: Channels = field(default_factory=Channels, compare=False)
     headroom: tuple[Headroom, ...] = ()
@@ -297,7 +297,7 @@ class SurveyRow(MeasuredTensor):
 
     @property
     @in_json
-    def duplicates(self) -> tuple[Duplicate, ...]:
+    def duplicate_channels(self) -> tuple[Duplicate, ...]:
         """Channels that follow another one."""
         arrays = self.channels.arrays
         if arrays is None:
@@ -458,7 +458,7 @@ class Survey(RunResult):
 
     def by_label(self) -> dict[str, SurveyRow]:
         """Return the rows by their labels, and by those of the rows that repeat them."""
-        return {label: row for row in self.rows for label in (row.label, *row.also)}
+        return {label: row for row in self.rows for label in (row.label, *row.duplicates)}
 
     @property
     @in_json

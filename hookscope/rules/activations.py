@@ -172,10 +172,10 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
     """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
     if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
-        return row.repeats
+        return row.duplicate_of
     earlier, other = before.activation, row.activation
     is_same = (earlier.element_count, earlier.min, earlier.max) == (other.element_count, other.min, other.max)
-    return before.label if is_same else row.repeats
+    return before.label if is_same else row.duplicate_of
 
 
 def _constant_of(row: LayerRow) -> float | None:
@@ -391,7 +391,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
 
 def one_row_outputs(forward: Activations) -> frozenset[str]:
     """Return the labels of outputs that are the same for every input, as far as operations are observed."""
-    repeated = {f"input{path}" for path in forward.repeated}
+    repeated = {f"input{path}" for path in forward.broadcast_inputs}
     if not repeated:
         return frozenset()
     labels = {row.label for row in forward.rows}

@@ -182,4 +182,4 @@ def test_operations_that_are_judged_alone_are_no_rows_and_no_tensors() -> None:
     assert [row.label for row in run.rows] == ["squeeze", "(model)"]
     assert {*run.tensors} == {"squeeze", "(model)"}
     assert {maps.label for maps in run.feature_maps} == {"squeeze", "(model)"}
-    assert run.unlisted == ()
+    assert run.hidden == ()

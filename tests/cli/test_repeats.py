@@ -30,7 +30,7 @@ def here(tmp_path: Path) -> Path:
 
 def folded(rows: list[Any]) -> list[tuple[int, str, str]]:
     """Return index, layer and the rows folded into it, however the format has them."""
-    return [(int(row["index"]), row["layer"], "".join(row["also"]).replace(";", "")) for row in rows]
+    return [(int(row["index"]), row["layer"], "".join(row["duplicates"]).replace(";", "")) for row in rows]
 
 
 FOLDED = [(0, "0", "12"), (1, "3", "4"), (2, "5", "")]
@@ -63,7 +63,7 @@ def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, 
     outputs = [row for row in document["gradients"] if row["role"] == "output"]
     assert [row["layer"] for row in document["gradients"]] == ["0", "0", "3", "3", "5", "5"]
     assert [row["backward_index"] for row in document["gradients"]] == [5, 4, 3, 2, 1, 0]
-    assert [row["also"] for row in outputs] == [["1", "2"], ["4"], []]
+    assert [row["duplicates"] for row in outputs] == [["1", "2"], ["4"], []]
     assert folded(rows_of(here / "out")) == folded(table(here / "out" / "layers.csv")) == FOLDED
     assert len(table(here / "out" / "gradients.csv")) == 6
     assert [Path(grid["path"]).stem for grid in record_of(here / "out")["grids"]] == ["001-0", "003-3", "005-5"]

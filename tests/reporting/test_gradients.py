@@ -131,7 +131,7 @@ def test_a_long_table_keeps_its_ends_what_verdicts_name_and_the_ends_of_non_fini
 
 def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> None:
     first, *others = GRADIENTS.gradients
-    folded = replace(GRADIENTS, gradients=(replace(first, also=("pool", "drop")), *others))
+    folded = replace(GRADIENTS, gradients=(replace(first, duplicates=("pool", "drop")), *others))
     short, full = (shown(folded, 300, full=full) for full in (False, True))
     assert "2 rows repeat others and are not shown: --repeats, or repeats=True, shows all" in short
     assert "also pool, drop" not in short

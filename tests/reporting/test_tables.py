@@ -91,17 +91,22 @@ def test_numpy_numbers_are_written_as_plain_ones() -> None:
 
 
 def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
-    rows = (replace(ROWS[0], also=("pool", "drop;2")), replace(ROWS[1], repeats="=stem"))
+    rows = (replace(ROWS[0], duplicates=("pool", "drop;2")), replace(ROWS[1], duplicate_of="=stem"))
     layers = replace(INSPECTION, rows=rows)
-    gradients = replace(GRADIENTS, gradients=(replace(GRADIENTS.gradients[0], also=("pool",), repeats="stem"),))
+    gradients = replace(
+        GRADIENTS, gradients=(replace(GRADIENTS.gradients[0], duplicates=("pool",), duplicate_of="stem"),)
+    )
     first, second = records(rows_to_csv(layers))
-    assert (first["also"], first["repeats"], second["repeats"]) == (r"pool;drop\x3b2", "", "'=stem")
+    assert (first["duplicates"], first["duplicate_of"], second["duplicate_of"]) == (r"pool;drop\x3b2", "", "'=stem")
     entries = parsed(layers.to_json())["rows"]
-    assert [(entry["also"], entry["repeats"]) for entry in entries] == [(["pool", "drop;2"], ""), ([], "=stem")]
+    assert [(entry["duplicates"], entry["duplicate_of"]) for entry in entries] == [
+        (["pool", "drop;2"], ""),
+        ([], "=stem"),
+    ]
     (record,) = records(gradients_to_csv(gradients))
-    assert (record["also"], record["repeats"]) == ("pool", "stem")
+    assert (record["duplicates"], record["duplicate_of"]) == ("pool", "stem")
     (entry,) = parsed(gradients.to_json())["gradients"]
-    assert (entry["also"], entry["repeats"]) == (["pool"], "stem")
+    assert (entry["duplicates"], entry["duplicate_of"]) == (["pool"], "stem")
 
 
 @pytest.mark.parametrize(

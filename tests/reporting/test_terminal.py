@@ -139,13 +139,15 @@ def test_full_shows_every_row() -> None:
 
 
 def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> None:
-    folded = with_rows(replace(ROWS[0], also=("pool", "[red]\x1b")), replace(ROWS[1], repeats="stem"), *ROWS[2:])
+    folded = with_rows(
+        replace(ROWS[0], duplicates=("pool", "[red]\x1b")), replace(ROWS[1], duplicate_of="stem"), *ROWS[2:]
+    )
     short, full = (table_text(folded, 300, full=full) for full in (False, True))
     assert "2 rows repeat others and are not shown: --repeats, or repeats=True, shows all" in short
     assert "also" not in short
     assert r"also pool, [red]\x1b" in full
     assert "repeats stem" in full
-    assert "1 row repeats another and is not shown" in table_text(with_rows(replace(ROWS[0], also=("pool",))), 80)
+    assert "1 row repeats another and is not shown" in table_text(with_rows(replace(ROWS[0], duplicates=("pool",))), 80)
 
 
 # Beside the table

@@ -33,15 +33,15 @@ def linear() -> nn.Linear:
 
 
 def repeats(run: Activations | Gradients) -> dict[str, str]:
-    return {row.label: row.repeats for row in run.rows if row.repeats}
+    return {row.label: row.duplicate_of for row in run.rows if row.duplicate_of}
 
 
 def gradient_repeats(run: Gradients) -> dict[str, str]:
-    return {f"{row.label} {row.role}": row.repeats for row in run.gradients if row.repeats}
+    return {f"{row.label} {row.role}": row.duplicate_of for row in run.gradients if row.duplicate_of}
 
 
 def also(run: Activations | Gradients) -> dict[str, tuple[str, ...]]:
-    return {row.label: row.also for row in run.rows if row.also}
+    return {row.label: row.duplicates for row in run.rows if row.duplicates}
 
 
 def labels(rows: Any) -> list[str]:
@@ -231,13 +231,13 @@ def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> No
     if run.failure is None and "compiled" not in name:
         assert found == expected_repeats(*arguments(MANY[name]))
     folded = fold_repeats(run)
-    stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.also)]
+    stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.duplicates)]
     assert sorted(stays) == sorted(labels(run.rows))
     assert [row.index for row in reduced(folded, numbers=True).rows] == [*range(len(folded.rows))]
 
 
 def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:
-    return [(row.label, "pass-through" in row.flags, row.repeats) for row in rows]
+    return [(row.label, "pass-through" in row.flags, row.duplicate_of) for row in rows]
 
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name in MANY])

@@ -121,7 +121,7 @@ def test_what_is_measured_for_verdicts_alone_is_not_in_the_result() -> None:
     network, x = Dead(), torch.rand(1, 3, 8, 8)
     plain, with_all = hookscope.grads(network, x, loss="sum"), hookscope.grads(network, x, loss="sum", ops=True)
     assert plain.verdicts == with_all.verdicts == judge_gradients(with_all)
-    assert plain.unlisted == ()
+    assert plain.hidden == ()
     assert {row.label for row in with_all.rows} - {row.label for row in plain.rows} == {
         *("(model):relu", "(model):adaptive_avg_pool2d", "(model):flatten")
     }

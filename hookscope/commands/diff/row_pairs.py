@@ -70,7 +70,7 @@ def pair_rows(
     aligned, matched = align(calls_a, calls_b, named)
     pairing = Pairing(named, aligned, frozenset(matched | aligned.keys()))
     by_place = {(row.layer, row.call, row.slot): row for row in b}
-    by_label = {label: row for row in b for label in (*row.also, row.label)}
+    by_label = {label: row for row in b for label in (*row.duplicates, row.label)}
     pairs: list[RowPair] = []
     taken: set[int] = set()
     for row in a:
@@ -137,7 +137,7 @@ def _partner(
     partner = pairing.partner(_call(row))
     if partner is not None and (other := by_place.get((*partner[0], row.slot))) is not None:
         return other, partner[1]
-    for label in (row.label, *row.also):
+    for label in (row.label, *row.duplicates):
         if label in by_label:
             return by_label[label], "name"
     return None

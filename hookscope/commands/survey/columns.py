@@ -20,7 +20,7 @@ def remarks_of(row: SurveyRow) -> str:
     words = ["NaN or Inf"] if activation.nan_count or activation.inf_count else []
     words += [f"above {limit.format}" for limit in row.headroom if limit.format == FLOAT16 and limit.overflowing]
     words += ["massive"] if row.massive else []
-    words += [counted(len(row.duplicates), "duplicate")] if row.duplicates else []
+    words += [counted(len(row.duplicate_channels), "duplicate")] if row.duplicate_channels else []
     words += [flag for flag in row.flags if flag in ("all zero", "constant", "shape varies", "unmeasured")]
     return ", ".join(words)
 

@@ -311,7 +311,7 @@ def _selective(result: Survey) -> Iterator[str]:
 
 
 def _duplicates(result: Survey) -> Iterator[str]:
-    rows = [(len(row.duplicates), row) for row in result.rows if row.duplicates]
+    rows = [(len(row.duplicate_channels), row) for row in result.rows if row.duplicate_channels]
     if rows:
         count, row = max(rows, key=lambda pair: pair[0])
         verb = "copies" if count == 1 else "copy"

@@ -106,7 +106,8 @@ class Merging:
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
         else:
-            merged.row = replace(merged.row, also=tuple(dict.fromkeys((*merged.row.also, *row.row.also))))
+            labels = dict.fromkeys((*merged.row.duplicates, *row.row.duplicates))
+            merged.row = replace(merged.row, duplicates=tuple(labels))
             merged.reduction = merge(merged.reduction, row.reduction)
             merged.totals = _merged_totals(merged.totals, row.totals)
         merged.shapes.add(input_count, row.reduction.shape)
@@ -211,7 +212,7 @@ class Merging:
             activation=statistics,
             flags=tuple(flags),
             aliases=row.aliases,
-            also=row.also,
+            duplicates=row.duplicates,
             source=row.source,
             channels=channels,
             headroom=headroom_of(statistics),

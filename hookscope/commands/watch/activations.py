@@ -133,7 +133,7 @@ class ForwardPasses:
 
     def is_listed(self, row: LayerRow) -> bool:
         """Tell whether a row belongs to a selected layer and does not repeat another row."""
-        return row.layer in self._listed and not row.repeats
+        return row.layer in self._listed and not row.duplicate_of
 
     def _pass_begins(self, _module: nn.Module, _args: object) -> None:
         if torch._C._current_graph_task_id() != -1:  # activation checkpointing recomputes

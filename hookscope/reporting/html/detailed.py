@@ -52,7 +52,7 @@ class ShownRow:
     number: int
     details: RowDetails
     tables: Sequence[PageTable]
-    also: Sequence[str] = ()
+    other_names: Sequence[str] = ()
     kind: str = ""
     flags: Sequence[tuple[str, bool]] = ()
     grids: Sequence[ShownGrid] = ()
@@ -156,7 +156,7 @@ class ShownTable:
                 number,
                 row.details,
                 [shown_table(table) for table in row.details.tables],
-                row.also,
+                row.other_names,
                 row.type,
                 row.flags,
                 [next(rest) for _ in row.details.grids] if self.run is not None else (),

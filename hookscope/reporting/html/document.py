@@ -109,7 +109,7 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     links: dict[str, str] = {}
     for part in document.parts:
         if isinstance(part, HeatMaps | DetailedTable):
-            links |= {name: row.href for row in shown[id(part)].details for name in (*row.also, row.name)}
+            links |= {name: row.href for row in shown[id(part)].details for name in (*row.other_names, row.name)}
         elif isinstance(part, Pictures):
             links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
     return links

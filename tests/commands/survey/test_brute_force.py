@@ -191,7 +191,7 @@ def test_a_copied_channel_is_found() -> None:
     with torch.no_grad():
         network.weight[4] = -2 * network.weight[1]
     survey = hookscope.survey(network, torch.randn(40, 3, 8, 8))
-    twins = [(each.channel, each.of) for each in survey.rows[0].duplicates]
+    twins = [(each.channel, each.of) for each in survey.rows[0].duplicate_channels]
     assert twins == [(4, 1)]
     assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
 

@@ -5,8 +5,8 @@ const $ = (id) => document.getElementById(id);
 const ROW_HEIGHT = 27; // px of a row of a long table, as in the style
 const panel = $("panel");
 const parts = [...document.querySelectorAll("template.part")].map((template) => {
-  const { name, also = "", kind, flagged } = template.dataset;
-  return { template, name, kind, flagged: flagged !== undefined, text: `${name} ${also}`.toLowerCase(), matches: true };
+  const { name, otherNames = "", kind, flagged } = template.dataset;
+  return { template, name, kind, flagged: flagged !== undefined, text: `${name} ${otherNames}`.toLowerCase(), matches: true };
 });
 const places = new Map();
 for (const part of parts) if (!places.has(part.name)) places.set(part.name, part);
