@@ -1,10 +1,11 @@
-"""Results as HTML for notebooks: the answer, the overview, the terminal's tables in full, and the grids.
+"""Results as HTML for notebooks: the answer and the terminal's tables in full; where a map is the answer, its picture.
 
-Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
+A notebook keeps what it shows, so the pictures of other results are left to `run.show()`. Without a script or anything
+loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from itertools import chain
 
@@ -22,19 +23,17 @@ from hookscope.commands.check.describe import describe_check, wrong_pictures
 from hookscope.reporting import terminal
 from hookscope.reporting.grids import draw_grid, encode_png
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.activations import FeatureMaps
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.check import CheckReport
-from hookscope.results.differences import Differences
-from hookscope.results.gradients import Gradients
+from hookscope.results.renderers import RunResult
 from hookscope.text import counted, safe_text, shape_text
 
 # Wide enough for all columns and full names.
 _EVERYTHING = 1_000_000
 
-# A notebook keeps what it shows, and a grid takes up to a megabyte.
-_MOST_PICTURES = 6
+_MOST_PICTURES = 6  # of inputs
 
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
 # trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
@@ -43,7 +42,7 @@ _TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0;
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:
-    """Return a result as HTML: what the command prints, every row and column of it, and pictures before the tables."""
+    """Return a result as HTML: what the command prints, every row and column of it."""
     if isinstance(result, FeatureMaps):
         return feature_maps_html(result)
     failure = getattr(result, "failure", None)
@@ -54,31 +53,17 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
         *([] if failure is None else [terminal.failure_panel(failure)]),
         *summary[:first_table],
     ]
-    grids: Iterable[str] = ()
-    if isinstance(result, Activations):
-        grids = _grids(result.feature_maps, "feature_maps")
-    elif isinstance(result, Gradients):
-        grids = _grids(result.gradient_maps, "gradient_maps")
-    return "".join(chain(_blocks(answer), _overviews(result), _blocks(summary[first_table:]), grids))
+    if isinstance(result, RunResult) and result.provenance and not isinstance(result, Attributions | Attention):
+        answer.append(Text(".show() draws the picture."))
+    return "".join(chain(_blocks(answer), _overviews(result), _blocks(summary[first_table:])))
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:
     if isinstance(result, Attributions | Attention):
         yield from _overviews_by_input(result)
-    elif isinstance(result, Differences):
-        text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
-        yield _picture(
-            encode_png(draw_document(conversion.DESCRIPTIONS[type(result)](result, None))),
-            f"{text}. The table has the numbers.",
-        )
     elif isinstance(result, CheckReport) and result.overview_parts is not None:
         drawn = draw_document(describe_check(result), wrong_pictures(result))
         yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
-    elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
-        drawn = draw_document(conversion.DESCRIPTIONS[type(result)](result, None))
-        about = "the gradients" if isinstance(result, Gradients) else "what the layers see"
-        text = f"Overview of {about} in {result.model.name}. The table has the numbers of each layer."
-        yield _picture(encode_png(drawn), text)
 
 
 def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
@@ -107,13 +92,6 @@ def feature_maps_html(maps: FeatureMaps) -> str:
 def _picture(png: bytes, text: str) -> str:
     data = base64.b64encode(png).decode("ascii")
     return f'<p><img alt="{escape(safe_text(text))}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
-
-
-def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
-    yield from (feature_maps_html(grid) for grid in maps[:_MOST_PICTURES])
-    if len(maps) > _MOST_PICTURES:
-        more = counted(len(maps) - _MOST_PICTURES, "more grid")
-        yield f"<p>{more}: look at <code>{name}[{_MOST_PICTURES}]</code> and those after it.</p>\n"
 
 
 def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:

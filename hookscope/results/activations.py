@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -226,6 +227,16 @@ class Run(RunResult):
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
+
+    def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
+        """Write the run directory, as `RunResult.save`.
+
+        Args:
+            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
+            cmap: Colour map of Matplotlib's for the grids.
+            scale: Colours of the grids for each channel by itself, or one scale for the layer.
+        """
+        return Path(rendered(self, "save", path, cmap=cmap, scale=scale).folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

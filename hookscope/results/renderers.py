@@ -118,16 +118,14 @@ class RunResult(RowContainer):
         else:
             picture.show()
 
-    def save(self, path: str | Path, **options: Any) -> Path:
+    def save(self, path: str | Path) -> Path:
         """Write the run directory of the command.
 
         Args:
             path: Nothing yet, an empty folder, or an earlier run, which is replaced.
-            options: How pictures are drawn: `cmap`, a colour map of Matplotlib's, and `scale`, "channel" or "layer", of
-                the grids of `activations` and `grads`; `crops` of `survey`, the channels of each row that have crops.
 
         Raises:
             UsageError: If the run did not finish, or was read from a folder.
             OutputError: If something cannot be written.
         """
-        return Path(rendered(self, "save", path, **options).folder)
+        return Path(rendered(self, "save", path).folder)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -17,7 +18,7 @@ from hookscope.results.headroom import Headroom
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_label, row_of
-from hookscope.results.renderers import RunResult
+from hookscope.results.renderers import RunResult, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.table_rows import TableRows
 from hookscope.text import counted
@@ -447,6 +448,15 @@ class Survey(RunResult):
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(self.input_count, "input"))
         return f"<Survey of {self.model.name}: {', '.join(parts)}>"
+
+    def save(self, path: str | Path, *, crops: int | None = None) -> Path:
+        """Write the run directory, as `RunResult.save`.
+
+        Args:
+            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
+            crops: Channels of each row with crops; None for as many as make 128 of all rows.
+        """
+        return Path(rendered(self, "save", path, crops=crops).folder)
 
     def __getitem__(self, label: str) -> SurveyRow:
         """Return the row of an output: "layer1.0.conv1", "relu#1".
