@@ -32,6 +32,7 @@ class StepInProgress:
         reason: Why the step is measured in full; "" if it is not.
         bad_weights: Weights that were not finite before the step; None if they were not examined. They are examined if
             gradients on the CPU are not finite.
+        bad_input: Which input held NaN or Inf, see `StepInputs.not_finite`; "" if none is known to.
         is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
@@ -50,6 +51,7 @@ class StepInProgress:
     skipped: bool = False
     measurement: ParameterMeasurement | None = None
     bad_weights: list[str] | None = None
+    bad_input: str = ""
     is_belated: bool = False
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()

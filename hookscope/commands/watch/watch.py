@@ -48,6 +48,7 @@ from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterN
 from hookscope.commands.watch.repeats import LastStep, LastSteps
 from hookscope.commands.watch.resets import GradientResets
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
+from hookscope.commands.watch.step_inputs import StepInputs
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import Transfer, number_of
@@ -153,6 +154,7 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
+        self._inputs = StepInputs(self._networks, self._failed_in_forward)
         self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
@@ -353,6 +355,7 @@ class Watch:
         torch_calls.unlisten(self)
         for passes in self._passes:
             passes.end()
+        self._inputs.end()
         self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
@@ -465,6 +468,7 @@ class Watch:
         is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
         if self._current.bad_weights is None and is_suspect:
             self._current.bad_weights = self._bad_weights(optimizer)
+            self._current.bad_input = self._inputs.not_finite()
         self._read_graphs()
 
     def _read_graphs(self) -> None:
@@ -621,12 +625,16 @@ class Watch:
             step.reason = self._jump
             self._rests_until = step.number + _REST
         self._jump = ""
+        self._inputs.forget()
+        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
+        has_begun = step.number > self._first
+        if has_begun:
+            self._inputs.begin()
         if not step.reason:
             return
         self._names.renew()
         step.measurement = ParameterMeasurement(self._listed_parameters())
-        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
-        if step.number > self._first:
+        if has_begun:
             for passes in self._passes:
                 passes.begin()
 
