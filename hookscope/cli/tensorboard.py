@@ -12,7 +12,9 @@ Importing this imports torch and tensorboard, which is an optional package.
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, starmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -22,7 +24,7 @@ from torch.utils.tensorboard import RecordWriter
 
 from hookscope.errors import OutputError
 from hookscope.reporting.columns import NUMBERS
-from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.activations import Activations
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.atomic import new_token, reason_of, whole_file
@@ -44,6 +46,9 @@ _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "satu
 
 _LARGEST = 1e150  # beyond it a square overflows
 
+# A tag, and what stands there: a number, statistics for a histogram, a picture, or nothing.
+Entry = tuple[str, float | TensorStatistics | Path | None]
+
 
 def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: Sequence[Path]) -> None:
     """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
@@ -52,18 +57,8 @@ def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: 
     all files of one folder for one run. `pictures` are PNG files of the feature maps, or of the gradient maps. Raises
     OutputError if something cannot be written.
     """
-    values = _survey(result) if isinstance(result, Survey) else _values(result, pictures)
-    _write_events(folder, ((_STEP, [value]) for value in values))
-
-
-def _survey(result: Survey) -> Iterator[Summary.Value]:
-    labels = [row.label for row in result.rows]
-    yield from _statistics("activation", labels, [row.activation for row in result.rows])
-    factors = [{headroom.format: headroom.factor for headroom in row.headroom}.get("float16") for row in result.rows]
-    yield from _scalars("float16 headroom", labels, factors)
-    yield from _scalars("dead channels", labels, [float(len(row.dead_channels)) for row in result.rows])
-    if result.accuracy is not None:
-        yield _scalar("accuracy", result.accuracy.share)
+    entries = _survey(result) if isinstance(result, Survey) else _inspection(result, pictures)
+    _write_events(folder, ((_STEP, [entry]) for entry in entries))
 
 
 def write_training(folder: Path, log: TrainingLog) -> None:
@@ -74,7 +69,7 @@ def write_training(folder: Path, log: TrainingLog) -> None:
     _write_events(folder, _steps(log))
 
 
-def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Summary.Value]]]) -> None:
+def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Entry]]]) -> None:
     now = time.time()
     target = Path(os.path.realpath(folder))
     try:
@@ -82,104 +77,114 @@ def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Summary.Val
         with whole_file(target / f"events.out.tfevents.{now:.0f}.{new_token()}") as file:
             records = RecordWriter(file)
             records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-            for step, values in events:
-                records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
+            for step, entries in events:
+                if values := [value for value in starmap(_value, entries) if value is not None]:
+                    records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
     except OSError as error:
         raise OutputError(
             f"Cannot write '{safe_text(str(folder))}': {reason_of(error)}. Name another folder with --tensorboard."
         ) from error
 
 
-def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Summary.Value]]]:
+def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Entry]]]:
     for step in log.steps:
-        rates = {f"learning rate/group {group}": rate for group, rate in enumerate(step.learning_rates)}
-        scalars = {
-            "training/loss": step.loss,
-            "training/gradient norm": step.gradient_norm,
-            "training/gradient norm before clipping": step.norm_before_clipping,
-            "training/skipped": float(step.skipped),
-            **rates,
-            **{f"loss/{place}": loss for place, loss in step.losses},
-        }
-        yield step.step, [_scalar(tag, value) for tag, value in scalars.items() if value is not None]
-    parameters = _tag_names(row.name for watched_step in log.watched for row in watched_step.parameters)
-    layers = _tag_names(row.label for watched_step in log.watched for row in watched_step.layers)
+        yield (
+            step.step,
+            [
+                ("training/loss", step.loss),
+                ("training/gradient norm", step.gradient_norm),
+                ("training/gradient norm before clipping", step.norm_before_clipping),
+                ("training/skipped", float(step.skipped)),
+                *((f"learning rate/group {group}", rate) for group, rate in enumerate(step.learning_rates)),
+                *((f"loss/{place}", loss) for place, loss in step.losses),
+            ],
+        )
+    names = dict.fromkeys(row.name for watched in log.watched for row in watched.parameters)
+    labels = dict.fromkeys(row.label for watched in log.watched for row in watched.layers)
+    parameters, layers = (dict(zip(texts, _tags(texts), strict=True)) for texts in (names, labels))
     for watched in log.watched:
-        values = []
-        for group in _WATCHED_PARAMETER:
-            values += [(group, parameters[row.name], getattr(row, group)) for row in watched.parameters]
-        for group in _WATCHED_LAYER:
-            values += [(group, layers[row.label], getattr(row, group)) for row in watched.layers]
-        summary = [
-            _scalar(f"{group.replace('_', ' ')}/{tag}", value) for group, tag, value in values if value is not None
+        rows: list[tuple[str, Any, Sequence[str]]] = [
+            *((parameters[row.name], row, _WATCHED_PARAMETER) for row in watched.parameters),
+            *((layers[row.label], row, _WATCHED_LAYER) for row in watched.layers),
         ]
-        yield watched.step, summary
+        yield (
+            watched.step,
+            [(f"{name.replace('_', ' ')}/{tag}", getattr(row, name)) for tag, row, names in rows for name in names],
+        )
 
 
-def _scalar(tag: str, value: float) -> Summary.Value:
-    return Summary.Value(tag=tag, simple_value=value)
+def _survey(result: Survey) -> Iterator[Entry]:
+    for tag, row in zip(_tags(row.label for row in result.rows), result.rows, strict=True):
+        yield from _statistics("activation", tag, row.activation)
+        factors = {headroom.format: headroom.factor for headroom in row.headroom}
+        yield f"float16 headroom/{tag}", factors.get("float16")
+        yield f"dead channels/{tag}", float(len(row.dead_channels))
+    if result.accuracy is not None:
+        yield "accuracy", result.accuracy.share
 
 
-def _tag_names(names: Iterable[str]) -> dict[str, str]:
-    different = list(dict.fromkeys(names))
-    tags = (tag.removeprefix("/") for tag in _tags("", different))
-    return dict(zip(different, tags, strict=True))
-
-
-def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> Iterator[Summary.Value]:
-    rows = inspection.rows
-    yield from _statistics("activation", [row.label for row in rows], [row.activation for row in rows])
-    tokens = [(row.label, row.tokens) for row in rows if row.tokens is not None]
-    labels = [label for label, _ in tokens]
-    yield from _scalars("token norm median", labels, [norms.median for _, norms in tokens])
-    yield from _scalars("token norm max", labels, [norms.max for _, norms in tokens])
+def _inspection(inspection: Activations | Gradients, pictures: Sequence[Path]) -> Iterator[Entry]:
+    for tag, row in zip(_tags(row.label for row in inspection.rows), inspection.rows, strict=True):
+        yield from _statistics("activation", tag, row.activation)
+        if row.tokens is not None:
+            yield f"token norm median/{tag}", row.tokens.median
+            yield f"token norm max/{tag}", row.tokens.max
     if isinstance(inspection, Gradients):
         yield from _gradients(inspection)
-        yield from _grids("gradient grids", inspection.gradient_maps, pictures)
+        group, maps = "gradient grids", inspection.gradient_maps
     else:
-        yield from _grids("activation grids", inspection.feature_maps, pictures)
+        group, maps = "activation grids", inspection.feature_maps
+    labels = (f"{grid.label} input {grid.input_index}" for grid in maps)
+    for tag, picture in zip(_tags(labels), pictures, strict=True):
+        yield f"{group}/{tag}", picture
 
 
-def _gradients(inspection: Gradients) -> Iterator[Summary.Value]:
+def _gradients(inspection: Gradients) -> Iterator[Entry]:
     if inspection.loss is not None:
-        yield _scalar("loss", inspection.loss.value)
+        yield "loss", inspection.loss.value
     for group, role in (("gradient", "output"), ("input gradient", "input")):
         rows = [row for row in inspection.gradients if row.role == role]
-        yield from _statistics(group, [row.label for row in rows], [row.gradient for row in rows])
-    names = [row.name for row in inspection.parameters]
-    yield from _statistics("parameter gradient", names, [row.gradient for row in inspection.parameters])
-    yield from _scalars("parameter weight_l2", names, [row.weight_l2 for row in inspection.parameters])
-    yield from _scalars("parameter ratio", names, [row.ratio for row in inspection.parameters])
+        for tag, row in zip(_tags(row.label for row in rows), rows, strict=True):
+            yield from _statistics(group, tag, row.gradient)
+    for tag, parameter in zip(_tags(row.name for row in inspection.parameters), inspection.parameters, strict=True):
+        yield from _statistics("parameter gradient", tag, parameter.gradient)
+        yield f"parameter weight_l2/{tag}", parameter.weight_l2
+        yield f"parameter ratio/{tag}", parameter.ratio
 
 
-def _statistics(group: str, labels: Sequence[str], rows: Sequence[TensorStatistics]) -> Iterator[Summary.Value]:
+def _statistics(group: str, tag: str, statistics: TensorStatistics) -> Iterator[Entry]:
     for name in NUMBERS:
-        yield from _scalars(f"{group} {name}", labels, [getattr(row, name) for row in rows])
-    for tag, row in zip(_tags(group, labels), rows, strict=True):
-        yield from _histogram(tag, row)
+        yield f"{group} {name}/{tag}", getattr(statistics, name)
+    yield f"{group}/{tag}", statistics
 
 
-def _scalars(group: str, labels: Sequence[str], values: Sequence[float | None]) -> Iterator[Summary.Value]:
-    for tag, value in zip(_tags(group, labels), values, strict=True):
-        if value is not None:
-            yield _scalar(tag, value)
+def _value(tag: str, content: float | TensorStatistics | Path | None) -> Summary.Value | None:
+    if isinstance(content, TensorStatistics):
+        histogram = _histogram(content)
+        return histogram and Summary.Value(tag=tag, histo=histogram)
+    if isinstance(content, Path):
+        with Image.open(content) as picture:
+            width, height = picture.size
+        image = Summary.Image(height=height, width=width, colorspace=_RGB, encoded_image_string=content.read_bytes())
+        return Summary.Value(tag=tag, image=image)
+    return None if content is None else Summary.Value(tag=tag, simple_value=content)
 
 
-def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value]:
-    """Yield how the finite values are distributed, in bins whose counts are exact; nothing without a distribution."""
+def _histogram(statistics: TensorStatistics) -> HistogramProto | None:
+    """Return how the finite values are distributed, in bins whose counts are exact; None without a distribution."""
     distribution = statistics.distribution
     if distribution is None or statistics.mean is None or statistics.l2 is None:
-        return
+        return None
     low, high, count = distribution.low, distribution.high, distribution.count
     if max(-low, high) > _LARGEST:
-        return
+        return None
     keys, _ = distribution.binned()
     nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of those that make one
     farthest = nearest + np.sign(keys) * (_TOGETHER - 1)
     lows, highs = zip(edges_of(nearest), edges_of(farthest), strict=True)
     edges = np.unique(np.concatenate([np.minimum(*lows), np.maximum(*highs)]).clip(low, high))
     counts = distribution.histogram(edges) if edges.size > 1 else np.array([count])  # one value: a bin of no width
-    drawn = HistogramProto(
+    return HistogramProto(
         min=low,
         max=high,
         num=count,
@@ -188,29 +193,17 @@ def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value
         bucket_limit=edges[1:] if edges.size > 1 else edges,
         bucket=counts,
     )
-    yield Summary.Value(tag=tag, histo=drawn)
 
 
-def _grids(group: str, maps: Sequence[FeatureMaps], pictures: Sequence[Path]) -> Iterator[Summary.Value]:
-    labels = [f"{grid.label} input {grid.input_index}" for grid in maps]
-    for tag, path in zip(_tags(group, labels), pictures, strict=True):
-        with Image.open(path) as picture:
-            width, height = picture.size
-        image = Summary.Image(height=height, width=width, colorspace=_RGB, encoded_image_string=path.read_bytes())
-        yield Summary.Value(tag=tag, image=image)
-
-
-def _tags(group: str, labels: Sequence[str]) -> Iterator[str]:
-    """Yield a tag for each label, no two alike, on one line, without another slash.
+def _tags(labels: Iterable[str]) -> Iterator[str]:
+    """Yield a tag for each label, no two alike, on one line, without a slash.
 
     A slash in a layer's name would make a separate group, and TensorBoard puts tags into addresses.
     """
     taken: set[str] = set()
     for label in labels:
-        name = wanted = printable(label.replace("/", "∕"), _MOST_LABEL)  # noqa: RUF001 - the division slash
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{wanted} ({number})"
+        wanted = printable(label.replace("/", "∕"), _MOST_LABEL)  # noqa: RUF001 - the division slash
+        further = (f"{wanted} ({number})" for number in count(2))
+        name = next(name for name in chain([wanted], further) if name not in taken)
         taken.add(name)
-        yield f"{group}/{name}"
+        yield name
