@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -31,16 +31,7 @@ _CONFIG = Path("hookscope.toml")
 _SHARE_OF_MEMORY = 0.9
 
 
-def check(
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Weights files, folders of them or globs, or any other form of MODEL."
-        ),
-    ] = None,
-    *,
-    option: options.Check,
-) -> int:
+def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
     """Load and run each CHECKPOINT, and judge it by rules: is it corrupt, non-finite, half-loaded, dead, drifting?
 
     Options override the configuration. The exit code is 0 if all pass and 1 if a checkpoint fails a rule; other codes

@@ -1,9 +1,6 @@
 """`hookscope report`: one self-contained HTML page of a run."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from hookscope import options
 from hookscope.cli.console import consoles, height_of, print_path
@@ -11,18 +8,7 @@ from hookscope.cli.exporters import check_tensorboard, print_page
 from hookscope.errors import OutputError, UsageError
 
 
-def report(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="Run directory of `activations`, `grads`, `attribute`, `attention`, `diff`, `history` or `survey`, or "
-            "the folder of a watched training.",
-        ),
-    ],
-    *,
-    option: options.Report,
-) -> int:
+def report(run: Path, *, option: options.Report) -> int:
     """Write RUN as one self-contained HTML page: tables, plots, feature maps.
 
     \b
