@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import CiOutput, ci_output, write_each
+from hookscope.cli.ci_output import CiOutput, ci_output, sarif_log, write_each, write_sarif
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
@@ -52,7 +52,6 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
     if option.rules or option.explain is not None or option.init:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
-    from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
     from hookscope.commands.check.configuration import read_settings
     from hookscope.results.runs.reports import check_report_target

@@ -1,15 +1,16 @@
-"""Options as typer takes them, and the arguments that several commands share."""
+"""Options and arguments as typer takes them, and what a shell completes in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import Field
 from functools import wraps
 from inspect import Parameter, signature
+from io import StringIO
 from typing import Annotated, Any
 
 import typer
 
-from hookscope.cli.completion import complete_layer, complete_model
-from hookscope.options import in_help, on_command_line, text_type
+from hookscope.options import Layers, in_help, on_command_line, text_type
 
 # Metavar, two blanks and help of each argument, of one command or of all that have it.
 _ARGUMENTS = {
@@ -69,7 +70,7 @@ def _argument(parameter: Parameter, command: str) -> Parameter:
     metavar, _, text = (_ARGUMENTS.get(f"{command} {name}") or _ARGUMENTS.get(name, "")).partition("  ")
     if not text:  # what typer itself provides
         return parameter.replace(kind=Parameter.KEYWORD_ONLY)
-    completion = complete_model if name == "model" else None
+    completion = _complete_model if name == "model" else None
     info = typer.Argument(metavar=metavar, help=text, autocompletion=completion)
     if default == ():
         return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, info])
@@ -92,7 +93,7 @@ def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
         max=here.bounds[1],
         show_default=not turns_off,
         rich_help_panel=section,
-        autocompletion=complete_layer if completes and field.name == "layer" else None,
+        autocompletion=_complete_layer if completes and field.name == "layer" else None,
     )
     default = field.default if here.command_default is None else here.command_default
     return Parameter(
@@ -101,3 +102,38 @@ def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
         default=None if default == () else default,
         annotation=Annotated[text_type(field), info],
     )
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    """Return the names that begin so; where there is none, shells offer files."""
+    from hookscope.models.names import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def _complete_layer(context: typer.Context, incomplete: str) -> list[str]:
+    """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
+
+    Files are left alone: to build the network of `net.py:build`, or to read a weights file, would run code or take long
+    for a completion.
+    """
+    from hookscope.models.names import model_names
+
+    # MODEL is usually parsed. While the option that is completed lacks its value, parsing ends there, and MODEL is the
+    # first of the arguments that are left over.
+    model = context.params.get("model") or next(iter(context.args), None)
+    if model not in model_names():
+        return []
+    said = StringIO()
+    with suppress(Exception), redirect_stdout(said), redirect_stderr(said):
+        return sorted({name for name in _patterns(str(model)) if name.startswith(incomplete)})
+    return []
+
+
+def _patterns(model: str) -> Iterator[str]:
+    from hookscope.commands.layers import layers as run_layers
+
+    for row in run_layers(model, option=Layers()).rows:
+        if row.layer:  # the whole model has none
+            yield row.layer
+        yield f"type:{row.kind.lower()}"
