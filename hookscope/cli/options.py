@@ -51,9 +51,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def spread(**kwargs: Any) -> Any:
-        given = {name: value for name, value in kwargs.items() if value is not None}
-        values = {option.name: given.pop(option.name) for option, _ in options if option.name in given}
-        return command(**given, option=kind(**values)) if kind else command(**given)
+        values = {name: value for name, value in kwargs.items() if value is not None}
+        chosen = {option.name: values.pop(option.name) for option, _ in options if option.name in values}
+        return command(**values, option=kind(**chosen)) if kind else command(**values)
 
     taken = [
         *(_argument(parameter, command.__name__) for parameter in parameters.values()),

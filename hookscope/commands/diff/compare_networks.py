@@ -209,7 +209,7 @@ def compare_networks(
     options_b = replace(options_b, edits=edits)
     _refuse(options_b, shadow=shadow, ops=option.ops)
     apart = copied(other) if values else separate(session.loaded, other)
-    made = edit_parameters(apart, values) if values else ParameterEdits(())
+    made = edit_parameters(apart.module, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
     batch_size = option.batch_size if others is None else 1
     queue = session_batches(session, batch_size, on_error)
