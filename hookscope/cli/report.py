@@ -44,7 +44,7 @@ def report(run: Path, *, option: options.Report) -> int:
         except OutputError as error:
             messages.print(f"note: {error}", soft_wrap=True)
         if option.tensorboard is not None:
-            from hookscope.cli.tensorboard import write_training
+            from hookscope.reporting.tensorboard import write_training
 
             write_training(option.tensorboard, log)
     print_page(page, tables)

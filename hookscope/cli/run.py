@@ -94,7 +94,7 @@ class Run:
                 by = f" of `{printable(self.replaced)}`" if self.replaced else ""
                 tables.print(f"It replaced an earlier run{by}.", soft_wrap=True, markup=False, highlight=False)
         if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
-            from hookscope.cli.tensorboard import write_run
+            from hookscope.reporting.tensorboard import write_run
 
             write_run(option.tensorboard, cast("Any", result), [saved.folder / grid.path for grid in saved.grids])
         if option.page is not None:

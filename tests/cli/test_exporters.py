@@ -16,8 +16,8 @@ from PIL import Image
 from hookscope.reporting.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
 from tests.cli.conftest import CAT, Run, record_of, rows_of
-from tests.cli.test_tensorboard import read
 from tests.fork_server import ForkServer
+from tests.reporting.test_tensorboard import read
 
 LARGEST_FILE = 600_000
 SCORES = "return nn.Sequential(*tiny(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))"

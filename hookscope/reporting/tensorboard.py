@@ -6,7 +6,7 @@ slash.
 The events are written one after the other, not through `SummaryWriter`: that writes from a separate thread, which
 prints a traceback where the disk is full and keeps a last failure to itself, and it encodes every picture again.
 
-Importing this imports torch and tensorboard, which is an optional package.
+Importing this imports tensorboard, which is an optional package.
 """
 
 import os
@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from torch.utils.tensorboard import RecordWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hookscope.reporting.columns import NUMBERS
 from hookscope.results.activations import Activations
