@@ -202,7 +202,8 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
 
     several: str | list[str] = files
     if os.path.isfile(files):  # noqa: PTH113 never raises
-        further = [*takewhile(_may_hold_weights, images)]  # a glob that the shell has expanded
+        # A glob that the shell has expanded.
+        further = [*takewhile(lambda name: name.lower().endswith(_WEIGHTS_SUFFIXES), images)]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
@@ -217,10 +218,6 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
     for error in once_per_file((PurePath(file.name).name, file.error) for file in result.unreadable):
         print_error(error)
     return run.end(result, run.save(result), result.exit_code)
-
-
-def _may_hold_weights(name: str) -> bool:
-    return name.lower().endswith(_WEIGHTS_SUFFIXES)
 
 
 def _place_of(files: str | list[str]) -> tuple[str, str]:
