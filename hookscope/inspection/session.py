@@ -24,7 +24,7 @@ from hookscope.inputs.preprocessing_options import assumed_preparation, preproce
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
@@ -111,12 +111,10 @@ def open_session(
     shapes = noise_arguments(shapes, loaded.module, named=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
     shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
-    parameter = next(loaded.module.parameters(), None)
     pipeline = InputPipeline(
         files,
         preprocessing,
-        torch.device("cpu") if parameter is None else parameter.device,
-        floating_dtype(loaded.module),
+        *placement(loaded.module),
         batch,
         shapes,
         seed,

@@ -42,7 +42,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
@@ -464,4 +464,4 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
 def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
-    return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
+    return to_device(copy_of(network.own_inputs(batch)), *placement(inspected.network))
