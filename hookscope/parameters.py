@@ -1,8 +1,7 @@
 """How messages name a parameter: --input-shape on the command line, `input_shape` where Python calls a function."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
@@ -28,24 +27,13 @@ def listing(*, ops: bool = False) -> str:
     return f"`hookscope layers MODEL{' --ops' if ops else ''}`"
 
 
-@contextmanager
-def _python_call() -> Iterator[None]:
-    global _python_calls  # noqa: PLW0603 - who is calling is a fact about the process
-    with _lock:
-        _python_calls += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _python_calls -= 1
-
-
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with messages that name its parameters, and the nearest name to one that it does not have."""
     parameters = cache(signature)
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _python_calls  # noqa: PLW0603 - who is calling is a fact about the process
         try:
             parameters(function).bind(*args, **kwargs)
         except TypeError as error:
@@ -53,8 +41,13 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
             unknown = [name for name in kwargs if name not in accepted]
             close = nearest(unknown[0], accepted, 1) if unknown else ""
             raise TypeError(f"{function.__name__}() {error}{f'.{close}' if close else ''}") from None
-        with _python_call():
+        with _lock:
+            _python_calls += 1
+        try:
             return function(*args, **kwargs)
+        finally:
+            with _lock:
+                _python_calls -= 1
 
     called.__module__ = "hookscope"  # where pickle finds it
     return called

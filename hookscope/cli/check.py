@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import CiOutput, ci_output, write_each
+from hookscope.cli.ci_output import CiOutput, ci_output, sarif_log, write_each, write_sarif
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
@@ -31,16 +31,7 @@ _CONFIG = Path("hookscope.toml")
 _SHARE_OF_MEMORY = 0.9
 
 
-def check(
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CHECKPOINT", help="Weights files, folders of them or globs, or any other form of MODEL."
-        ),
-    ] = None,
-    *,
-    option: options.Check,
-) -> int:
+def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
     """Load and run each CHECKPOINT, and judge it by rules: is it corrupt, non-finite, half-loaded, dead, drifting?
 
     Options override the configuration. The exit code is 0 if all pass and 1 if a checkpoint fails a rule; other codes
@@ -61,7 +52,6 @@ def check(
     if option.rules or option.explain is not None or option.init:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
-    from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
     from hookscope.commands.check.configuration import read_settings
     from hookscope.results.runs.reports import check_report_target

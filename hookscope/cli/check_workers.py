@@ -76,14 +76,11 @@ def _check(job: CheckJob) -> dict[str, Any]:
 
 def _checked(job: CheckJob) -> Checked:
     from hookscope.commands.check.checkpoint import check_checkpoint
+    from hookscope.inspection.device import choose_device
 
     measured: list[CheckMeasurements] = []
-    device = None
     try:
-        if job.device != "cpu":
-            from hookscope.inspection.device import choose_device
-
-            device = choose_device(job.device)
+        device = None if job.device == "cpu" else choose_device(job.device)
     except UsageError as error:
         return Checked(refused(job.checkpoint, error, job.wanted))
     report = check_checkpoint(

@@ -72,14 +72,8 @@ class _WithoutTrailingBlanks:
     def write(self, text: str) -> int:
         return self.stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
 
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 # Seconds between lines about the progress where there is no terminal.

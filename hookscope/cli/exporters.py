@@ -89,28 +89,15 @@ def is_interactive(console: "Console") -> bool:
 
 def check_tensorboard(folder: Path, run: Path) -> None:
     """Raise if the folder for TensorBoard cannot be written, or is inside of a run directory."""
+    from hookscope.results.runs.atomic import check_writable, refusal
+
     if find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs one more package: pip install 'hookscope[tensorboard]'")
-    try:
-        target = Path(os.path.realpath(folder))
-        with suppress(FileNotFoundError, NotADirectoryError):
-            target.lstat()  # raises for an impossible name; asking whether it exists does not
-        standing = next(parent for parent in (target, *target.parents) if os.path.lexists(parent))
-        writable = os.access(standing, os.W_OK | os.X_OK)
-    except (OSError, ValueError) as error:
-        raise _refusal(folder, "no folder can have such a name") from error
+    check_writable(folder, "--tensorboard", "folder")
     if _within(folder, run):
-        raise _refusal(folder, _RUN_IS_CLOSED)
-    if not standing.is_dir():
-        raise _refusal(folder, f"'{safe_text(str(standing))}' is not a folder")
-    if not writable:
-        raise _refusal(folder, f"no permission to write '{safe_text(str(standing))}'")
+        raise refusal(folder, _RUN_IS_CLOSED, "--tensorboard", "folder")
 
 
 def _within(path: Path, run: Path) -> bool:
     target = Path(os.path.realpath(path))
     return Path(os.path.realpath(run)) in (target, *target.parents)
-
-
-def _refusal(folder: Path, reason: str) -> OutputError:
-    return OutputError(f"Cannot write '{safe_text(str(folder))}': {reason}. Name another folder with --tensorboard.")

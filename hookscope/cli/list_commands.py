@@ -2,13 +2,12 @@
 
 import sys
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from hookscope import options
 from hookscope.cli.console import consoles, height_of, report
-from hookscope.cli.options import Model
 from hookscope.errors import ModelError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from hookscope.results.network import ModuleTable
 
 
-def layers(model: Model, *, option: options.Layers) -> int:
+def layers(model: str, *, option: options.Layers) -> int:
     """List MODEL's modules with types, parameters and shapes, and mark those that the patterns select.
 
     Shapes come from a forward pass on the meta device, which computes nothing; where that fails, from a real one.
@@ -53,16 +52,7 @@ def layers(model: Model, *, option: options.Layers) -> int:
     return report(ModelError(f"{listed}{table.failure.remedy_in_arguments}."))
 
 
-def checkpoint(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="A weights file, the index of a sharded one, or the folder of a distributed one."
-        ),
-    ],
-    *,
-    option: options.Checkpoint,
-) -> int:
+def checkpoint(file: str, *, option: options.Checkpoint) -> int:
     """List the contents of FILE without running anything from it: all sets of weights, statistics of each tensor.
 
     \b
@@ -91,11 +81,7 @@ def _print(result: "ModuleTable | CheckpointContents", *, json: bool, full: bool
     return messages
 
 
-def models(
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="[PATTERN]", help="A part of a name, or a glob such as 'resnet*'.")
-    ] = None,
-) -> int:
+def models(pattern: str | None = None) -> int:
     """List the names that MODEL accepts, one per line.
 
     \b

@@ -1,54 +1,83 @@
-"""Options as typer takes them, and the arguments that several commands share."""
+"""Options and arguments as typer takes them, and what a shell completes in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import Field
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, signature
+from io import StringIO
 from typing import Annotated, Any
 
 import typer
 
-from hookscope.cli.completion import complete_layer, complete_model
-from hookscope.options import in_help, on_command_line, text_type
+from hookscope.options import Layers, in_help, on_command_line, text_type
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, a weights "
-        "file, or a folder of weights (Hugging Face, distributed).",
-        autocompletion=complete_model,
-    ),
-]
-Images = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="IMAGE", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
-]
+# Metavar, two blanks and help of each argument, of one command or of all that have it.
+_ARGUMENTS = {
+    "model": "MODEL  A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, a "
+    "weights file, or a folder of weights (Hugging Face, distributed).",
+    "images": "IMAGE  Pictures, tensor files (.npy, .pt, .safetensors), folders or globs.",
+    "activations images": "IMAGE  Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with "
+    "--input or --input-shape; default for `demo`: a bundled cat.",
+    "grads images": "IMAGE  Pictures, tensor files, folders or globs; default: seeded noise.",
+    "diff a": "A  The reference: a model, as MODEL of `activations`, or a run directory.",
+    "diff b": "B  The other model or run, or 'same': A again, with the options …-b.",
+    "diff images": "IMAGE  Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: compare weights "
+    "only.",
+    "check checkpoints": "CHECKPOINT  Weights files, folders of them or globs, or any other form of MODEL.",
+    "checkpoint file": "FILE  A weights file, the index of a sharded one, or the folder of a distributed one.",
+    "history files": "FILES  Checkpoints of one run: a folder of them, a glob, or several files.",
+    "history images": "IMAGE  Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each "
+    "checkpoint on; without them, only weights are judged.",
+    "survey model": "MODEL  As for `activations`; none with --merge.",
+    "survey images": "INPUT...  The data: folders, globs, pictures, tensor files (.npy, .pt, .safetensors); none with "
+    "--merge.",
+    "watch script": "SCRIPT  The training script.",
+    "models pattern": "[PATTERN]  A part of a name, or a glob such as 'resnet*'.",
+    "report run": "RUN  Run directory of `activations`, `grads`, `attribute`, `attention`, `diff`, `history` or "
+    "`survey`, or the folder of a watched training.",
+}
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command whose last parameter, `option`, is spread into the options of its class, for typer."""
-    arguments = dict(signature(command).parameters)
-    if "option" not in arguments:
-        return command
-    kind = arguments.pop("option").annotation
-    options = in_help(kind)
-    completes = not {"model", "a"}.isdisjoint(arguments)
+    """Return a command as typer takes it: arguments with their help, and the options of the class of `option`.
+
+    A command gets what is given; its arguments have their own defaults.
+    """
+    parameters = dict(signature(command).parameters)
+    kind = parameters.pop("option").annotation if "option" in parameters else None
+    options = in_help(kind) if kind else []
+    completes = not {"model", "a"}.isdisjoint(parameters)
 
     @wraps(command)
     def spread(**kwargs: Any) -> Any:
-        values = {option.name: kwargs.pop(option.name) for option, _ in options}
-        return command(**kwargs, option=kind(**{name: value for name, value in values.items() if value is not None}))
+        values = {name: value for name, value in kwargs.items() if value is not None}
+        chosen = {option.name: values.pop(option.name) for option, _ in options if option.name in values}
+        return command(**values, option=kind(**chosen)) if kind else command(**values)
 
-    parameters = [*arguments.values(), *(_parameter(*option, completes=completes) for option in options)]
-    spread.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=[parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
-    )
-    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    taken = [
+        *(_argument(parameter, command.__name__) for parameter in parameters.values()),
+        *(_option(*option, completes=completes) for option in options),
+    ]
+    spread.__signature__ = signature(command).replace(parameters=taken)  # type: ignore[attr-defined]
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in taken}
     return spread
 
 
-def _parameter(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
+def _argument(parameter: Parameter, command: str) -> Parameter:
+    """Return an argument of a command as typer takes it; one whose default is () takes several values."""
+    name, default = parameter.name, parameter.default
+    metavar, _, text = (_ARGUMENTS.get(f"{command} {name}") or _ARGUMENTS.get(name, "")).partition("  ")
+    if not text:  # what typer itself provides
+        return parameter.replace(kind=Parameter.KEYWORD_ONLY)
+    completion = _complete_model if name == "model" else None
+    info = typer.Argument(metavar=metavar, help=text, autocompletion=completion)
+    if default == ():
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, info])
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[parameter.annotation, info])
+
+
+def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
     """Return an option as typer takes it: "--layer -l PATTERN  Layers by name" has names, metavar and help."""
     here = on_command_line(field)
     usage, _, text = here.help.rpartition("  ")
@@ -56,8 +85,7 @@ def _parameter(field: "Field[Any]", section: str, *, completes: bool) -> Paramet
     metavar = next((word for word in usage.split() if not word.startswith("-")), None)
     flag = field.name.replace("_", "-")
     turns_off = field.default is True
-    option = partial(
-        typer.Option,
+    info = typer.Option(
         *(names or [f" /--no-{flag}" if turns_off else f"--{flag}"]),
         metavar=metavar,
         help=text,
@@ -65,8 +93,8 @@ def _parameter(field: "Field[Any]", section: str, *, completes: bool) -> Paramet
         max=here.bounds[1],
         show_default=not turns_off,
         rich_help_panel=section,
+        autocompletion=_complete_layer if completes and field.name == "layer" else None,
     )
-    info = option(autocompletion=complete_layer) if completes and field.name == "layer" else option()
     default = field.default if here.command_default is None else here.command_default
     return Parameter(
         field.name,
@@ -74,3 +102,38 @@ def _parameter(field: "Field[Any]", section: str, *, completes: bool) -> Paramet
         default=None if default == () else default,
         annotation=Annotated[text_type(field), info],
     )
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    """Return the names that begin so; where there is none, shells offer files."""
+    from hookscope.models.names import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def _complete_layer(context: typer.Context, incomplete: str) -> list[str]:
+    """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
+
+    Files are left alone: to build the network of `net.py:build`, or to read a weights file, would run code or take long
+    for a completion.
+    """
+    from hookscope.models.names import model_names
+
+    # MODEL is usually parsed. While the option that is completed lacks its value, parsing ends there, and MODEL is the
+    # first of the arguments that are left over.
+    model = context.params.get("model") or next(iter(context.args), None)
+    if model not in model_names():
+        return []
+    said = StringIO()
+    with suppress(Exception), redirect_stdout(said), redirect_stderr(said):
+        return sorted({name for name in _patterns(str(model)) if name.startswith(incomplete)})
+    return []
+
+
+def _patterns(model: str) -> Iterator[str]:
+    from hookscope.commands.layers import layers as run_layers
+
+    for row in run_layers(model, option=Layers()).rows:
+        if row.layer:  # the whole model has none
+            yield row.layer
+        yield f"type:{row.kind.lower()}"

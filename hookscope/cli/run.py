@@ -20,16 +20,8 @@ from hookscope.text import counted, printable, strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.results.activations import Activations
-    from hookscope.results.attention import Attention
-    from hookscope.results.attributions import Attributions
-    from hookscope.results.differences import Differences
-    from hookscope.results.gradients import Gradients
-    from hookscope.results.history import History
+    from hookscope.commands.conversion import RunResult
     from hookscope.results.runs.directory import SavedRun
-    from hookscope.results.survey import Survey
-
-    Result = Activations | Gradients | Attributions | Attention | Differences | History | Survey
 
 # With more grids, a hint names the options for fewer.
 _MANY_GRIDS = 20
@@ -63,7 +55,7 @@ class Run:
         ):
             yield advance
 
-    def show(self, result: "Result") -> None:
+    def show(self, result: "RunResult") -> None:
         """Print a result for people: warnings to stderr first, so that they are seen before any number."""
         from hookscope.commands import conversion
         from hookscope.reporting import terminal
@@ -80,7 +72,7 @@ class Run:
             document = conversion.DESCRIPTIONS[type(result)](result, None)
             self.tables.print(*finding_lines(document), sep="\n", end="\n" if result.verdicts else "")
 
-    def save(self, result: "Result", **further: Any) -> Path:
+    def save(self, result: "RunResult", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""
         from hookscope.commands.run_files import save_result
         from hookscope.reporting.columns import safe_line
@@ -102,7 +94,7 @@ class Run:
                 by = f" of `{printable(self.replaced)}`" if self.replaced else ""
                 tables.print(f"It replaced an earlier run{by}.", soft_wrap=True, markup=False, highlight=False)
         if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
-            from hookscope.cli.tensorboard import write_run
+            from hookscope.reporting.tensorboard import write_run
 
             write_run(option.tensorboard, cast("Any", result), [saved.folder / grid.path for grid in saved.grids])
         if option.page is not None:
@@ -117,7 +109,7 @@ class Run:
             show_picture(saved.folder / OVERVIEW, tables, self.messages, json=option.json)
         return saved.folder
 
-    def end(self, result: "Result", folder: Path | None, *exit_codes: int) -> int:
+    def end(self, result: "RunResult", folder: Path | None, *exit_codes: int) -> int:
         """Print the result as JSON and the failures; return the most severe exit code."""
         if self.option.json:
             typer.echo(strict_json({**result.to_dict(), "run": folder and str(folder)}), nl=False)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hookscope import options
 from hookscope.cli.ci_output import ci_output, write_each
 from hookscope.cli.console import print_error
-from hookscope.cli.options import Images, Model
 from hookscope.cli.run import Run, check_early, report_all, start_run
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, OutputError, UnfitInputError, UsageError
@@ -29,19 +28,7 @@ if TYPE_CHECKING:
 _WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
-def activations(
-    model: Model,
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="IMAGE",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input or "
-            "--input-shape; default for `demo`: a bundled cat.",
-        ),
-    ] = None,
-    *,
-    option: options.Activations,
-) -> int:
+def activations(model: str, images: Sequence[str] = (), *, option: options.Activations) -> int:
     """Run MODEL over pictures; write feature-map grids, shapes and activation statistics.
 
     \b
@@ -54,18 +41,10 @@ def activations(
     """
     from hookscope.commands.activations.run import activations as run_activations
 
-    return _over_inputs(run_activations, model, images or [], option)
+    return _over_inputs(run_activations, model, images, option)
 
 
-def grads(
-    model: Model,
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Pictures, tensor files, folders or globs; default: seeded noise."),
-    ] = None,
-    *,
-    option: options.Grads,
-) -> int:
+def grads(model: str, images: Sequence[str] = (), *, option: options.Grads) -> int:
     """Run MODEL forward and backward; write gradients of layers and parameters, and verdicts.
 
     \b
@@ -79,7 +58,7 @@ def grads(
     from hookscope.rules import limits_of_grads
 
     limits_of_grads(option.limit)
-    return _over_inputs(run_grads, model, images or [], option)
+    return _over_inputs(run_grads, model, images, option)
 
 
 class GradsCommand(SectionedCommand):
@@ -100,7 +79,7 @@ class GradsCommand(SectionedCommand):
         super().format_epilog(ctx, formatter)
 
 
-def attribute(model: Model, images: Images = None, *, option: options.Attribute) -> int:
+def attribute(model: str, images: Sequence[str] = (), *, option: options.Attribute) -> int:
     """Draw where MODEL looks: which places of a picture, signal or volume the score for a class comes from.
 
     \b
@@ -111,10 +90,10 @@ def attribute(model: Model, images: Images = None, *, option: options.Attribute)
     """
     from hookscope.commands.attribute.run import attribute as run_attribute
 
-    return _over_inputs(run_attribute, model, images or [], option)
+    return _over_inputs(run_attribute, model, images, option)
 
 
-def attention(model: Model, images: Images = None, *, option: options.Attention) -> int:
+def attention(model: str, images: Sequence[str] = (), *, option: options.Attention) -> int:
     """Show what the attention of MODEL looks at: maps on the photograph, and numbers of every block and head.
 
     \b
@@ -125,7 +104,7 @@ def attention(model: Model, images: Images = None, *, option: options.Attention)
     """
     from hookscope.commands.attention.run import attention as run_attention
 
-    return _over_inputs(run_attention, model, images or [], option)
+    return _over_inputs(run_attention, model, images, option)
 
 
 def _over_inputs(
@@ -172,23 +151,7 @@ def _over_inputs(
     return run.end(result, folder, EXIT_CHECK_FAILED if failed else EXIT_DONE)
 
 
-def diff(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="The reference: a model, as MODEL of `activations`, or a run directory.")
-    ],
-    b: Annotated[
-        str, typer.Argument(metavar="B", help="The other model or run, or 'same': A again, with the options …-b.")
-    ],
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="IMAGE",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: compare weights only.",
-        ),
-    ] = None,
-    *,
-    option: options.Diff,
-) -> int:
+def diff(a: str, b: str, images: Sequence[str] = (), *, option: options.Diff) -> int:
     """Run A, then B, on the same IMAGEs; report where they begin to differ and how the difference grows.
 
     \b
@@ -203,7 +166,6 @@ def diff(
     from hookscope.commands.diff.describe import differences_as_check
     from hookscope.commands.diff.run import diff as run_diff
 
-    images = images or []
     has_inputs = bool(images or option.input or option.input_shape)
     check_early(option, images, a, b)
     otherwise = ("inputs" if option.input else "noise") if has_inputs else Path(b).stem
@@ -224,21 +186,7 @@ def diff(
     return run.end(result, folder, EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE)
 
 
-def history(
-    files: Annotated[
-        str, typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, a glob, or several files.")
-    ],
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="IMAGE",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each checkpoint on; "
-            "without them, only weights are judged.",
-        ),
-    ] = None,
-    *,
-    option: options.History,
-) -> int:
+def history(files: str, images: Sequence[str] = (), *, option: options.History) -> int:
     """Follow a training by its checkpoints: what changed, and which of FILES is the first to break a rule.
 
     Files are sorted by the epochs or steps that they store, else in natural order of names. The exit code is 0 if no
@@ -252,10 +200,10 @@ def history(
     """
     from hookscope.commands.history.run import history as run_history
 
-    images = images or []
     several: str | list[str] = files
     if os.path.isfile(files):  # noqa: PTH113 never raises
-        further = [*takewhile(_may_hold_weights, images)]  # a glob that the shell has expanded
+        # A glob that the shell has expanded.
+        further = [*takewhile(lambda name: name.lower().endswith(_WEIGHTS_SUFFIXES), images)]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
@@ -272,10 +220,6 @@ def history(
     return run.end(result, run.save(result), result.exit_code)
 
 
-def _may_hold_weights(name: str) -> bool:
-    return name.lower().endswith(_WEIGHTS_SUFFIXES)
-
-
 def _place_of(files: str | list[str]) -> tuple[str, str]:
     """Return for the name of the run directory the folder of the files, and what their names begin with."""
     if not isinstance(files, str):
@@ -289,20 +233,7 @@ def _place_of(files: str | list[str]) -> tuple[str, str]:
     return path.parent.resolve().name or "files", stem or "weights"
 
 
-def survey(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="As for `activations`; none with --merge.")
-    ] = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="INPUT...",
-            help="The data: folders, globs, pictures, tensor files (.npy, .pt, .safetensors); none with --merge.",
-        ),
-    ] = None,
-    *,
-    option: options.Survey,
-) -> int:
+def survey(model: str | None = None, images: Sequence[str] = (), *, option: options.Survey) -> int:
     """Measure the channels of MODEL over a data set: dead channels, value ranges, what excites each, features.
 
     With the same batch size and threads, results are the same bit for bit for any number of processes. Finished chunks
@@ -321,7 +252,7 @@ def survey(
 
     if option.merge is not None:
         return _merge(option.merge, option, takes_inputs=bool(model or images))
-    images = images_or_demo(model, images or [], option)
+    images = images_or_demo(model, images, option)
     if not model or not images:
         raise UsageError(
             "Missing INPUT: name the network, and a folder or files. See `hookscope survey --help`."

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -40,12 +40,7 @@ class WatchCommand(SectionedCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
-def watch(
-    context: typer.Context,
-    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The training script.")] = None,
-    *,
-    option: options.Watch,
-) -> Script:
+def watch(context: typer.Context, script: str | None = None, *, option: options.Watch) -> Script:
     """Run a training script unchanged, watch every step, and print a line when something breaks.
 
     Arguments after -- go to the script. Weights, output, errors and exit code are those of the plain run, the weights

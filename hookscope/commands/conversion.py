@@ -43,19 +43,10 @@ from hookscope.results.network import ModuleTable
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import Survey
 
-Result = (
-    Activations
-    | Gradients
-    | Attributions
-    | Attention
-    | Differences
-    | History
-    | Survey
-    | CheckReport
-    | CheckpointContents
-    | ModuleTable
-    | Comparison
-)
+RunResult = Activations | Gradients | Attributions | Attention | Differences | History | Survey
+"""What a run directory holds."""
+
+Result = RunResult | CheckReport | CheckpointContents | ModuleTable | Comparison
 
 
 def result_text(result: Result) -> str:

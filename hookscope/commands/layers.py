@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookscope import options
-from hookscope.commands.opening import device_of, file_options, given_network
+from hookscope.commands.opening import file_options, given_network
 from hookscope.hooks.interrupts import interrupts_between_blocks
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     Raises:
         HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
-    from hookscope.inspection.device import fits_into_memory
+    from hookscope.inspection.device import fits_into_memory, placement
     from hookscope.models import build_on_meta, load_model, parse_model
     from hookscope.models.construction import built_of_zeros
     from hookscope.results.noise_shapes import parse_noise_shapes
@@ -68,7 +68,7 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
         )
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
         warnings, notes = loaded.warnings, loaded.notes
-        first = table_of(loaded, ()) if device_of(loaded) == "meta" else None
+        first = table_of(loaded, ()) if placement(loaded.module)[0].type == "meta" else None
         if first is not None and first.failure is not None:
             # Data-dependent code (non-maximum suppression, say) needs values.
             loaded = real = load_model(str(model), weights=weights, **kwargs)
@@ -137,7 +137,7 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
     from hookscope.inputs.batches import to_device
     from hookscope.inputs.named import named_batch, named_inputs, with_named
     from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
-    from hookscope.inspection.device import floating_dtype
+    from hookscope.inspection.device import placement
     from hookscope.models.input_spec import example_shape
     from hookscope.models.noise_arguments import noise_arguments
     from hookscope.results.noise_shapes import NoiseShape
@@ -154,4 +154,4 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
         batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
     else:
         batch = named_batch(by_name)
-    return to_device(batch, device_of(loaded), floating_dtype(loaded.module))
+    return to_device(batch, *placement(loaded.module))

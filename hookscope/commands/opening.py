@@ -122,11 +122,6 @@ def are_given(images: Images) -> bool:
     return not isinstance(images, list | tuple) or bool(images)
 
 
-def device_of(loaded: LoadedModel) -> str:
-    """Return the device of the parameters."""
-    return next((str(parameter.device) for parameter in loaded.module.parameters()), "cpu")
-
-
 def several(value: Any) -> list[Any]:
     """Return a single value as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]

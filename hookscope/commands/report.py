@@ -46,6 +46,7 @@ def report(
     from hookscope.commands.watch.save import save_training_overview
     from hookscope.commands.watch.training_log import is_training, read_training
     from hookscope.reporting.html.document import document_html
+    from hookscope.results.runs.directory import followed
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.training import TrainingLog
@@ -66,6 +67,6 @@ def report(
         with suppress(OutputError):  # of a folder on a disk that is only read
             save_training_overview(log, Path(run))
         return report(log, target)
-    stored = read_run(Path(run))
+    stored = read_run(followed(Path(run)))
     write_report(target, document_html(DESCRIPTIONS[type(stored.result)](stored.result, stored.record), stored))
     return target

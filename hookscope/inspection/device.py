@@ -47,9 +47,11 @@ def choose_device(name: str, option: str = "device") -> torch.device:
     raise UsageError(f"{arg(option)} {name!r} is not available here. Give cpu, or auto.")
 
 
-def floating_dtype(module: nn.Module) -> torch.dtype:
-    """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
-    return next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), torch.float32)
+def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the floating dtype that inputs need: those of its parameters, else CPU and float32."""
+    devices = (parameter.device for parameter in module.parameters())
+    dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    return next(devices, torch.device("cpu")), next(dtypes, torch.float32)
 
 
 def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:

@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
-from hookscope.hooks.selection import select_layers
+from hookscope.hooks.selection import module_index, select_from
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -111,9 +112,12 @@ def bind_edits(
     """
     bound: list[tuple[str, Edit]] = []
     done: set[tuple[str, int]] = set()
-    parameters = dict(network.named_parameters(remove_duplicate=False)) if edits else {}
+    if not edits:
+        return ()
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    layers = partial(select_from, *module_index(network), execution_order=execution_order)
     for edit in edits:
-        names, place = _selected(edit, network, execution_order, [*parameters])
+        names, place = _selected(edit, layers, [*parameters])
         for name in names:
             if place in ("parameter grad", "value", "freeze"):
                 if (key := (edit.text, id(parameters[name]))) in done:
@@ -125,15 +129,12 @@ def bind_edits(
 
 
 def _selected(
-    edit: Edit,
-    network: nn.Module,
-    execution_order: Callable[[], Sequence[str]] | None,
-    parameter_names: Sequence[str],
+    edit: Edit, layers: Callable[[Sequence[str]], Iterable[str]], parameter_names: Sequence[str]
 ) -> tuple[Iterable[str], EditSite]:
     missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
     if not edit.parameters_only:
         try:
-            return select_layers(network, [edit.pattern], execution_order), edit.place
+            return layers([edit.pattern]), edit.place
         except LayerNotFoundError as error:
             if edit.place != "grad":
                 raise

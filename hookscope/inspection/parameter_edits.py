@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.selection import unwrap
 from hookscope.inspection.edit_placement import note_of_several, parameter_channel_axis
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
-from hookscope.inspection.network import inspected_network
-from hookscope.models import LoadedModel
 from hookscope.text import safe_text
 
 
@@ -69,14 +68,14 @@ def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -
     return tuple(edits)
 
 
-def edit_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> ParameterEdits:
+def edit_parameters(model: nn.Module, edits: Sequence[Edit]) -> ParameterEdits:
     """Write edited values into parameters: what shares their memory follows, as with `load_state_dict`.
 
     Raises:
         LayerNotFoundError: If an edit names no parameter.
         UsageError: If a parameter cannot be edited in this way, or does not have the channels; nothing is changed then.
     """
-    network = inspected_network(model).network
+    network = unwrap(model)
     selected: dict[str, dict[int, str]] = {edit.text: {} for edit in edits}
     values: dict[int, Tensor] = {}
     for bound in bound_to_parameters(network, bind_edits(edits, network)):
@@ -109,7 +108,7 @@ def put_back(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 @contextmanager
-def edited_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> Iterator[ParameterEdits]:
+def edited_parameters(model: nn.Module, edits: Sequence[Edit]) -> Iterator[ParameterEdits]:
     """Edit parameters for the length of a `with` block, see `edit_parameters`; afterwards they hold what they held."""
     with interrupts_between_blocks():
         made = edit_parameters(model, edits) if edits else ParameterEdits()

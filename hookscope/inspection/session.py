@@ -8,7 +8,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from platform import python_version
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from hookscope.inputs.preprocessing_options import assumed_preparation, preproce
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
@@ -74,13 +74,12 @@ def open_session(
     *,
     began: float,
     seed: int,
-    mode: Literal["eval", "train"] = "eval",
     noise: int = 0,
 ) -> Session:
     """Find the inputs for a network that is on its device already.
 
-    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; where there are no
-    inputs there are `noise` of the network's own shape, or as many as an exported program takes.
+    Loading `began` at that `time.perf_counter`; where there are no inputs there are `noise` of the network's own shape,
+    or as many as an exported program takes.
 
     Raises:
         UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
@@ -112,20 +111,15 @@ def open_session(
     shapes = noise_arguments(shapes, loaded.module, named=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
     shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
-    parameter = next(loaded.module.parameters(), None)
     pipeline = InputPipeline(
         files,
         preprocessing,
-        torch.device("cpu") if parameter is None else parameter.device,
-        floating_dtype(loaded.module),
+        *placement(loaded.module),
         batch,
         shapes,
         seed,
         by_name,
     )
-    if mode == "train" and (targets := default_targets_text(loaded.module)):
-        pipeline = replace(pipeline, finish=partial(with_default_targets, loaded.module))
-        warnings = (*warnings, f"{loaded.info.name} needs targets in train mode: each input is given {targets}.")
     loaded = replace(loaded, notes=(*notes, *loaded.notes), warnings=warnings)
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
 
@@ -154,9 +148,9 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    reported = _reported(session, option, ForwardOptions(summaries=True, tokens=True))
-    run, collector = partial(inspect, session.loaded), TensorCollector(input_count(session), on_progress)
-    report = reporter(session, on_error)
+    reported = _reported(option, ForwardOptions(summaries=True, tokens=True, seed=session.seed))
+    run, collector = partial(inspect, session.loaded), TensorCollector(input_count(session.inputs), on_progress)
+    report = reporter(session.unusable, on_error)
     plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
@@ -165,18 +159,9 @@ def run_forward(
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(row.label for row in inspection.rows),
-        notes=(*inspection.notes, *_way_to_operations(session, ops=option.ops)),
         provenance=provenance_of(session, option.layer, {"edits": [*option.edit]} if inspection.comparison else {}),
     )
     return _with_cost(inspection, session) if option.cost else inspection
-
-
-def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
-    """Return a note for a network of functions alone, of which no more than the output has a row."""
-    kind = type(session.loaded.module)
-    if ops or next(session.loaded.module.children(), None) is not None or kind.__module__.startswith("torch."):
-        return ()
-    return (f"{kind.__name__} has no modules inside: {arg('ops')} shows its operations.",)
 
 
 def _with_cost(inspection: Activations, session: Session) -> Activations:
@@ -205,18 +190,23 @@ def run_backward(
     Raises:
         PassError: If the model raised; carries what was seen until then.
     """
+    loaded = session.loaded
+    if option.mode == "train" and (targets := default_targets_text(loaded.module)):
+        warning = f"{loaded.info.name} needs targets in train mode: each input is given {targets}."
+        inputs = replace(session.inputs, finish=partial(with_default_targets, loaded.module))
+        session = replace(session, loaded=replace(loaded, warnings=(*loaded.warnings, warning)), inputs=inputs)
     dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
     alone = GradientOptions(layers=option.layer, seed=session.seed, mode=option.mode, autocast=dtype)
-    reported = _reported(session, option, replace(alone, include_inputs=option.inputs))
+    reported = _reported(option, replace(alone, include_inputs=option.inputs))
     run = partial(inspect_gradients, session.loaded, loss=loss)
-    collector, report = TensorCollector(input_count(session), on_progress), reporter(session, on_error)
+    collector, report = TensorCollector(input_count(session.inputs), on_progress), reporter(session.unusable, on_error)
     plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
     collector.end()  # gradients of parameters come last
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
     if option.per_image and inspection.inputs:
         values, others = split_edits(option.edit)
-        with edited_parameters(session.loaded, values):
+        with edited_parameters(session.loaded.module, values):
             run = partial(run, options=replace(alone, edits=others))
             inspection = _with_inputs_alone(session, inspection, run, report)
     outputs = (f"{row.label} grad_{row.role}" for row in inspection.gradients)
@@ -226,21 +216,19 @@ def run_backward(
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
-        notes=(*inspection.notes, *_way_to_operations(session, ops=option.ops)),
         provenance=provenance_of(
             session, option.layer, {"edits": [*option.edit], **settings, "autocast": option.autocast}
         ),
     )
 
 
-def _reported(session: Session, option: options.Activations | options.Grads, base: Options) -> Options:
+def _reported(option: options.Activations | options.Grads, base: Options) -> Options:
     """Return the options of a command's own run with those that `activations` and `grads` share."""
     return replace(
         base,
         layers=option.layer,
         ops=option.ops,
         for_rules=True,
-        seed=session.seed,
         output_key=option.output_key,
         verify=option.verify,
         distributions=True,
@@ -267,11 +255,14 @@ def _without_and_with_edits(
         if option.edit:
             compared = replace(reported, for_rules=False, keeps_values=False, grids_for=0)
             plain = run(inputs=queued(session.inputs, option.batch_size, _ignore_error), options=compared)
-        with edited_parameters(session.loaded, values) as made:
+        with edited_parameters(session.loaded.module, values) as made:
             inputs, reported = queued(session.inputs, option.batch_size, report), replace(reported, edits=others)
             edited: Run = run(inputs=inputs, options=reported, on_tensor=on_tensor, on_batch=collector.end_batch)
-            warnings, notes = (*edited.warnings, *made.warnings), (*edited.notes, *made.notes)
-            return plain, replace(edited, warnings=warnings, notes=notes)
+        notes, module = [*edited.notes, *made.notes], session.loaded.module
+        has_parts = next(module.children(), None) is not None or type(module).__module__.startswith("torch.")
+        if not option.ops and not has_parts:  # no more than its output has a row
+            notes.append(f"{type(module).__name__} has no modules inside: {arg('ops')} shows its operations.")
+        return plain, replace(edited, warnings=(*edited.warnings, *made.warnings), notes=tuple(notes))
     except (ForwardError, PassError) as error:
         seen: Any = error.inspection
         shown = _shown(seen, repeats=option.repeats)
@@ -402,18 +393,18 @@ def _ignore_error(_error: HookscopeError) -> None:
     """Ignore an unusable input: the reported run names it."""
 
 
-def input_count(session: Session) -> int:
-    """Return how many inputs a session has."""
-    return len(session.inputs.files) or session.inputs.input_count()
+def input_count(inputs: InputPipeline) -> int:
+    """Return how many inputs there are, unreadable ones among them."""
+    return len(inputs.files) or inputs.input_count()
 
 
-def reporter(session: Session, on_error: OnError | None) -> OnError | None:
-    """Return an `on_error` that notes each unusable input in the session as well; None for None."""
+def reporter(unusable: list[HookscopeError], on_error: OnError | None) -> OnError | None:
+    """Return an `on_error` that also adds to the errors of unusable inputs; None for None."""
     if on_error is None:
         return None
 
     def report(error: HookscopeError) -> None:
-        session.unusable.append(error)
+        unusable.append(error)
         on_error(error)
 
     return report
@@ -421,14 +412,14 @@ def reporter(session: Session, on_error: OnError | None) -> OnError | None:
 
 def session_batches(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
     """Return the inputs of a session as a queue of batches; its `on_error` is that of `reporter`."""
-    return queued(session.inputs, batch_size, reporter(session, on_error))
+    return queued(session.inputs, batch_size, reporter(session.unusable, on_error))
 
 
 def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable[[int], None]:
     """Return what to call after each batch with the number of inputs finished: it adds their total."""
     if on_progress is None:
         return lambda _finished: None
-    total = input_count(session)
+    total = input_count(session.inputs)
     return lambda finished: on_progress(finished, total)
 
 

@@ -467,6 +467,7 @@ class Document:
         title: What it is about; the picture has `subtitle` below it.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is that of the headline.
+        took: How long it took: the end of the headline, but small in a picture.
         input: Returns an input at most so many pixels wide and high, beside the answer of a picture; None for no
             picture.
         warnings: Sentences, each with a name in front or "".
@@ -482,6 +483,7 @@ class Document:
     page_title: str
     about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
+    took: str = ""
     level: Level
     input: Callable[[int, int], Image.Image | None] | None = None
     warnings: Sequence[tuple[str, str]] = ()
@@ -491,6 +493,11 @@ class Document:
     making: Sequence[tuple[str, str]] = ()
     main: str
     documents: Sequence["Document"] = ()
+
+    @property
+    def headline(self) -> str:
+        """The first sentence of the answer, and how long it took."""
+        return f"{self.answer[0]} · {self.took}" if self.took else self.answer[0]
 
     @property
     def parts(self) -> list[Part]:

@@ -50,7 +50,7 @@ def document_text(
 
 
 def _headline(document: Document) -> Text:
-    return safe_line(document.answer[0], style=f"bold {LEVEL_STYLES[document.level]}".strip())
+    return safe_line(document.headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
 
 
 def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:

@@ -133,6 +133,9 @@ def sections_of(
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
+    names = [short_name(seen) for seen in result.inputs]
+    if len({*names}) < len(names):  # in several folders
+        names = [seen.name for seen in result.inputs]
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
     pictured = [(seen, file) for seen, file in zip(result.inputs, files, strict=False) if file]
     others: dict[str, list[str]] = defaultdict(list)
@@ -160,10 +163,7 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
         is_extra=True,
     )
     if result.predictions:
-        lines = [
-            f"{result.inputs[prediction.input_index].name}: {prediction_text(prediction)}"
-            for prediction in result.predictions
-        ]
+        lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
         yield Listing(title="Best classes", lines=lines)
 
 

@@ -15,10 +15,9 @@ from PIL import Image
 
 from hookscope.reporting.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
-from hookscope.results.runs.directory import point_latest
 from tests.cli.conftest import CAT, Run, record_of, rows_of
-from tests.cli.test_tensorboard import read
 from tests.fork_server import ForkServer
+from tests.reporting.test_tensorboard import read
 
 LARGEST_FILE = 600_000
 SCORES = "return nn.Sequential(*tiny(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))"
@@ -219,7 +218,7 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
     [
         ("file", "'{here}/file' is not a folder"),
         ("link", "'{here}/file' is not a folder"),
-        ("x" * 300, "no folder can have such a name"),
+        ("x" * 300, "file name too long"),
         ("out/logs", "it is inside the run directory, which may hold only its own files"),
         ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
@@ -318,10 +317,17 @@ def test_latest_leads_to_the_newest_run_and_leaves_what_is_the_users(run: Run, t
     assert sorted(path.name for path in latest.parent.iterdir() if path.name.startswith(".")) == []
 
 
-def test_latest_is_a_text_file_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_a_text_file_where_there_are_no_links(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_args: object, **_options: object) -> None:
         raise OSError("no links")
 
     monkeypatch.setattr(Path, "symlink_to", refuses)
-    point_latest(tmp_path / "activations-a")
-    assert (tmp_path / "latest").read_text("utf-8") == "activations-a\n"
+    assert run("activations", "net.py:tiny", CAT, "--resize", "16", "--crop", "16", "--no-grids").code == 0
+    latest = tmp_path / "hookscope-runs" / "latest"
+    assert latest.read_text("utf-8") == "activations-net.py-tiny-cat\n"
+    ended = run("report", "hookscope-runs/latest")
+    assert (ended.code, ended.stdout.partition(" (")[0]) == (0, "Report: hookscope-runs/latest.html")
+    latest.write_text("not-there\n", "utf-8")
+    assert "there is no such folder" in run("report", "hookscope-runs/latest").stderr

@@ -98,7 +98,7 @@ def run_attention(
         arrangement,
     )
     queue = session_batches(session, option.batch_size, on_error)
-    collector = TensorCollector(input_count(session), on_progress)
+    collector = TensorCollector(input_count(session.inputs), on_progress)
     gathered = _Gathered()
     candidates = attention_modules(inspected.modules)
     began = time.perf_counter()

@@ -143,6 +143,7 @@ def describe_check(
         page_title=f"{name} · check",
         about=[(f"error: {error}", "fail")] if error else [],
         answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
+        took=f"{total_seconds(report):.1f} s",
         level="fail" if not report.passed else "warn" if report.findings else "good",
         notes=[*report.warnings, *skipped],
         facts=_facts(report),
@@ -170,7 +171,6 @@ def _headline(report: CheckReport, name: str) -> str:
         _network(report),
         "RANDOM WEIGHTS" if is_random else "",
         _inputs(report),
-        f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
 

@@ -42,7 +42,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
@@ -209,7 +209,7 @@ def compare_networks(
     options_b = replace(options_b, edits=edits)
     _refuse(options_b, shadow=shadow, ops=option.ops)
     apart = copied(other) if values else separate(session.loaded, other)
-    made = edit_parameters(apart, values) if values else ParameterEdits(())
+    made = edit_parameters(apart.module, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
     batch_size = option.batch_size if others is None else 1
     queue = session_batches(session, batch_size, on_error)
@@ -464,4 +464,4 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
 def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
-    return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
+    return to_device(copy_of(network.own_inputs(batch)), *placement(inspected.network))

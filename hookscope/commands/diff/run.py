@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope import options
-from hookscope.commands.opening import are_given, device_of, file_options, given_network, load, with_class_names
+from hookscope.commands.opening import are_given, file_options, given_network, load, with_class_names
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.parameters import arg
@@ -181,7 +181,7 @@ def _weights(model: Model, option: options.Diff) -> Weights:
 
 
 def _another_way(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
-    from hookscope.inspection.device import choose_device, move_to
+    from hookscope.inspection.device import choose_device, move_to, placement
     from hookscope.models.construction import copied
 
     if option.weights_b is not None:
@@ -190,5 +190,5 @@ def _another_way(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
         )
     other = copied(loaded)
     if option.device_b is not None or option.dtype_b is not None:
-        move_to(other, choose_device(option.device_b or device_of(loaded)), option.dtype_b)
+        move_to(other, choose_device(option.device_b or str(placement(loaded.module)[0])), option.dtype_b)
     return other

@@ -52,7 +52,7 @@ def grads(
     limits = limits_of_grads(option.limit)
     if option.per_image and not are_given(images):
         raise UsageError(f"{arg('per_image')} needs pictures: give IMAGE.")
-    session = open_inputs(model, images, option, mode=option.mode, noise=1)
+    session = open_inputs(model, images, option, noise=1)
     loss = choose_session_loss(session, option.loss, option.target, option.output_key)
     judge = partial(judge_gradients, limits=limits)
     return run_backward(session, loss, option, judge, {"limits": limits}, on_progress, on_error)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookscope.commands.survey.feature_files import FeatureTarget
@@ -11,7 +10,7 @@ from hookscope.commands.survey.features import FeatureSpool
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import to_device
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.network import as_batches
 from hookscope.models import LoadedModel
@@ -44,9 +43,8 @@ def batch_features(
     target.check()
     spool = FeatureSpool(target.pool, target.dtype)
     labels: list[Any] = []
-    parameter = next(loaded.module.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
-    made = (to_device(batch, device, floating_dtype(loaded.module)) for batch in _batches(batches, labels))
+    place = placement(loaded.module)
+    made = (to_device(batch, *place) for batch in _batches(batches, labels))
     run = inspect(
         loaded,
         made,

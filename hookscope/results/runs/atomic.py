@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from hookscope.errors import OutputError
 from hookscope.text import safe_text
+
+Kind = Literal["file", "folder"]
 
 
 def new_token() -> str:
@@ -51,7 +53,7 @@ def sync(path: Path) -> None:
 
 def write_whole(path: Path, text: str, option: str) -> None:
     """Write `text` as UTF-8: all of it, or nothing and an OutputError. Missing folders are made, links followed."""
-    with _reported(path, option):
+    with reported(path, option):
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():  # a pipe or a terminal takes what it gets
             target.write_bytes(text.encode())
@@ -63,21 +65,23 @@ def write_whole(path: Path, text: str, option: str) -> None:
 
 def append(path: Path, text: str, option: str) -> None:
     """Add `text` as UTF-8 to a file that others write too; OutputError if it cannot be written."""
-    with _reported(path, option), path.open("a", encoding="utf-8") as file:
+    with reported(path, option), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
-def check_writable(path: Path, option: str) -> None:
-    """Raise OutputError for a place that no file could be written to, before the long work; change nothing."""
-    with _reported(path, option):
+def check_writable(path: Path, option: str, kind: Kind = "file") -> None:
+    """Raise OutputError for a place that could not be written to, before the long work; change nothing."""
+    with reported(path, option, kind):
         target = Path(os.path.realpath(path))
-        if target.is_dir():
-            raise _refusal(path, "it is a folder", option)
+        if kind == "file" and target.is_dir():
+            raise refusal(path, "it is a folder", option)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()  # raises for an impossible name; asking whether it exists does not
         standing = target if os.path.lexists(target) else next(parent for parent in target.parents if parent.exists())
-        if standing != target and not standing.is_dir():
-            raise _refusal(path, f"'{safe_text(str(standing))}' is not a folder", option)
+        if not standing.is_dir() and (standing != target or kind == "folder"):
+            raise refusal(path, f"'{safe_text(str(standing))}' is not a folder", option, kind)
         if not os.access(standing, os.W_OK):
-            raise _refusal(path, f"no permission to write '{safe_text(str(standing))}'", option)
+            raise refusal(path, f"no permission to write '{safe_text(str(standing))}'", option, kind)
 
 
 def reason_of(error: OSError) -> str:
@@ -86,14 +90,16 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def _reported(path: Path, option: str) -> Iterator[None]:
+def reported(path: Path, option: str, kind: Kind = "file") -> Iterator[None]:
+    """Turn an error of the operating system into an OutputError about what an option names."""
     try:
         yield
     except OSError as error:
-        raise _refusal(path, reason_of(error), option) from error
+        raise refusal(path, reason_of(error), option, kind) from error
     except ValueError as error:
-        raise _refusal(path, "no file can have such a name", option) from error
+        raise refusal(path, f"no {kind} can have such a name", option, kind) from error
 
 
-def _refusal(path: Path, reason: str, option: str) -> OutputError:
-    return OutputError(f"Cannot write '{safe_text(str(path))}': {reason}. Name another file with {option}.")
+def refusal(path: Path, reason: str, option: str, kind: Kind = "file") -> OutputError:
+    """Return an error that says why a place cannot be written."""
+    return OutputError(f"Cannot write '{safe_text(str(path))}': {reason}. Name another {kind} with {option}.")

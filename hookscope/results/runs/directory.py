@@ -233,6 +233,14 @@ def point_latest(folder: Path) -> None:
             waiting.unlink(missing_ok=True)
 
 
+def followed(folder: Path) -> Path:
+    """Return where `latest` leads if it is a text file, see `point_latest`; any other folder as it is."""
+    if folder.name == LATEST:
+        with suppress(OSError, ValueError):
+            return folder.with_name(read_bounded(folder, 2 * _MOST_BYTES).decode().rstrip("\n"))
+    return folder
+
+
 def command_of(target: Path) -> str | None:
     """Return the command line of the run at `target`; None if there is none."""
     record = _read_record(target)

@@ -7,8 +7,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from hookscope.cli.tensorboard import write_run
 from hookscope.errors import OutputError
+from hookscope.reporting.tensorboard import write_run
 from hookscope.results.activations import Activations
 from hookscope.results.distribution import distribution_of
 from tests.inspections import inspect
