@@ -44,12 +44,13 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
     inputs = [_mapped_input(index, result, photograph) for index in shown]
     place = "The inputs" if all(mapped.remark for mapped in inputs) else "Over the photograph"
     maps = [heat_map for heat_map in result.maps if heat_map.input_index in shown]
+    answer = [*(finding_of(heat_map, result) for heat_map in maps[:1]), f"{result.census}."]
     return Document(
         title=f"What the attention of {result.model.name} looks at",
         subtitle="Each map has its own scale, from 0.",
         page_title=f"{result.model.name} · what its attention looks at · {first_name(result)}",
         about=subject_of(result),
-        answer=[f"{result.census}.", *([finding_of(maps[0], result)] if maps else []), *_flagged_heads(result)],
+        answer=[*(reversed(answer) if result.unseen else answer), *_flagged_heads(result)],
         level="warn" if result.unseen else "",
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
@@ -67,14 +68,14 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     """Return where a map lies, in one sentence."""
     record = result.inputs[first.input_index]
     heads = "" if first.head is None else f" head {first.head}"
-    rest = f", {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
+    rest = f"; {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
     subject = f"{short_name(record)}, {first.query} at {first.block}{heads}: "
     if box is None:
         return f"{subject}nothing on the picture{rest}."
     share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
     words = "spread out" if box.words == "spread out" else f"at: {box.words}"
-    return f"{subject}half of it lies in {share} of the picture, {words}{rest}."
+    return f"{subject}half of the attention is on {share} of the picture, {words}{rest}."
 
 
 def _flagged_heads(result: Attention) -> Iterator[str]:
