@@ -97,12 +97,10 @@ class GradientDifferences:
 
 def _largest(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest difference of an input or output; infinite if rounding does not explain it."""
-    values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
-    return max((math.inf if exceeds(*pair) else pair[0] for pair in values), default=0.0)
-
-
-def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
-    return row.input_relative_l2, None if row.measures is None else row.measures.relative_l2
+    values = [(row.input_relative_l2, row.limit) for row in rows]
+    values += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
+    known = [(value, limit) for value, limit in values if value is not None]
+    return max((math.inf if exceeds(value, limit) else value for value, limit in known), default=0.0)
 
 
 @dataclass(slots=True)

@@ -122,7 +122,6 @@ def compare_networks(
         networks,
         Outputs([side.inspected for side in networks], may_differ=bool(option.layer), output_key=option.output_key),
         KeptMaps(eps),
-        option.shadow,
         compiled,
         None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),
     )

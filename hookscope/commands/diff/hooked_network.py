@@ -35,6 +35,9 @@ from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.network import row_label
 
+# Containers that are never called themselves.
+NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+
 Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
 
@@ -361,8 +364,8 @@ def layers_to_hook(
     """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
     wanted |= around(wanted)
-    held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-    return {name: layer for name, layer in inspected.modules.items() if name in wanted and not isinstance(layer, held)}
+    modules = inspected.modules.items()
+    return {name: layer for name, layer in modules if name in wanted and not isinstance(layer, NEVER_CALLED)}
 
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
@@ -398,18 +401,13 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
     trial = network.trial(batch, network.hooked)
-    calls: dict[CallKey, list[Key]] = {}
-    for place in trial.output_forms:
-        calls.setdefault(place[:2], []).append(place)
-    return [_call(trial, places) for places in calls.values()]
-
-
-def _call(network: HookedNetwork, places: Sequence[Key]) -> Call:
-    """Return the call that returned the tensors at these places."""
-    forms = [network.output_forms[place] for place in places]
-    owned = parameter_shapes(network.hooked[forms[0].layer]) if forms[0].operation is None else ()
-    is_unchanged = any(network.passed_through.get(place) for place in places)
-    return Call(places[0][:2], forms[0].kind, tuple(form.shape for form in forms), owned, is_unchanged)
+    calls: dict[CallKey, Call] = {}
+    for place, form in trial.output_forms.items():
+        owned = parameter_shapes(trial.hooked[form.layer]) if form.operation is None else ()
+        call = calls.get(place[:2], Call(place[:2], form.kind, (), owned))
+        is_unchanged = call.is_unchanged or bool(trial.passed_through.get(place))
+        calls[call.key] = replace(call, shapes=(*call.shapes, form.shape), is_unchanged=is_unchanged)
+    return [*calls.values()]
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

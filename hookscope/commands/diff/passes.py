@@ -77,7 +77,6 @@ class Passes:
         networks: A, B and, if there is one, the reference.
         outputs: Compares what the networks return.
         maps: Maps of A-B for the first input.
-        shadows: Whether B's layers also run on A's inputs.
         compiled: B, if it runs through torch.compile: then the output of the whole stands for B's.
         gradients: Compares the gradients; None if none are wanted.
         records: Of the inputs that every network ran on.
@@ -87,7 +86,6 @@ class Passes:
     networks: Sequence[HookedNetwork]
     outputs: Outputs
     maps: KeptMaps
-    shadows: bool
     compiled: Compiled | None
     gradients: GradientComparison | None
     records: list[InputRecord] = field(default_factory=list)
@@ -195,12 +193,11 @@ class Passes:
             sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
-        if self.shadows:
-            self._shadow(row, a, b)
+        self._shadow(row, a, b)
         difference = row.output.sums.get((A, B))
         if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
             added = None if row.added is None else row.added.relative_l2
-            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self.networks[A].recorder)
+            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
@@ -209,7 +206,7 @@ class Passes:
             a.inputs[0].less(b, self._first_input, self._count)
 
     def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
-        """Compare A's output with that of B's layer on A's input."""
+        """Compare A's output with that of B's layer on A's input, if that was kept."""
         key, index = a.key[:2], a.key[2]
         if index == 0:
             if a.kept is None or b.layer not in self.networks[B].hooked:

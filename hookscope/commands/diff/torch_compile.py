@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.diff.alignment import is_inside, match_names
 from hookscope.commands.diff.first_differences import exceeds, rounding_limit
-from hookscope.commands.diff.hooked_network import HookedNetwork, parameter_shapes
+from hookscope.commands.diff.hooked_network import NEVER_CALLED, HookedNetwork, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -28,9 +28,6 @@ from hookscope.results.differences import DifferenceRow, OutputDifference
 from hookscope.text import counted, exception_line, printable, some_of
 
 _WHOLE = ""
-
-# Containers that are never called themselves.
-_HELD = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 # Each block is another recompilation of its class's code, and beyond a limit of 8 torch silently runs the rest
 # uncompiled. Random numbers are drawn as uncompiled code draws them, so that dropout makes no difference.
@@ -206,7 +203,7 @@ def compile_in_blocks(
         network.hooked = {
             name: module
             for name, module in modules.items()
-            if name in blocks or (name in around and not isinstance(module, _HELD))
+            if name in blocks or (name in around and not isinstance(module, NEVER_CALLED))
         }
     layers = default_layers(modules_a) & called_a
     sizes = {name: sum(name == layer or is_inside(layer, name) for layer in layers) or 1 for name in blocks_a}
@@ -233,7 +230,7 @@ def partition(
         runs_inside = name not in called and any(child in called for child in inside)
         if runs_inside or any(child in wanted for child in inside):
             waiting[:0] = _children(name, modules)
-        elif not isinstance(modules[name], _HELD):
+        elif not isinstance(modules[name], NEVER_CALLED):
             blocks.append(name)
     return tuple(blocks)
 
