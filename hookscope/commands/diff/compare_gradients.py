@@ -97,10 +97,9 @@ class GradientDifferences:
 
 def _largest(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest difference of an input or output; infinite if rounding does not explain it."""
-    values = [(row.input_relative_l2, row.limit) for row in rows]
-    values += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
-    known = [(value, limit) for value, limit in values if value is not None]
-    return max((math.inf if exceeds(value, limit) else value for value, limit in known), default=0.0)
+    differences = [(row.input_relative_l2, row.limit) for row in rows if row.input_relative_l2 is not None]
+    differences += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
+    return max((math.inf if exceeds(value, limit) else value for value, limit in differences), default=0.0)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ class Sums:
     squares: NDArray[np.float64] | None = None
     max_value: float = 0.0
     count: int = 0
-    nonfinite: tuple[int, ...] = (0, 0, 0, 0)
+    nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __add__(self, other: "Sums") -> "Sums":
         """Return the sums of the elements of both."""
@@ -59,8 +59,8 @@ class Sums:
         if self.squares is not None and other.squares is not None and len(self.squares) == len(other.squares):
             squares = self.squares + other.squares
         added: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
-        nonfinite = tuple(map(add, self.nonfinite, other.nonfinite))
-        return replace(largest, **added, nonfinite=nonfinite, squares=squares)
+        added["nonfinite"] = tuple(map(add, self.nonfinite, other.nonfinite))
+        return replace(largest, **added, squares=squares)
 
     @property
     def relative_l2(self) -> float:
@@ -166,10 +166,11 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
     return ~((a == b) | (a.isnan() & b.isnan()))
 
 
-def _nonfinite(a: Tensor, b: Tensor) -> tuple[int, ...]:
+def _nonfinite(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
     """Return how many elements are NaN and infinite in A, and in B, where the other tensor holds something else."""
     differ = _differ(a, b)
-    return tuple(int((odd & differ).sum()) for odd in (a.isnan(), a.isinf(), b.isnan(), b.isinf()))
+    nan_a, inf_a, nan_b, inf_b = (int((odd & differ).sum()) for odd in (a.isnan(), a.isinf(), b.isnan(), b.isinf()))
+    return nan_a, inf_a, nan_b, inf_b
 
 
 def comparable(a: Tensor, b: Tensor) -> str:
