@@ -32,7 +32,7 @@ from hookscope.inspection.gradient_rows import (
     parameter_rows,
     step_rows,
 )
-from hookscope.inspection.network import inspected_network, queue_of
+from hookscope.inspection.network import InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, hidden_labels, layer_rows, uncalled
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
@@ -56,7 +56,7 @@ class PassError(ModelError):
 
 
 def inspect_gradients(
-    model: nn.Module | LoadedModel,
+    model: nn.Module | LoadedModel | InspectedNetwork,
     inputs: Tensor | Batch | Iterable[Batch],
     loss: LossFunction,
     options: GradientOptions,

@@ -59,12 +59,14 @@ class InspectedNetwork:
         return "cpu", "none"
 
 
-def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
+def inspected_network(model: nn.Module | LoadedModel | InspectedNetwork) -> InspectedNetwork:
     """Return the network without its wrappers.
 
     Raises:
         UsageError: If a module of it is lazy.
     """
+    if isinstance(model, InspectedNetwork):
+        return model
     network = unwrap(model.module if isinstance(model, LoadedModel) else model)
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)

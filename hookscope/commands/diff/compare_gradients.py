@@ -9,14 +9,14 @@ from torch import Tensor
 from hookscope.commands.diff.alignment import Pairing, around
 from hookscope.commands.diff.compared import A, B, Compared
 from hookscope.commands.diff.first_differences import exceeds, rounding_limit
+from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
 from hookscope.commands.diff.spool import Spool, Value, Versions
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
-from hookscope.inspection.differentiation import GradientOptions, LossFunction
-from hookscope.models import LoadedModel
+from hookscope.inspection.differentiation import LossFunction
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match, Origin
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
@@ -28,21 +28,6 @@ _PARAMETER = " grad"
 # its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
 # of sqrt(1000 d).
 _TURNED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Differentiated:
-    """A network, and how it is differentiated.
-
-    Attributes:
-        brought: Makes a copy of a batch where and in which dtype the network takes it.
-        threads: Of the CPU; None for as many as torch takes.
-    """
-
-    loaded: LoadedModel
-    brought: Callable[[Batch], Batch]
-    options: GradientOptions
-    threads: int | None = None
 
 
 @dataclass(slots=True)
@@ -112,12 +97,9 @@ class GradientDifferences:
 
 def _largest(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest difference of an input or output; infinite if rounding does not explain it."""
-    values = [(value, row.limit) for row in rows for value in _differences(row) if value is not None]
-    return max((math.inf if exceeds(*pair) else pair[0] for pair in values), default=0.0)
-
-
-def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
-    return row.input_relative_l2, None if row.measures is None else row.measures.relative_l2
+    differences = [(row.input_relative_l2, row.limit) for row in rows if row.input_relative_l2 is not None]
+    differences += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
+    return max((math.inf if exceeds(value, limit) else value for value, limit in differences), default=0.0)
 
 
 @dataclass(slots=True)
@@ -128,14 +110,14 @@ class GradientComparison:
     known once both passes have ended. Those of all parameters are held.
 
     Attributes:
-        sides: A, B and, for the errors of both, A in higher precision.
+        networks: A, B and, if there is one, the reference.
         whole: B, compiled in one piece, where B is compiled block by block.
         loss: What is differentiated, as for `inspect_gradients`.
         pairing: Which call of A belongs to which of B.
     """
 
-    sides: Sequence[Differentiated]
-    whole: Differentiated | None
+    networks: Sequence[HookedNetwork]
+    whole: HookedNetwork | None
     loss: LossFunction
     pairing: Pairing
     _pairs: dict[tuple[str, str], _Pair] = field(default_factory=dict)
@@ -151,7 +133,7 @@ class GradientComparison:
             PassError: If a network raises.
         """
         spool = Spool()
-        passes = [_differentiate(side, batch, self.loss, spool) for side in self.sides]
+        passes = [_differentiate(network, batch, self.loss, spool) for network in self.networks]
         of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
         (first, ours), (other, theirs) = passes[:2]
         exact = [gradients for _, gradients in passes[2:]]
@@ -288,7 +270,7 @@ def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
 
 
 def _differentiate(
-    side: Differentiated, batch: Batch, loss: LossFunction, spool: Spool
+    network: HookedNetwork, batch: Batch, loss: LossFunction, spool: Spool
 ) -> tuple[Gradients, dict[str, Value]]:
     """Run a network forward and backward over a batch; return what was seen, and its gradients by label."""
     gradients: dict[str, Value] = {}
@@ -297,6 +279,7 @@ def _differentiate(
     def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
-    with cpu_threads(side.threads):
-        seen = inspect_gradients(side.loaded, [side.brought(batch)], loss, side.options, on_tensor=keep)
+    options = replace(network.options, hooked=frozenset(network.hooked))
+    with cpu_threads(network.cpu_threads):
+        seen = inspect_gradients(network.inspected, [network.batch_for(batch)], loss, options, on_tensor=keep)
     return seen, gradients

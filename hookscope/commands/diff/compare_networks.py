@@ -1,19 +1,17 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 import torch
 
 from hookscope import options
 from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
-from hookscope.commands.diff.compare_gradients import Differentiated, GradientComparison, GradientDifferences
+from hookscope.commands.diff.compare_gradients import GradientComparison, GradientDifferences
 from hookscope.commands.diff.compare_outputs import Outputs
-from hookscope.commands.diff.compared import REFERENCE, A, B
+from hookscope.commands.diff.compared import A, B
 from hookscope.commands.diff.compared_networks import (
     compiled_notes,
     different_inputs,
@@ -35,13 +33,10 @@ from hookscope.commands.diff.paired_rows import paired_rows, rows_by_place, unma
 from hookscope.commands.diff.passes import Passes
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
-from hookscope.errors import ModelError, NothingMatchedError, UsageError
+from hookscope.errors import NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
-from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inspection.backward import PassError
 from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
@@ -49,9 +44,8 @@ from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
-from hookscope.inspection.run import Break, choose, run_batches
+from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
-from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
 from hookscope.parameters import arg
@@ -59,96 +53,6 @@ from hookscope.results.differences import DifferenceRow, Differences, Match, Sid
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import counted
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a network is run.
-
-    Attributes:
-        threads: Number of CPU threads; None for torch's default.
-        compiles: Whether it runs through torch.compile.
-        texts: How it differs from the other network, for display: "train mode".
-    """
-
-    mode: Mode = "eval"
-    autocast: str | None = None
-    threads: int | None = None
-    edits: Sequence[str | Edit] = ()
-    compiles: bool = False
-    texts: tuple[str, ...] = ()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Comparison:
-    """Networks that are compared, and what is known so far.
-
-    Attributes:
-        networks: A, B and, if there is one, the reference.
-        maps: As for `--map`.
-        records: Of the inputs that every network ran on.
-        compiled: B, if it runs through torch.compile.
-    """
-
-    networks: Sequence[HookedNetwork]
-    queue: BatchQueue
-    outputs: Outputs
-    maps: Sequence[str]
-    records: list[InputRecord] = field(default_factory=list)
-    pairing: Pairing = field(default_factory=lambda: Pairing({}))
-    compiled: Compiled | None = None
-
-    def pair(self, *, compiles: bool, chosen: bool) -> None:
-        """Pair the layers; `chosen` is whether `--layer` chose those of A."""
-        first = self.queue.peek()
-        if first is not None:
-            if compiles:
-                brought = [_placed_for(network, first) for network in self.networks[:2]]
-                self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
-            self.pairing = _pairing(self.networks, first, self.maps, chosen=chosen)
-            _set_partners(self.networks, self.pairing)
-
-    def run(self, finished: Callable[[int], None], *, shadow: bool, gradients: GradientComparison | None) -> Passes:
-        """Run the networks over all batches; `finished` is called after each with the number of inputs that have run.
-
-        Raises:
-            ModelError: If a network raised, with an `on_error` of the queue on every input.
-        """
-        whole = None if self.compiled is None else self.compiled.whole
-        passes = Passes(self.networks, KeptMaps(coarsest_eps(self.networks)), shadow, whole)
-
-        def run_batch(batch: Batch) -> Break | None:
-            count, first_input = len(batch.indices), len(self.records)
-            ends = passes.run(partial(_placed_for, batch=batch), first_input, count)
-            if self.compiled is not None:
-                self.compiled.check(ends)
-            failed = next((end for end in ends if end.message), None)
-            if failed is not None:
-                return Break(failed.message, error=failed.error)
-            returned = self.outputs.chosen([end.output for end in ends])
-            if gradients is not None:
-                try:
-                    gradients.add(batch, first_input)
-                except PassError as error:
-                    passes.rewind()
-                    return Break(str(error), error=error.__cause__)
-            self.outputs.add(returned, first_input, count)
-            passes.keep()
-            self.records.extend(batch.records)
-            return None
-
-        with ExitStack() as block:
-            if self.compiled is not None:
-                block.enter_context(self.compiled.forwards())
-            block.enter_context(eager())
-            for network in (*self.networks, *([] if whole is None else [whole])):
-                block.enter_context(network.prepared())
-            ended = run_batches(
-                self.queue, run_batch, self.records, finished, keep=lambda _batch: None, undo=lambda: None
-            )
-        if ended is not None:
-            raise ModelError(ended[0].message) from ended[0].error
-        return passes
 
 
 @dataclass(slots=True)
@@ -187,7 +91,6 @@ def compare_networks(
     session: Session,
     other: LoadedModel,
     option: options.Diff,
-    options_b: RunOptions,
     *,
     inputs_b: InputPipeline | None,
     loss: Loss | None,
@@ -203,81 +106,110 @@ def compare_networks(
         NothingMatchedError: If no layer of A has a partner in B.
         ModelError: If a network raised, with `on_error` on every input.
     """
-    layers, shadow = option.layer, option.shadow
     conditions = [parse_condition(text) for text in option.fail_over]
-    values, edits = split_edits(options_b.edits)
-    options_b = replace(options_b, edits=edits)
-    _refuse(options_b, shadow=shadow, ops=option.ops)
+    values, edits = split_edits(option.edit_b)
+    _refuse(option, edits)
     apart = copied(other) if values else separate(session.loaded, other)
     made = edit_parameters(apart.module, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
-    batch_size = option.batch_size if others is None else 1
-    queue = session_batches(session, batch_size, on_error)
-    networks = _hooked_networks(session, apart, option, options_b, queue)
+    queue = session_batches(session, option.batch_size if others is None else 1, on_error)
+    networks = _hooked_networks(session, apart, option, edits, queue)
     if others is not None:
         networks[B].own_inputs = others.instead_of
-    outputs = Outputs([side.inspected for side in networks], may_differ=bool(layers), output_key=option.output_key)
-    comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=option.map)
-    finished = batch_progress(session, on_progress)
     began = time.perf_counter()
-    comparison.pair(compiles=options_b.compiles, chosen=bool(layers))
-    compared = None
-    if loss is not None:
-        sides, whole = _differentiated(session, apart, comparison)
-        compared = GradientComparison(sides, whole, loss, comparison.pairing)
-    passes = comparison.run(finished, shadow=shadow, gradients=compared)
-    if not comparison.records and session.unusable:
-        raise session.unusable[0]
-    compiled, eps = comparison.compiled, coarsest_eps(networks)
-    paired = paired_rows(networks, passes.rows, comparison.pairing)
-    every_row, first_differences = with_origins(
-        paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
+    pairing, compiled = _paired(networks, queue.peek(), option)
+    eps = coarsest_eps(networks)
+    passes = Passes(
+        networks,
+        Outputs([side.inspected for side in networks], may_differ=bool(option.layer), output_key=option.output_key),
+        KeptMaps(eps),
+        compiled,
+        None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),
     )
-    rows = _rows_of_a(every_row, networks)
-    results = outputs.results()
+    passes.run(queue, batch_progress(session, on_progress))
+    if not passes.records and session.unusable:
+        raise session.unusable[0]
+    every_row, first_differences = with_origins(
+        paired_rows(networks, passes.rows, pairing), eps, compiled.sizes if compiled else {}, same_inputs=others is None
+    )
+    rows, outputs = _rows_of_a(every_row, networks), passes.outputs.results()
     gradients = GradientDifferences()
-    if compared is not None:
-        gradients = compared.result(every_row, eps, networks[A].has_rows)
-    about_compiling = compiled.warnings(every_row, results, eps, differs=bool(first_differences)) if compiled else ()
-    # An edit of a gradient is applied in the backward pass alone.
-    about_edits = networks[B].edits.warnings() if loss is None else ()
-    warnings = _warnings(session, other, comparison, *about_compiling, *gradients.notes, *about_edits, *made.warnings)
+    if passes.gradients is not None:
+        gradients = passes.gradients.result(every_row, eps, networks[A].has_rows)
     a, b = networks[A].inspected, networks[B].inspected
+    about_inputs = ["other inputs"] if others is not None else []
     return Differences(
         a=Side(a.info, *a.placed),
-        b=Side(b.info, *b.placed, options_b.texts),
+        b=Side(b.info, *b.placed, (*_how_b_runs(option), *about_inputs)),
         way="networks",
-        inputs=tuple(comparison.records),
-        inputs_b=() if others is None else tuple(others.records.values())[: len(comparison.records)],
+        inputs=tuple(passes.records),
+        inputs_b=() if others is None else tuple(others.records.values())[: len(passes.records)],
         rows=rows,
         gradients=gradients.rows,
-        unmatched=unmatched(networks, passes.rows, comparison.pairing, with_b=not layers),
-        outputs=results,
+        unmatched=unmatched(networks, passes.rows, pairing, with_b=not option.layer),
+        outputs=outputs,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
         maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
-        exceeded=exceeded(conditions, (*rows, *gradients.rows), results),
+        exceeded=exceeded(conditions, (*rows, *gradients.rows), outputs),
         reference="A's weights in float64" if option.reference else "",
-        warnings=warnings,
-        notes=_notes(session, other, comparison, options_b, made.notes),
+        warnings=_each_once(
+            *(f"A: {text}" for text in a.warnings),
+            *(f"B: {text}" for text in b.warnings),
+            *different_inputs(session.loaded, other),
+            *filter(None, [passes.outputs.remark]),
+            *(compiled.warnings(every_row, outputs, eps, differs=bool(first_differences)) if compiled else ()),
+            *gradients.notes,
+            # An edit of a gradient is applied in the backward pass alone.
+            *(networks[B].edits.warnings() if loss is None else ()),
+            *made.warnings,
+            *queue.remarks,
+        ),
+        notes=_each_once(
+            *a.notes,
+            *b.notes,
+            *training_notes(a, b, option.mode_b),
+            *compiled_notes(session.loaded, other, compiles=option.compile_b),
+            *([compiled.note()] if compiled else []),
+            *networks[B].edits.notes(),
+            *made.notes,
+            *precision_notes(networks),
+        ),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
-        provenance=provenance_of(session, layers, {"ops": option.ops, "map": [*option.map], "shadow": shadow}),
+        provenance=provenance_of(
+            session, option.layer, {"ops": option.ops, "map": [*option.map], "shadow": option.shadow}
+        ),
     )
 
 
+def _each_once(*texts: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _how_b_runs(option: options.Diff) -> list[str]:
+    """Return how B runs unlike A, in words."""
+    texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
+    texts += ["train mode"] * (option.mode_b == "train")
+    texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
+    texts += [f"edit {edit}" for edit in option.edit_b]
+    return texts + ["compiled"] * option.compile_b
+
+
 def _hooked_networks(
-    session: Session, other: LoadedModel, option: options.Diff, options_b: RunOptions, queue: BatchQueue
+    session: Session, other: LoadedModel, option: options.Diff, edits: Sequence[str | Edit], queue: BatchQueue
 ) -> list[HookedNetwork]:
     """Return A, B and, if it is asked for, the reference: A's weights in float64."""
     a, b = inspected_network(session.loaded), inspected_network(other)
-    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=option.ops)
+    of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
+    autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
+    of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
     networks = [
-        hooked("A", a, RunOptions(), layers=option.layer, keeps="inputs" if option.shadow else ""),
-        hooked("B", b, options_b, keeps="states" if option.shadow else ""),
+        _hooked_network("A", a, of_a, queue, keeps="inputs" if option.shadow else ""),
+        _hooked_network("B", b, of_b, queue, threads=option.threads_b, keeps="states" if option.shadow else ""),
     ]
     if option.reference:
-        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=option.layer))
+        networks.append(_hooked_network("The reference", in_float64(session.loaded, a), of_a, queue))
     return networks
 
 
@@ -295,106 +227,66 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
     return tuple(selected)
 
 
-def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
-    """Return the warnings about the networks, about what was `measured`, and about inputs, in this order."""
-    a, b = (network.inspected for network in comparison.networks[:2])
-    texts = [
-        *(f"A: {text}" for text in a.warnings),
-        *(f"B: {text}" for text in b.warnings),
-        *different_inputs(session.loaded, other),
-        *filter(None, [comparison.outputs.remark]),
-        *measured,
-        *comparison.queue.remarks,
-    ]
-    return tuple(dict.fromkeys(texts))
-
-
-def _notes(
-    session: Session, other: LoadedModel, comparison: _Comparison, options_b: RunOptions, about_edits: Sequence[str]
-) -> tuple[str, ...]:
-    a, b = (network.inspected for network in comparison.networks[:2])
-    compiled = comparison.compiled
-    texts = [
-        *a.notes,
-        *b.notes,
-        *training_notes(a, b, options_b.mode),
-        *compiled_notes(session.loaded, other, compiles=options_b.compiles),
-        *([compiled.note()] if compiled else []),
-        *comparison.networks[B].edits.notes(),
-        *about_edits,
-        *precision_notes(comparison.networks),
-    ]
-    return tuple(dict.fromkeys(texts))
-
-
-def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
-    if shadow and options_b.mode == "train":
+def _refuse(option: options.Diff, edits: Sequence[str | Edit]) -> None:
+    if option.shadow and option.mode_b == "train":
         raise UsageError(
             f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "
             f"{arg('mode_b')} train."
         )
-    inside = {arg("ops"): ops, arg("edit_b"): bool(options_b.edits)}
-    if options_b.compiles and any(inside.values()):
-        option = next(name for name, enabled in inside.items() if enabled)
+    inside = [arg("ops")] * option.ops + [arg("edit_b")] * bool(edits)
+    if option.compile_b and inside:
         raise UsageError(
-            f"{option} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."
+            f"{inside[0]} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."
         )
-
-
-def _differentiated(
-    session: Session, other: LoadedModel, comparison: _Comparison
-) -> tuple[list[Differentiated], Differentiated | None]:
-    """Return how each network is differentiated, and the whole of B if B is compiled in blocks."""
-    networks, compiled = comparison.networks, comparison.compiled
-    loaded = [session.loaded, other]
-    if len(networks) > len(loaded):
-        loaded.append(replace(session.loaded, module=networks[REFERENCE].inspected.network))
-    differentiated = []
-    for model, network in zip(loaded, networks, strict=True):
-        options = replace(network.options, hooked=frozenset(network.hooked))
-        differentiated.append(Differentiated(model, partial(_placed_for, network), options, network.cpu_threads))
-    if compiled is None:
-        return differentiated, None
-    b = differentiated[B]
-    loaded_whole = replace(other, module=compiled.whole.inspected.network)
-    return differentiated, replace(b, loaded=loaded_whole, options=replace(b.options, hooked=()))
 
 
 def _hooked_network(
     side: str,
     inspected: InspectedNetwork,
-    options: RunOptions,
-    *,
+    options: GradientOptions,
     queue: BatchQueue,
-    seed: int,
-    layers: Sequence[str] = (),
-    ops: bool,
+    *,
+    threads: int | None = None,
     keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps lie as in A
-    observed = GradientOptions(
-        layers=layers,
-        ops=ops,
-        edits=options.edits,
-        seed=seed,
-        include_inputs=True,
-        mode=options.mode,
-        autocast=getattr(torch, options.autocast) if options.autocast else None,
-    )
-    selected, operations, placed = choose(inspected, queue, observed, recorder.axes)
+    selected, operations, placed = choose(inspected, queue, options, recorder.axes)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
         inspected=inspected,
         selected=selected,
-        hooked=layers_to_hook(inspected, selected, chosen=bool(layers) or ops),
+        hooked=layers_to_hook(inspected, selected, chosen=bool(options.layers) or options.ops),
         operations=operations,
         edits=placed,
         recorder=recorder,
-        options=observed,
-        cpu_threads=options.threads,
+        options=options,
+        cpu_threads=threads,
         keeps=keeps,
     )
+
+
+def _paired(
+    networks: Sequence[HookedNetwork], batch: Batch | None, option: options.Diff
+) -> tuple[Pairing, Compiled | None]:
+    """Pair the layers by the first batch, and set the partners of each network; compile B if that is asked for."""
+    if batch is None:
+        return Pairing({}), None
+    chosen = bool(option.layer)
+    compiled = compile_in_blocks(networks, batch, option.map, chosen=chosen) if option.compile_b else None
+    pairing = _pairing(networks, batch, option.map, chosen=chosen)
+    backwards = pairing.inverse()
+
+    def of_a(key: CallKey) -> CallKey | None:
+        return key if pairing.partner(key) is not None else None
+
+    def of_b(key: CallKey) -> CallKey | None:
+        pair = backwards.partner(key)
+        return None if pair is None else pair[0]
+
+    for network, partner in zip(networks, (of_a, of_b, of_a), strict=False):
+        network.partner = partner
+    return pairing, compiled
 
 
 def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool) -> Pairing:
@@ -414,7 +306,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
         return Pairing(named)
     # Containers that --layer selects in A may pair with containers of B.
     has_blocks = bool(a.selected.keys() - wrapped_a - default_layers(a.inspected.modules))
-    traced_a, traced_b = (traced(side, _placed_for(side, batch)) for side in (a, b))
+    traced_a, traced_b = (traced(side, batch) for side in (a, b))
     calls_a = _to_align(traced_a, a.selected, wrapped_a, named)
     calls_b = _to_align(traced_b, b.hooked if has_blocks else b.selected, wrapped_b, taken)
     aligned, matched = align(calls_a, calls_b, named)
@@ -445,6 +337,7 @@ def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str],
         for call in calls
         if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
     ]
+<<<<<<< HEAD
 
 
 def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
@@ -465,3 +358,5 @@ def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
     return to_device(copy_of(network.own_inputs(batch)), *placement(inspected.network))
+=======
+>>>>>>> d-diff

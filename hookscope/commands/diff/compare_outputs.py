@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hookscope.commands.diff.compared import Compared
+from hookscope.commands.diff.compared import B, Compared
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.spool import Value
 from hookscope.errors import UsageError
@@ -75,8 +75,15 @@ class Outputs:
     def add(self, sides: Sequence[Sequence[tuple[str, Tensor]]], first_input: int, count: int) -> None:
         """Compare the tensors that `chosen` returned for a batch."""
         for at, (slot, a) in enumerate(sides[0]):
-            others = [side[at][1] for side in sides[1:] if at < len(side)]
-            self._add(slot, [a, *others], first_input, count)
+            tensors = [side[at][1] for side in sides if at < len(side)]
+            output, b = self._seen.setdefault(slot, _Output()), tensors[B]
+            output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
+            is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
+            if is_rows and a.is_floating_point() and b.is_floating_point():
+                cpu = torch.device("cpu")
+                self._add_scores(output, plain(a, cpu), plain(b, cpu), first_input)
+            else:
+                output.has_scores = False
 
     def _paired(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
         """Return the outputs to compare, paired by name.
@@ -95,17 +102,6 @@ class Outputs:
             [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
             for side in sides
         ]
-
-    def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
-        a, b = tensors[:2]
-        output = self._seen.setdefault(slot, _Output())
-        output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
-        is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
-        if is_rows and a.is_floating_point() and b.is_floating_point():
-            cpu = torch.device("cpu")
-            self._add_scores(output, plain(a, cpu), plain(b, cpu), first_input)
-        else:
-            output.has_scores = False
 
     def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
 from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
-from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows, partners
+from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows
 from hookscope.commands.diff.spool import Value
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
-from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow
@@ -79,9 +78,8 @@ class _RunMaps:
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
         output = PairedOutput(key, pair.call[0], Value(a), axis, grids)
-        self.kept.offer(output, b, relative_l2, None, recorder)
+        self.kept.offer(output, b, relative_l2, None, self.inputs)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
@@ -130,7 +128,11 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         first_differences=first_differences,
         maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
-        warnings=(*warnings, *_of_both(base, other, lambda run: run.result.warnings)),
+        warnings=(
+            *warnings,
+            *(f"A: {text}" for text in base.run.result.warnings),
+            *(f"B: {text}" for text in other.run.result.warnings),
+        ),
         notes=((_measured_partly(),) if partly else ()) + _verbs(base, other),
         seed=base.run.result.seed,
         timings={"compare": time.perf_counter() - began},
@@ -202,10 +204,6 @@ def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
     if a.run.record.verb == b.run.record.verb:
         return ()
     return ("One run has a backward pass and the other has none: their gradients are not compared.",)
-
-
-def _of_both(a: _Side, b: _Side, get: Callable[[InspectionRun], Sequence[str]]) -> tuple[str, ...]:
-    return (*(f"A: {text}" for text in get(a.run)), *(f"B: {text}" for text in get(b.run)))
 
 
 def _shown(side: _Side) -> Side:
@@ -295,7 +293,8 @@ def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceR
         return []
     calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
     rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
-    parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
+    layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
+    parameters = pair_parameters(a.run.parameters, b.run.parameters, layers)
     return [*rows, *(_row(parameter, a, b) for parameter in parameters)]
 
 
@@ -313,14 +312,13 @@ def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputD
         (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
     ]
     whole = next((row for row in rows if not row.layer), None)
+    output = OutputDifference("", (), None) if whole is None else OutputDifference("", whole.shape, whole.measures)
     if not both or len(best_a) != len(best_b):
-        return () if whole is None else (OutputDifference("", whole.shape, whole.measures),)
+        return () if whole is None else (output,)
     shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
     return (
-        OutputDifference(
-            "",
-            () if whole is None else whole.shape,
-            None if whole is None else whole.measures,
+        replace(
+            output,
             input_count=len(both),
             top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
             top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,

@@ -52,7 +52,7 @@ class KeptMaps:
     _first: int = 0
     _adding: int = 0
 
-    def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, recorder: Recorder) -> None:
+    def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, count: int) -> None:
         """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
 
         Args:
@@ -60,7 +60,7 @@ class KeptMaps:
             b: That of B, of the same shape.
             relative_l2: Of A-B.
             added: That of what B's layer adds by itself; None if it is not known.
-            recorder: Of A: which inputs these are.
+            count: Number of inputs in the batch.
         """
         if b.is_nested:
             return
@@ -72,7 +72,7 @@ class KeptMaps:
         self._adding += adds
         rank = math.inf if math.isnan(relative_l2) else relative_l2  # NaN on one side is the largest difference of all
         is_larger = rank > (self._largest[part].rank if part in self._largest else 0.0)
-        saved = _saved(a, b, recorder) if is_first or adds or is_larger else None
+        saved = _saved(a, b, count) if is_first or adds or is_larger else None
         if saved is None:
             return
         if is_first or adds:
@@ -96,9 +96,8 @@ class KeptMaps:
         return [*self._may_begin, *self._largest.values()]
 
 
-def _saved(a: PairedOutput, b: Tensor, recorder: Recorder) -> SavedActivation | None:
+def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
     """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
-    count = len(recorder.indices)
     difference = _difference(_of_first(a.value.read(), count), _of_first(b, count))
     keeping = Recorder(1, None, None, indices=(0,))
     keeping.axes.grids += a.grids

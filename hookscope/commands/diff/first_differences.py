@@ -137,10 +137,10 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
         in_own_code = _has_parts(row.layer, {other.layer for other in rows})
         return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
     owner, colon, _ = row.layer.partition(":")
-    around = owner.removeprefix("(model)") if colon else _around(row.layer)
+    around = owner.removeprefix("(model)") if colon else row.layer.rpartition(".")[0]
     calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
     while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
-        around = _around(around)
+        around = around.rpartition(".")[0]
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
 
 
@@ -172,10 +172,6 @@ def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
     return ""
 
 
-def _around(layer: str) -> str:
-    return layer.rpartition(".")[0]
-
-
 def _has_parts(layer: str, layers: set[str]) -> bool:
     return any(is_inside(other, layer) for other in layers)
 
@@ -189,23 +185,16 @@ def _of_single_layers(
     """
     layers = {row.layer for row in rows}
     first_differences = {difference.layer: difference for difference in first}
-    for row in _adding(rows, eps, sizes):
-        first_differences.setdefault(
-            row.layer, FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), _added(row))
-        )
+    added = [(row, row.added.relative_l2) for row in rows if row.added is not None]
+    adding = [(row, amount) for row, amount in added if exceeds(amount, rounding_limit(eps, _size(row, rows, sizes)))]
+    for row, amount in adding:
+        if not any(is_inside(other.layer, row.layer) for other, _ in adding):
+            in_own_code = _has_parts(row.layer, layers)
+            first_differences.setdefault(row.layer, FirstDifference(row.layer, row.label, in_own_code, amount))
     return [*first_differences.values()]
 
 
-def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
-    layers = [row.layer for row in rows]
-    adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
-    return [row for row in adding if not any(is_inside(other.layer, row.layer) for other in adding)]
-
-
-def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
-    inside = [name for name in layers if is_inside(name, layer)]
-    return sizes.get(layer, 1) + sum(sizes.get(name, 1) for name in inside)
-
-
-def _added(row: DifferenceRow) -> float:
-    return row.added.relative_l2 if row.added else 0.0
+def _size(row: DifferenceRow, rows: Sequence[DifferenceRow], sizes: Mapping[str, int]) -> int:
+    """Return how many layers a row stands for, those of the rows inside it included."""
+    inside = [other.layer for other in rows if is_inside(other.layer, row.layer)]
+    return sum(sizes.get(layer, 1) for layer in (row.layer, *inside))

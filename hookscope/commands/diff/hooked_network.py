@@ -23,15 +23,20 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
 from hookscope.inputs import Batch
-from hookscope.inspection.device import cpu_threads
+from hookscope.inputs.batches import copy_of, to_device
+from hookscope.inspection.device import cpu_threads, floating_dtype
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import PlacedEdits
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder
+from hookscope.inspection.run import Break
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.network import row_label
+
+# Containers that are never called themselves.
+NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
@@ -69,14 +74,6 @@ class Observer:
     versions: Versions
     observe: Callable[[PairedOutput], object]
     overwrites: Callable[[CallKey, Value], object] = lambda _key, _value: None
-
-
-class Finished(NamedTuple):
-    """How a pass ended: with the network's output, or its error with a message."""
-
-    output: object = None
-    error: BaseException | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +163,16 @@ class HookedNetwork:
         """Names of the layers that were called."""
         return set() if self._captured is None else self._captured.called
 
-    def run(self, batch: Batch, observer: Observer | None) -> Finished:
-        """Run the network once; random numbers are drawn from the states that the generators have now."""
+    def batch_for(self, batch: Batch) -> Batch:
+        """Return a copy of a batch of A's, or of the network's own, on its device and in its dtype."""
+        network, device = self.inspected.network, self.inspected.placed[0]
+        return to_device(copy_of(self.own_inputs(batch)), device, floating_dtype(network))
+
+    def run(self, batch: Batch, observer: Observer | None) -> object:
+        """Run the network once over `batch_for` a batch; return its output, or a `Break` if it raised.
+
+        Random numbers are drawn from the states that the generators have now.
+        """
         if self._state is None:
             raise RuntimeError("a network runs in the block of `prepared` alone")
         if self.rewinds:
@@ -177,16 +182,16 @@ class HookedNetwork:
         self._has_run = True
         for seen in (self._counts, self._kept, self._overwrote):
             seen.clear()
-        self._observer = observer
+        self._observer, batch = observer, self.batch_for(batch)
         self.recorder.start(batch.indices, pictures=batch.pictures)
         with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
-            finished = self._forward(batch)
+            output = self._forward(batch)
             for observation in self._captured.restart():
                 if observation.value is not None:
                     key = (observation.layer, observation.call, observation.value)
                     self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
-        self._observer, self.rewinds = None, bool(finished.message)  # with the observer go values of tensors
-        return finished
+        self._observer, self.rewinds = None, isinstance(output, Break)  # with the observer go values of tensors
+        return output
 
     @contextmanager
     def _hooks(self) -> Iterator[Capture[int]]:
@@ -204,24 +209,21 @@ class HookedNetwork:
                     block.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             yield captured
 
-    def _forward(self, batch: Batch) -> Finished:
+    def _forward(self, batch: Batch) -> object:
+        dtype = self.options.autocast
+        casting = nullcontext() if dtype is None else torch.autocast(self._device, dtype, cache_enabled=False)
         try:
-            with torch.no_grad(), self.casting():
-                return Finished(self.inspected.network(*batch.args, **batch.kwargs))
+            with torch.no_grad(), casting:
+                return self.inspected.network(*batch.args, **batch.kwargs)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = reraise_internal(raised)
             failure = locate(self.inspected.modules, error)
-            return Finished(error=error, message=failure_message(self.title, failure, error))
+            return Break(failure_message(self.title, failure, error), failure, error)
 
-    @contextmanager
-    def casting(self) -> Iterator[None]:
-        """Enable autocast if the network runs with it."""
-        if self.options.autocast is None:
-            yield
-            return
-        device = torch.device(self.inspected.placed[0]).type
-        with torch.autocast(device, self.options.autocast, cache_enabled=False):
-            yield
+    @property
+    def _device(self) -> str:
+        """Type of the network's device."""
+        return torch.device(self.inspected.placed[0]).type
 
     def has_rows(self, layer: str) -> bool:
         """Return whether a layer or operation has rows in the result."""
@@ -274,7 +276,6 @@ class HookedNetwork:
             kept: What was kept before its call in the network.
         """
         module = self.hooked[layer]
-        device = torch.device(self.inspected.placed[0])
         call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
         now = RandomStates()
         is_cast, dtype, random_states = kept or (False, None, now)
@@ -283,7 +284,7 @@ class HookedNetwork:
             try:
                 self._is_alone = True
                 random_states.enter()
-                with torch.no_grad(), _autocast(device.type, dtype, enabled=is_cast):
+                with torch.no_grad(), _autocast(self._device, dtype, enabled=is_cast):
                     return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
             finally:
                 before.put_back()
@@ -301,8 +302,7 @@ class HookedNetwork:
 
     def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
         if not self._is_alone:
-            device = torch.device(self.inspected.placed[0]).type
-            casting = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            casting = torch.is_autocast_enabled(self._device), torch.get_autocast_dtype(self._device)
             self._keep(layer, (*casting, RandomStates()))
 
     def _keep(self, layer: str, state: Any) -> None:
@@ -364,8 +364,8 @@ def layers_to_hook(
     """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
     wanted |= around(wanted)
-    held = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-    return {name: layer for name, layer in inspected.modules.items() if name in wanted and not isinstance(layer, held)}
+    modules = inspected.modules.items()
+    return {name: layer for name, layer in modules if name in wanted and not isinstance(layer, NEVER_CALLED)}
 
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
@@ -401,18 +401,13 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
     trial = network.trial(batch, network.hooked)
-    calls: dict[CallKey, list[Key]] = {}
-    for place in trial.output_forms:
-        calls.setdefault(place[:2], []).append(place)
-    return [_call(trial, places) for places in calls.values()]
-
-
-def _call(network: HookedNetwork, places: Sequence[Key]) -> Call:
-    """Return the call that returned the tensors at these places."""
-    forms = [network.output_forms[place] for place in places]
-    owned = parameter_shapes(network.hooked[forms[0].layer]) if forms[0].operation is None else ()
-    is_unchanged = any(network.passed_through.get(place) for place in places)
-    return Call(places[0][:2], forms[0].kind, tuple(form.shape for form in forms), owned, is_unchanged)
+    calls: dict[CallKey, Call] = {}
+    for place, form in trial.output_forms.items():
+        owned = parameter_shapes(trial.hooked[form.layer]) if form.operation is None else ()
+        call = calls.get(place[:2], Call(place[:2], form.kind, (), owned))
+        is_unchanged = call.is_unchanged or bool(trial.passed_through.get(place))
+        calls[call.key] = replace(call, shapes=(*call.shapes, form.shape), is_unchanged=is_unchanged)
+    return [*calls.values()]
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

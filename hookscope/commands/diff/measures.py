@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ _LOOKS_AT_CHANNELS = 1e-6
 # With fewer channels one of them easily has the larger part.
 _FEWEST_CHANNELS = 4
 
-_NONE = (0, 0, 0, 0)
+_ADDED = ("a", "b", "product", "difference", "unequal", "mismatched", "count")
 
 
 @dataclass(slots=True)
@@ -33,14 +34,9 @@ class Sums:
     """Sums over the elements of tensors A and B, from which `measured` follows.
 
     Attributes:
-        a: Sum of squares of A; `b` of B, `difference` of A-B; `product` is the sum of A times B.
-        max_abs: Largest magnitude of A-B so far, at `max_at`, where A's value is `max_value`.
-        unequal: Number of elements that differ.
+        a: As the others up to `max_value` in `SquaredSums`.
         count: Number of elements.
-        nonfinite: Elements that are not finite in one tensor and not the same in the other, which are not in the sums:
-            those that are NaN and infinite in A, then those in B.
-        mismatched: How many these are.
-        squares: Sum of squares of A-B by channel, (C,), if an axis counts channels.
+        nonfinite: The `mismatched` elements: those that are NaN and infinite in A, then those in B.
     """
 
     a: float = 0.0
@@ -48,35 +44,23 @@ class Sums:
     product: float = 0.0
     difference: float = 0.0
     max_abs: float = 0.0
-    max_at: tuple[int, ...] | None = None
-    max_value: float = 0.0
     unequal: int = 0
-    count: int = 0
     mismatched: int = 0
-    nonfinite: tuple[int, int, int, int] = _NONE
+    max_at: tuple[int, ...] | None = None
     squares: NDArray[np.float64] | None = None
+    max_value: float = 0.0
+    count: int = 0
+    nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __add__(self, other: "Sums") -> "Sums":
         """Return the sums of the elements of both."""
         largest = other if other.max_abs > self.max_abs else self
-        nan_a, inf_a, nan_b, inf_b = map(add, self.nonfinite, other.nonfinite)
         squares = other.squares if self.squares is None else self.squares
         if self.squares is not None and other.squares is not None and len(self.squares) == len(other.squares):
             squares = self.squares + other.squares
-        return Sums(
-            self.a + other.a,
-            self.b + other.b,
-            self.product + other.product,
-            self.difference + other.difference,
-            largest.max_abs,
-            largest.max_at,
-            largest.max_value,
-            self.unequal + other.unequal,
-            self.count + other.count,
-            self.mismatched + other.mismatched,
-            (nan_a, inf_a, nan_b, inf_b),
-            squares,
-        )
+        added: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        added["nonfinite"] = tuple(map(add, self.nonfinite, other.nonfinite))
+        return replace(largest, **added, squares=squares)
 
     @property
     def relative_l2(self) -> float:
@@ -121,20 +105,9 @@ def sums_of(a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None
     """
     squared = squared_sums(a, b, channel_axis)
     if squared is not None:
-        sums = Sums(
-            squared.a,
-            squared.b,
-            squared.product,
-            squared.difference,
-            squared.max_abs,
-            squared.max_at,
-            squared.max_value,
-            squared.unequal,
-            a.numel(),
-            squared.mismatched,
-            _nonfinite(a, b) if squared.mismatched else _NONE,
-            squared.squares,
-        )
+        sums = Sums(*squared, count=a.numel())
+        if sums.mismatched:
+            sums.nonfinite = _nonfinite(a, b)
     elif comparable(a, b):
         return None
     else:
@@ -156,7 +129,7 @@ def _sums_of_parts(a: Tensor, b: Tensor) -> Sums:
 
 def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
     """Return the sums of what compiled code does not read, some elements at a time."""
-    device = _common_device(a, b)
+    device = a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
     a, b = plain(a, device), plain(b, device)
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
@@ -230,11 +203,6 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.to(device)
-
-
-def _common_device(a: Tensor, b: Tensor) -> torch.device:
-    """Return the device to compare two tensors on: theirs if they share one, else the CPU."""
-    return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:

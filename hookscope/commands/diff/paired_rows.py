@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from hookscope.commands.diff.alignment import Pairing
 from hookscope.commands.diff.compared import A, B
@@ -104,25 +105,24 @@ def unmatched(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
     """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
-    backwards = pairing.inverse()
-    result = [*_unpaired(networks[A], networks[B], "A", pairing, compared)]
-    if with_b:
-        result += _unpaired(networks[B], networks[A], "B", backwards, compared)
-    return tuple(result)
+    a, b = networks[:2]
+    of_b = _unpaired(b, a, "B", pairing.inverse(), compared) if with_b else ()
+    return (*_unpaired(a, b, "A", pairing, compared), *of_b)
 
 
 def _unpaired(
-    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, compared: Mapping[Key, Row]
+    network: HookedNetwork,
+    other: HookedNetwork,
+    side: Literal["A", "B"],
+    pairing: Pairing,
+    compared: Mapping[Key, Row],
 ) -> Iterator[Unmatched]:
     for place, form in network.output_forms.items():
-        if network.passed_through.get(place) or not network.has_rows(form.layer):
-            continue
         partner = pairing.partner(place[:2])
-        key = place if side == "A" or partner is None else (*partner[0], place[2])
-        if partner is not None and key in compared:
-            continue
-        reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
-        yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
+        has_row = partner is not None and (place if side == "A" else (*partner[0], place[2])) in compared
+        if not has_row and network.has_rows(form.layer) and not network.passed_through.get(place):
+            reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
+            yield Unmatched(side, form.label, form.kind, form.shape, reason)
 
 
 def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
@@ -11,12 +12,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from hookscope.commands.diff.alignment import CallKey
+from hookscope.commands.diff.compare_gradients import GradientComparison
+from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.compared import REFERENCE, A, B, Compared
 from hookscope.commands.diff.difference_maps import KeptMaps
-from hookscope.commands.diff.hooked_network import Finished, HookedNetwork, Key, Observer, PairedOutput, RandomStates
+from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput, RandomStates
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.spool import Spool, Value, Versions
+from hookscope.commands.diff.torch_compile import Compiled
+from hookscope.errors import ModelError
+from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch
+from hookscope.inspection.backward import PassError
+from hookscope.inspection.network import BatchQueue
+from hookscope.inspection.run import Break, run_batches
+from hookscope.results.inputs import InputRecord
 from hookscope.text import exception_line
 
 
@@ -61,77 +71,106 @@ class Row:
 
 @dataclass(slots=True)
 class Passes:
-    """The passes of networks over batches, and the comparisons of their outputs.
+    """The passes of networks over batches, and the comparisons of what they return.
 
     Attributes:
         networks: A, B and, if there is one, the reference.
+        outputs: Compares what the networks return.
         maps: Maps of A-B for the first input.
-        shadows: Whether B's layers also run on A's inputs.
-        whole: A network whose output stands for B's; None for B's own.
+        compiled: B, if it runs through torch.compile: then the output of the whole stands for B's.
+        gradients: Compares the gradients; None if none are wanted.
+        records: Of the inputs that every network ran on.
         rows: Rows by key, over the batches that were kept.
     """
 
     networks: Sequence[HookedNetwork]
+    outputs: Outputs
     maps: KeptMaps
-    shadows: bool = False
-    whole: HookedNetwork | None = None
+    compiled: Compiled | None
+    gradients: GradientComparison | None
+    records: list[InputRecord] = field(default_factory=list)
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
     _shadowed: dict[CallKey, list[Tensor]] = field(default_factory=dict)
-    _finished: dict[int, Finished] = field(default_factory=dict)
+    _ran: list[HookedNetwork] = field(default_factory=list)
     _start: RandomStates = field(default_factory=RandomStates)
     _first_input: int = 0
     _count: int = 0
 
-    def run(self, brought: Callable[[HookedNetwork], Batch], first_input: int, count: int) -> list[Finished]:
-        """Run the networks from the same random states, B last; return how they ended, up to the first that raised.
+    def run(self, queue: BatchQueue, finished: Callable[[int], None]) -> None:
+        """Run the networks over all batches; `finished` is called after each with the number of inputs that have run.
 
-        The next batch begins with the states that B leaves, or A if B draws no numbers.
-
-        Args:
-            brought: Makes a copy of the batch for a network.
-            first_input: Position of its first input in the run.
-            count: Number of its inputs.
+        Raises:
+            ModelError: If a network raised, with an `on_error` of the queue on every input.
         """
-        self._first_input, self._count = first_input, count
-        self._batch, self._spooled = {}, [{} for _ in self.networks]
-        spool, self._start = Spool(), RandomStates()
-        ends: dict[int, RandomStates] = {}
-        self._finished = {}
-        finished = self._finished
-        for place in (A, *range(REFERENCE, len(self.networks)), B):
-            self._start.enter()
-            network, kept = self.networks[place], partial(_keep, self._spooled[place])
-            observer = self._comparing() if place == B else Observer(Versions(spool.keep), kept)
-            finished[place] = network.run(brought(network), observer)
-            ends[place] = RandomStates()
-            if finished[place].message:
-                break
-        else:
-            if self.whole is not None:
-                self._start.enter()
-                finished[B] = self.whole.run(brought(self.whole), None)
-            ends[B if ends[B].has_drawn(self._start) else A].enter()
-        if any(end.message for end in finished.values()):
-            self.rewind()
-        self._shadowed.clear()
-        self._spooled = ()
-        return [finished[place] for place in sorted(finished)]
+        with ExitStack() as block:
+            if self.compiled is not None:
+                block.enter_context(self.compiled.forwards())
+            block.enter_context(eager())
+            for network in (*self.networks, *([] if self.compiled is None else [self.compiled.whole])):
+                block.enter_context(network.prepared())
+            ended = run_batches(queue, self._run, self.records, finished, keep=lambda _batch: None, undo=self._rewind)
+        if ended is not None:
+            raise ModelError(ended[0].message) from ended[0].error
 
-    def rewind(self) -> None:
-        """Let the next batch begin where the last one did."""
-        self._start.enter()
-        for place in self._finished:
-            self.networks[place].rewinds = True
-
-    def keep(self) -> None:
-        """Merge the rows of the last batch."""
+    def _run(self, batch: Batch) -> Break | None:
+        """Run the networks over a batch, and keep its rows unless one of them raises."""
+        self._first_input, self._count = len(self.records), len(batch.indices)
+        returned, broken = self._outputs(batch)
+        if self.compiled is not None:
+            self.compiled.check(broken)
+        if broken is not None:
+            return broken
+        chosen = self.outputs.chosen(returned)
+        if self.gradients is not None:
+            try:
+                self.gradients.add(batch, self._first_input)
+            except PassError as error:
+                return Break(str(error), error=error.__cause__)
+        self.outputs.add(chosen, self._first_input, self._count)
         for key, row in self._batch.items():
             if key in self.rows:
                 self.rows[key].merge(row)
             else:
                 self.rows[key] = row
+        self.records.extend(batch.records)
+        return None
+
+    def _outputs(self, batch: Batch) -> tuple[list[object], Break | None]:
+        """Run the networks from the same random states, B last; return their outputs, and how one of them raised.
+
+        The next batch begins with the states that B leaves, or A if B draws no numbers.
+        """
+        self._batch, self._spooled, self._ran = {}, [{} for _ in self.networks], []
+        spool, self._start = Spool(), RandomStates()
+        ends: dict[int, RandomStates] = {}
+        returned: dict[int, object] = {}
+        for place in (A, *range(REFERENCE, len(self.networks)), B):
+            self._start.enter()
+            network, kept = self.networks[place], partial(_keep, self._spooled[place])
+            self._ran.append(network)
+            returned[place] = network.run(
+                batch, self._comparing() if place == B else Observer(Versions(spool.keep), kept)
+            )
+            ends[place] = RandomStates()
+            if isinstance(returned[place], Break):
+                break
+        else:
+            if self.compiled is not None:
+                self._start.enter()
+                returned[B] = self.compiled.whole.run(batch, None)
+            ends[B if ends[B].has_drawn(self._start) else A].enter()
+        self._shadowed.clear()
+        self._spooled = ()
+        broken = next((output for output in returned.values() if isinstance(output, Break)), None)
+        return [returned[place] for place in sorted(returned)], broken
+
+    def _rewind(self) -> None:
+        """Let the next batch begin where the last one did."""
+        self._start.enter()
+        for network in self._ran:
+            network.rewinds = True
 
     def _comparing(self) -> Observer:
         if not self._first_input:  # the first batch may be run again, or replaced by another
@@ -154,12 +193,11 @@ class Passes:
             sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
-        if self.shadows:
-            self._shadow(row, a, b)
+        self._shadow(row, a, b)
         difference = row.output.sums.get((A, B))
         if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
             added = None if row.added is None else row.added.relative_l2
-            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self.networks[A].recorder)
+            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
@@ -168,7 +206,7 @@ class Passes:
             a.inputs[0].less(b, self._first_input, self._count)
 
     def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
-        """Compare A's output with that of B's layer on A's input."""
+        """Compare A's output with that of B's layer on A's input, if that was kept."""
         key, index = a.key[:2], a.key[2]
         if index == 0:
             if a.kept is None or b.layer not in self.networks[B].hooked:

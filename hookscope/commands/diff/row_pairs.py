@@ -104,11 +104,6 @@ def pair_gradients(
             yield RowPair(row, others[index], call, matched[0], label, label_b, matched[1])
 
 
-def partners(pairs: Sequence[RowPair]) -> dict[str, tuple[str, Match]]:
-    """Return the layers of B by those of A, and how they were matched."""
-    return {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
-
-
 def pair_parameters(
     a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
 ) -> Iterator[RowPair]:

@@ -17,7 +17,6 @@ from hookscope.parameters import arg
 from hookscope.text import printable
 
 if TYPE_CHECKING:
-    from hookscope.commands.diff.compare_networks import RunOptions
     from hookscope.commands.diff.compare_weights import Weights
     from hookscope.commands.opening import Model
     from hookscope.inspection.given_inputs import Images
@@ -69,7 +68,6 @@ def diff(
 
     began = time.perf_counter()
     has_images, given_b = are_given(images), are_given(option.input_b)
-    how_b_runs = _how_b_runs(option, other_inputs=given_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
         raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
     of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
@@ -93,7 +91,6 @@ def diff(
         session,
         other,
         option,
-        how_b_runs,
         inputs_b=opened(option.input_b).inputs if given_b else None,
         loss=choose_session_loss(session, option.loss or "projection", option.target, option.output_key)
         if option.grads
@@ -140,18 +137,6 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
             shown = repr(printable(str(run), 80)) if isinstance(run, str | Path) else f"A {type(run).__name__}"
             raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
-
-
-def _how_b_runs(option: options.Diff, *, other_inputs: bool) -> RunOptions:
-    """Return how B runs, with what differs from A in words."""
-    from hookscope.commands.diff.compare_networks import RunOptions
-
-    texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
-    texts += ["train mode"] * (option.mode_b == "train")
-    texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
-    texts += [f"edit {edit}" for edit in option.edit_b]
-    texts += ["compiled"] * option.compile_b + ["other inputs"] * other_inputs
-    return RunOptions(option.mode_b, option.autocast_b, option.threads_b, option.edit_b, option.compile_b, tuple(texts))
 
 
 # Options of `diff` that need models to run.

@@ -16,20 +16,18 @@ from torch import Tensor, nn
 
 from hookscope.commands.diff.alignment import is_inside, match_names
 from hookscope.commands.diff.first_differences import exceeds, rounding_limit
-from hookscope.commands.diff.hooked_network import Finished, HookedNetwork, parameter_shapes
+from hookscope.commands.diff.hooked_network import NEVER_CALLED, HookedNetwork, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.run import Break
 from hookscope.models.construction import copied_results
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, OutputDifference
 from hookscope.text import counted, exception_line, printable, some_of
 
 _WHOLE = ""
-
-# Containers that are never called themselves.
-_HELD = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 # Each block is another recompilation of its class's code, and beyond a limit of 8 torch silently runs the rest
 # uncompiled. Random numbers are drawn as uncompiled code draws them, so that dropout makes no difference.
@@ -110,10 +108,10 @@ class Compiled:
             compiled = config.patch(changes)(compiled)
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 
-    def check(self, finished: Sequence[Finished]) -> None:
+    def check(self, broken: Break | None) -> None:
         """Raise as `forwards` does: what cannot be compiled is no fault of the batch."""
         if self._failure is not None:
-            raise self._failure from next((ended.error for ended in finished if ended.error is not None), None)
+            raise self._failure from None if broken is None else broken.error
 
     def note(self) -> str:
         """Return how the numbers came about."""
@@ -168,7 +166,7 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
 
 
 def compile_in_blocks(
-    networks: Sequence[HookedNetwork], brought: Sequence[Batch], maps: Sequence[str], *, chosen: bool
+    networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool
 ) -> Compiled:
     """Compile B, and observe the same blocks in all networks.
 
@@ -177,7 +175,7 @@ def compile_in_blocks(
 
     Args:
         networks: A, B, and the reference if there is one.
-        brought: The first batch, as A and B take it.
+        batch: The first.
         maps: As for `--map`.
         chosen: Whether `--layer` has chosen the layers that A has selected.
 
@@ -190,9 +188,7 @@ def compile_in_blocks(
         {name: parameter_shapes(module) for name, module in side.items()} for side in (modules_a, modules_b)
     )
     named = match_names(shapes_a, shapes_b, maps)
-    called_a, called_b = (
-        side.trial(batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
-    )
+    called_a, called_b = (side.trial(batch, side.inspected.modules).called for side in (a, b))
     blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
     for network, blocks in zip(networks, (blocks_a, blocks_b, blocks_a), strict=False):
@@ -207,7 +203,7 @@ def compile_in_blocks(
         network.hooked = {
             name: module
             for name, module in modules.items()
-            if name in blocks or (name in around and not isinstance(module, _HELD))
+            if name in blocks or (name in around and not isinstance(module, NEVER_CALLED))
         }
     layers = default_layers(modules_a) & called_a
     sizes = {name: sum(name == layer or is_inside(layer, name) for layer in layers) or 1 for name in blocks_a}
@@ -234,7 +230,7 @@ def partition(
         runs_inside = name not in called and any(child in called for child in inside)
         if runs_inside or any(child in wanted for child in inside):
             waiting[:0] = _children(name, modules)
-        elif not isinstance(modules[name], _HELD):
+        elif not isinstance(modules[name], NEVER_CALLED):
             blocks.append(name)
     return tuple(blocks)
 
