@@ -11,6 +11,7 @@ from hookscope.parameters import arg
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule
+from hookscope.rules.settings import RENEW
 from hookscope.text import are, counted, figure, printable, some_of
 
 if TYPE_CHECKING:
@@ -128,8 +129,6 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
     if terms.baseline.multi_label != _labelled(measured).accuracy.multi_label:
-        from hookscope.rules.baseline import RENEW
-
         how = "with" if terms.baseline.multi_label else "without"
         raise UsageError(
             f"The baseline does not fit: its labelled pictures were counted {how} {arg('multi_label')}. {RENEW}"
@@ -182,8 +181,6 @@ def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
             lost[printable(entry.label, 80)] += was_right and not is_right
             gained += is_right and not was_right
     if not compared:
-        from hookscope.rules.baseline import RENEW
-
         raise UsageError(f"The baseline does not fit: none of its labelled pictures is in the data. {RENEW}")
     remarks = [f"{absent:,} {are(absent)} not in the data"] if absent else []
     remarks += [f"{relabelled:,} {'has' if relabelled == 1 else 'have'} another label"] if relabelled else []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope.rules.rule import (
+    GREATEST,
     RuleFinding,
     RuleTerms,
     is_within,
@@ -417,11 +418,8 @@ def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | 
     return greatest
 
 
-_FP16_MAX = 65504.0
-_BF16_MAX = (2 - 2**-7) * 2.0**127
-
-# Dtypes with float32's range of exponents, and their greatest numbers, which mask attention.
-_MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
+# Dtypes with float32's range of exponents, whose greatest numbers mask attention.
+_MASKED = ("float32", "bfloat16")
 
 
 @rule("fp16-headroom", "warn", "forward")
@@ -444,7 +442,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     checked on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
     layers in float32, or ignore this rule if float16 is never used.
     """
-    yield from _headroom(measured, terms, "float16", _FP16_MAX)
+    yield from _headroom(measured, terms, "float16")
     vanishing = [
         (values.fp16_zero_count / non_zero, values)
         for values in measured.stored
@@ -475,7 +473,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         (magnitude, row)
         for magnitude, row in magnitudes
         if terms.is_on(output_of(row))
-        and terms.limit("max_magnitude", output_of(row)) < magnitude < _MASKED[row.activation.dtype]
+        and terms.limit("max_magnitude", output_of(row)) < magnitude < GREATEST[row.activation.dtype]
     ]
     if beyond:
         magnitude, first = beyond[0]
@@ -501,10 +499,11 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not
     checked.
     """
-    yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
+    yield from _headroom(measured, terms, "bfloat16")
 
 
-def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[RuleFinding]:
+def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
+    top = GREATEST[dtype]
     rows = of_modules(forward_of(measured).rows) if measured.forward else []
     magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
     magnitudes += [

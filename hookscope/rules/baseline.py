@@ -22,12 +22,18 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.store import checked
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.rules.baseline_values import channels_text, check_channels, check_values, values_text
-from hookscope.text import one_line, printable, safe_text, strict_json
+from hookscope.rules import RULES
+from hookscope.rules.baseline_values import (
+    channels_from_text,
+    channels_text,
+    check_text,
+    values_from_text,
+    values_text,
+)
+from hookscope.rules.settings import RENEW
+from hookscope.text import one_line, printable, safe_text, shape_text, strict_json
 
 SCHEMA_VERSION = 6  # 5 has sums of values in place of values, 4 shapes of first batches, 3 no channels
-
-RENEW = "Write a new one with `hookscope check --update-baseline`."
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
@@ -36,6 +42,10 @@ _SIGNIFICANT_DIGITS = 6
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 _MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
+
+# Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
+# share 0.5 of theirs).
+_LEAST_ALIKE = 0.75
 
 # Further digits say nothing, and a digest may have "[2]" behind it for one of several inputs in a file.
 _LONGEST_DIGEST = 100
@@ -322,10 +332,10 @@ def _parsed(document: Any) -> Baseline:
         place, problem = error.args
         names = {"rows": "layers", **_ROW_KEYS} if "." in place else {"rows": "layers", "kind": "class"}
         raise ValueError(f"{'.'.join(names.get(step, step) for step in place.split('.'))}: {problem}") from error
-    check_values(baseline.given, "'given'")
+    check_text(values_from_text, baseline.given, "'given'")
     for row in baseline.rows:
-        check_values(row.values, f"'values' of layer {row.label!r}")
-        check_channels(row.channels, f"'channels' of layer {row.label!r}")
+        check_text(values_from_text, row.values, f"'values' of layer {row.label!r}")
+        check_text(channels_from_text, row.channels, f"'channels' of layer {row.label!r}")
         numbers = (row.mean, row.std, row.dead_fraction, row.gradient_l2, *(row.quantiles or QUANTILE_LEVELS))
         if len(numbers) != 4 + len(QUANTILE_LEVELS) or not all(map(math.isfinite, filter(None, numbers))):
             raise ValueError(f"layer {row.label!r} has infinite numbers, or not {len(QUANTILE_LEVELS)} quantiles")
@@ -347,3 +357,81 @@ def _row(record: Any) -> Any:
 
 _COUNTS = ("nan_count", "inf_count")
 _FIELDS = [field.name for field in fields(BaselineRow)]
+
+
+def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
+    """Raise UsageError for a baseline that cannot be compared with this run.
+
+    That is: another class of network, fewer than three quarters of the rows alike, other inputs, or other gradients.
+    """
+    difference = (
+        _other_class(baseline, measured)
+        or _other_inputs(baseline, measured)
+        or _other_gradients(baseline, measured)
+        or _other_rows(baseline, measured)
+    )
+    if difference:
+        raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
+
+
+def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
+    return "" if was == now else named
+
+
+def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    now = inputs_of(measured.forward.inputs)
+    counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
+    if counts[0] != counts[1]:
+        return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
+    for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
+        if difference := _other_input(was, current):
+            return f"input {index} {difference}"
+    return ""
+
+
+def _other_input(was: BaselineInput, now: BaselineInput) -> str:
+    if (was.sha256, was.count) != (now.sha256, now.count):
+        return f"was {_described(was)}, and is {_described(now)}"
+    if was.shape != now.shape:
+        return f"was {shape_text(was.shape)}, and is {shape_text(now.shape)}"
+    if was.steps != now.steps:
+        before = "; ".join(step for step in was.steps if step not in now.steps) or "nothing"
+        after = "; ".join(step for step in now.steps if step not in was.steps) or "nothing"
+        return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
+    return ""
+
+
+def _described(entry: BaselineInput) -> str:
+    digest = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{entry.count} of no file"
+    return f"'{printable(entry.name)}' ({digest})"
+
+
+def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
+    if baseline.gradients is None:
+        return ""
+    if measured.gradients is None:
+        tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
+        return "" if tried else "it has gradients, and this run takes none, because no rule about gradients is on"
+    now = gradients_of(measured.gradients)
+    if now is None or now == baseline.gradients:
+        return ""
+    was, current = (
+        printable(f"{side.loss}, {side.target or 'no target'}, {side.mode}") for side in (baseline.gradients, now)
+    )
+    return f"its gradients are of the loss '{was}', and these are of '{current}'"
+
+
+def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
+    if measured.forward is None or measured.forward.failure is not None:
+        return ""
+    was = {(row.label, row.kind, row.shape) for row in baseline.rows}
+    now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
+    alike, count = len(was & now), max(len(was), len(now))
+    if alike >= _LEAST_ALIKE * count:
+        return ""
+    same = f"only {alike} of {count} layers have the same name, type and shape"
+    return f"{same}, so it was made with a different network"

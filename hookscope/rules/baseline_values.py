@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import struct
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -39,11 +40,11 @@ def values_from_text(text: str) -> NDArray[np.float64]:
         return np.frombuffer(content, "<f4").astype(np.float64)
 
 
-def check_values(text: str | None, place: str) -> None:
-    """Raise ValueError, with the place, for text that `values_from_text` does not read."""
+def check_text(read: Callable[[str], object], text: str | None, place: str) -> None:
+    """Raise ValueError, with the place, for text that `values_from_text` or `channels_from_text` does not read."""
     try:
         if text is not None:
-            values_from_text(text)
+            read(text)
     except ValueError as error:
         raise ValueError(f"{place} is damaged: {error}") from error
 
@@ -93,7 +94,7 @@ def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
     Of more than `CHANNEL_SUMS` channels those few are found that explain nearly all that differs; None if more do.
     Raises ValueError for other text.
     """
-    (count, was), (other, current) = (_channels_from_text(text) for text in (before, now))
+    (count, was), (other, current) = (channels_from_text(text) for text in (before, now))
     if count != other:
         return None
     difference: NDArray[np.float64] = current - was
@@ -107,7 +108,7 @@ def channels_apart(before: str, now: str) -> float:
     m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
     Of more than `CHANNEL_SUMS` channels it is estimated from the signed sums, with a standard error of 9%.
     """
-    (count, was), (other, current) = (_channels_from_text(text) for text in (before, now))
+    (count, was), (other, current) = (channels_from_text(text) for text in (before, now))
     if count != other:
         return 0.0
     over = 1 if count <= CHANNEL_SUMS else count
@@ -137,19 +138,11 @@ def _signs(count: int) -> NDArray[np.float64]:
     return 1.0 - 2.0 * bits.T.astype(np.float64)
 
 
-def _channels_from_text(text: str) -> tuple[int, NDArray[np.float64]]:
+def channels_from_text(text: str) -> tuple[int, NDArray[np.float64]]:
+    """Return how many channels there are, and what `channels_text` kept; raises ValueError for other text."""
     content = base64.b64decode(text, validate=True)
     count = int.from_bytes(content[:4], "little")
     kept = np.frombuffer(content[4:], "<f4") if len(content) == 4 * (1 + min(count, CHANNEL_SUMS)) > 4 else None
     if kept is None or not np.isfinite(kept).all():
         raise ValueError("not as many finite numbers as channels")
     return count, kept.astype(np.float64)
-
-
-def check_channels(text: str | None, place: str) -> None:
-    """Raise ValueError, with the place, for text that `channels_text` does not write."""
-    try:
-        if text is not None:
-            _channels_from_text(text)
-    except ValueError as error:
-        raise ValueError(f"{place} is damaged: {error}") from error

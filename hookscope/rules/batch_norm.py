@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
@@ -106,9 +106,9 @@ def distance(layer: BatchNormInput) -> _Distance | None:
         )
 
 
-# Three EfficientNet-Lites with ImageNet's weights, and eight small networks that were trained for it; 87 of torchvision
-# and timm with random weights, their statistics taken over crops of the sample images, with and without random gains.
-_MEASURED = "of 98 healthy networks (11 trained) over the sample images the nearest has"
+# The 98 healthy networks: three EfficientNet-Lites with ImageNet's weights, and eight small networks that were trained
+# for it; 87 of torchvision and timm with random weights, their statistics taken over crops of the sample images, with
+# and without random gains.
 
 
 @rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
@@ -252,7 +252,7 @@ def _begins(
         f" (limit {apart:g}){correlation}; medians over"
         f" {counted(far.channel_count, 'channel')}. {follow}"
     ).rstrip()
-    if judged is first or _is_as_new(judged.layer):
+    if judged is first or is_as_new(judged.layer):
         message += _preparation(measured, judged)
     pruned = _pruned(measured)
     if pruned:
@@ -263,8 +263,9 @@ def _begins(
     return RuleFinding(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
 
 
-def _is_as_new(layer: BatchNormInput) -> bool:
-    return bool((layer.running_mean == 0).all() and (layer.running_var == 1).all())
+def is_as_new(norm: Any) -> bool:
+    """Tell whether a BatchNorm, the module or what was measured of it, stores mean 0 and variance 1 in all channels."""
+    return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
 
 
 def _named(judged: _Judged) -> str:
@@ -274,7 +275,7 @@ def _named(judged: _Judged) -> str:
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
     """Return what the first BatchNorm implies about the preprocessing in training; a new layer implies nothing."""
-    if _is_as_new(judged.layer):
+    if is_as_new(judged.layer):
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""

@@ -7,17 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.errors import UsageError
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
 from hookscope.text import figure, printable, shape_text
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.rules.baseline import Baseline, BaselineInput, BaselineRow
-
-# Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
-# share 0.5 of theirs).
-_LEAST_ALIKE = 0.75
+    from hookscope.rules.baseline import Baseline, BaselineRow
 
 # A layer's spread is its std, but at least this share of its root mean square: the rounding of a layer whose values
 # hardly vary (a sigmoid at 0.5) is no drift.
@@ -105,7 +100,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     """
     # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
-    from hookscope.rules.baseline import measured_rows
+    from hookscope.rules.baseline import measured_rows, require_fit
 
     baseline = terms.baseline
     assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
@@ -198,93 +193,6 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
         return ""
     by = f"by {figure(distance / usual, 3)} of its root mean square" if usual else "it was all 0"
     return f"; what the network is given differs already, {by}: look at how inputs are read and prepared"
-
-
-def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
-    """Raise UsageError for a baseline that cannot be compared with this run.
-
-    That is: another class of network, fewer than three quarters of the rows alike, other inputs, or other gradients.
-    """
-    difference = (
-        _other_class(baseline, measured)
-        or _other_inputs(baseline, measured)
-        or _other_gradients(baseline, measured)
-        or _other_rows(baseline, measured)
-    )
-    if difference:
-        from hookscope.rules.baseline import RENEW
-
-        raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
-
-
-def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
-    was, now = printable(baseline.kind), printable(measured.model.kind)
-    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
-    return "" if was == now else named
-
-
-def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    from hookscope.rules.baseline import inputs_of
-
-    if measured.forward is None or measured.forward.failure is not None:
-        return ""
-    now = inputs_of(measured.forward.inputs)
-    counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
-    if counts[0] != counts[1]:
-        return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
-    for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
-        if difference := _other_input(was, current):
-            return f"input {index} {difference}"
-    return ""
-
-
-def _other_input(was: BaselineInput, now: BaselineInput) -> str:
-    if (was.sha256, was.count) != (now.sha256, now.count):
-        return f"was {_described(was)}, and is {_described(now)}"
-    if was.shape != now.shape:
-        return f"was {shape_text(was.shape)}, and is {shape_text(now.shape)}"
-    if was.steps != now.steps:
-        before = "; ".join(step for step in was.steps if step not in now.steps) or "nothing"
-        after = "; ".join(step for step in now.steps if step not in was.steps) or "nothing"
-        return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
-    return ""
-
-
-def _described(entry: BaselineInput) -> str:
-    digest = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{entry.count} of no file"
-    return f"'{printable(entry.name)}' ({digest})"
-
-
-def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
-    from hookscope.rules import RULES
-    from hookscope.rules.baseline import gradients_of
-
-    if baseline.gradients is None:
-        return ""
-    if measured.gradients is None:
-        tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
-        return "" if tried else "it has gradients, and this run takes none, because no rule about gradients is on"
-    now = gradients_of(measured.gradients)
-    if now is None or now == baseline.gradients:
-        return ""
-    was, current = (
-        printable(f"{side.loss}, {side.target or 'no target'}, {side.mode}") for side in (baseline.gradients, now)
-    )
-    return f"its gradients are of the loss '{was}', and these are of '{current}'"
-
-
-def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
-    from hookscope.rules.baseline import measured_rows
-
-    if measured.forward is None or measured.forward.failure is not None:
-        return ""
-    was = {(row.label, row.kind, row.shape) for row in baseline.rows}
-    now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
-    alike, count = len(was & now), max(len(was), len(now))
-    if alike >= _LEAST_ALIKE * count:
-        return ""
-    same = f"only {alike} of {count} layers have the same name, type and shape"
-    return f"{same}, so it was made with a different network"
 
 
 def _gone(row: BaselineRow) -> FindingTarget:

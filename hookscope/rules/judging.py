@@ -194,9 +194,8 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     judged at level "fail".
 
     Raises:
-        UsageError: If `select`, `ignore` or the settings name a rule or limit that there is not, or no rule is left.
+        UsageError: If `select` or `ignore` name a rule that there is not, or no rule is left.
     """
-    _refuse_unknown(settings)
     on = {
         name for name, rule in RULES.items() if level_for_all(rule, settings) != "off" or is_on_for_some(rule, settings)
     }
@@ -241,19 +240,6 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
             )
         names |= matched
     return names
-
-
-def _refuse_unknown(settings: CheckSettings) -> None:
-    for name, changes in [
-        *settings.rules.items(),
-        *(pair for layer in settings.layers for pair in layer.rules.items()),
-    ]:
-        if name not in RULES:
-            raise UsageError(f"The settings name an unknown rule '{printable(name, 80)}'.{nearest(name, RULES)}")
-        for limit in changes.limits:
-            if limit not in RULES[name].limits:
-                hint = nearest(limit, RULES[name].limits)
-                raise UsageError(f"The rule {name} has no limit '{printable(limit, 80)}'.{hint}")
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
 """Which part of the `CheckMeasurements` a rule looks at."""
 
+GREATEST: Mapping[str, float] = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+    "float64": (2 - 2**-52) * 2.0**1023,
+}
+"""The greatest finite number of a dtype (IEEE 754; bfloat16 is its single precision with 8 significant bits)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:

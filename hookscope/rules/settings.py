@@ -87,6 +87,9 @@ def needing_a_run(option: Check) -> list[str]:
     return [arg(name) for name in _RUN_SETTINGS if name != "expectations" and is_given(option, name)]
 
 
+RENEW = "Write a new one with `hookscope check --update-baseline`."
+"""What to do about a baseline that does not fit."""
+
 NO_NETWORK = "none"
 """The value of `--arch` with which a weights file is checked without a network."""
 

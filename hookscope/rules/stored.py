@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # standard errors beyond chance. Of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
 # weights.
 _FEWEST_SPREADS = 3
-_RANDOM_SPREAD = 3.0
+RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
 
 
@@ -246,7 +246,7 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:
     """Tell whether nearly all weights that are large enough to tell look drawn at random."""
     spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
-    random = sum(spread < _RANDOM_SPREAD for spread in spreads)
+    random = sum(spread < RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
 
 

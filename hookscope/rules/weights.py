@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
+from hookscope.rules.rule import GREATEST, WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.rules.stored import (
     about,
     batch_norm_is_untrained,
@@ -20,20 +20,12 @@ from hookscope.text import counted, figure, some_of
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
 
-# The greatest finite number (IEEE 754; bfloat16 is its single precision with 8 significant bits).
-_GREATEST: Mapping[str, float] = {
-    "float16": 65504.0,
-    "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": (2 - 2**-23) * 2.0**127,
-    "float64": (2 - 2**-52) * 2.0**1023,
-}
-
 # A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
 # Standard errors from which a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2 with 2,048 values and
 # more, nine in ten are beyond, by up to 10^3.
-_TRAINED_SPREAD = 10.0
+TRAINED_SPREAD = 10.0
 _FEWEST_TRAINED = 3  # among fewer nothing stands out
 _FEWEST_INTEGERS = 1024  # a fixed kernel, as one that finds edges, may have fewer
 _FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
@@ -66,7 +58,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
             continue
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
-        greatest = _GREATEST.get(values.dtype, math.inf)
+        greatest = GREATEST.get(values.dtype, math.inf)
         named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
         times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
         if values.max_abs == greatest:
@@ -320,7 +312,7 @@ def looks_untrained(measured: CheckMeasurements) -> bool:
     """Tell whether weights look random, or BatchNorm is as it starts and no weight looks trained."""
     is_new = batch_norm_is_untrained(measured) and statistics_are_new(measured.stored)
     spreads = (values.spread_beyond_chance or 0.0 for values in measured.stored)
-    return weights_are_random(measured) or (is_new and max(spreads, default=0.0) < _TRAINED_SPREAD)
+    return weights_are_random(measured) or (is_new and max(spreads, default=0.0) < TRAINED_SPREAD)
 
 
 def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
@@ -385,7 +377,7 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     judged = [
         (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
     ]
-    trained = [at for at, spread in judged if spread >= _TRAINED_SPREAD]
+    trained = [at for at, spread in judged if spread >= TRAINED_SPREAD]
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 
 

@@ -14,8 +14,7 @@ from hookscope.inputs.noise import noise_batch
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import Failure
-from hookscope.rules.baseline import Baseline, baseline_of
-from hookscope.rules.drift import require_fit
+from hookscope.rules.baseline import Baseline, baseline_of, require_fit
 from tests.commands.check.measurements import inspected
 from tests.rules.test_drift import CAT, SIX, VALUES, chain, findings
 

@@ -252,14 +252,6 @@ def test_a_glob_that_matches_no_rule_and_no_rule_at_all_are_refused() -> None:
         wanted_rules(DEFAULTS, ignore=["*"])
 
 
-def test_settings_may_not_name_rules_or_limits_that_do_not_exist() -> None:
-    with pytest.raises(UsageError, match=r"'dead-chanels'\. Nearest: 'dead-channels'"):
-        wanted_rules(CheckSettings(rules={"dead-chanels": RuleSettings("off")}))
-    layer = LayerSettings("relu", {"dead-channels": RuleSettings(limits={"max_fractions": 0.5})})
-    with pytest.raises(UsageError, match=r"dead-channels has no limit 'max_fractions'\. Nearest: 'max_fraction'"):
-        wanted_rules(CheckSettings(layers=(layer,)))
-
-
 def test_a_limit_that_the_settings_move_is_kept_to() -> None:
     some = with_row("relu", dead_channel_count=2)
     assert judged(some).findings == ()

@@ -20,7 +20,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedParameter
 from hookscope.rules import RULES
-from hookscope.rules.rule import RuleFinding, RuleTerms, terms_of
+from hookscope.rules.rule import GREATEST, RuleFinding, RuleTerms, terms_of
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import are, counted, figure, in_words, safe_text, some_of
 
@@ -88,7 +88,6 @@ _LIMITS: Mapping[str, str] = {
     "fp16-headroom": "max_fraction_of_range",
 }
 
-_FP16_MAX = 65504.0
 
 WATCHED_PATIENCE = 2
 """Watched steps in a row that must pass before a verdict on them ends."""
@@ -520,7 +519,7 @@ def _value_of(rule: str, row: LayerRow) -> float | None:
         return saturated_fraction(row)
     if rule in ("overflowing-activation", "fp16-headroom"):
         greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
-        return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
+        return greatest / GREATEST["float16"] if rule == "fp16-headroom" else greatest
     return statistics.dead_channel_fraction
 
 

@@ -12,7 +12,7 @@ from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
-from hookscope.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
+from hookscope.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES, is_as_new
 from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.storage import plain_array
 
@@ -68,7 +68,7 @@ class BatchNormInputs:
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
             f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
             "BatchNorm statistics are at their initial values: mean 0, variance 1.": is_new
-            and all(map(_as_they_start, self.norms.values())),
+            and all(map(is_as_new, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
             f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(
                 _count(moments) < FEWEST_VALUES for moments in self.seen.values()
@@ -103,10 +103,6 @@ def _start_share(norm: nn.Module) -> float:
         return 0.0
     count = float(batches)
     return (1 - momentum) ** count if count > 0 and 0 < momentum < 1 else 0.0
-
-
-def _as_they_start(norm: nn.Module) -> bool:
-    return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())  # type: ignore[union-attr]
 
 
 def _count(moments: Iterable[_Moments]) -> int:

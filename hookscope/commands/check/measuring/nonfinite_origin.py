@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +120,6 @@ class _Counts:
         """Whether there is NaN or +Inf: -Inf alone may be a mask."""
         return bool(self.nan or self.above)
 
-    def __add__(self, other: "_Counts") -> "_Counts":
-        return _Counts(*map(add, astuple(self), astuple(other)))
-
 
 _FINITE = _Counts()
 
@@ -149,8 +145,8 @@ def _counts(tensor: Tensor) -> _Counts:
 class _Search:
     """One pass, looking for the first module that makes what is not finite.
 
-    On the stack are calls that have begun, each with what it was given that is not finite: before there is an origin,
-    that comes from the network's inputs.
+    On the stack are calls that have begun, each with the first NaN or +Inf that it was given, else the last -Inf: until
+    there is an origin, they come from the network's inputs.
     """
 
     subject: InspectedNetwork
@@ -194,8 +190,8 @@ class _Search:
             around = self._around(layer)
             if not self._given_to(around).broken:
                 self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
-        if counts.any:
-            self._stack[-1] = (layer, self._stack[-1][1] + counts)
+        if counts.any and not self._stack[-1][1].broken:
+            self._stack[-1] = (layer, counts)
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> _Counts:
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)

@@ -148,8 +148,6 @@ def weights_precision(network: nn.Module) -> str:
     for dtype in _NARROW:
         if parameters and all(torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for tensor in parameters):
             return str(dtype).removeprefix("torch.")
-    return str(max((tensor.dtype for tensor in parameters), key=_bits, default=torch.float32)).removeprefix("torch.")
-
-
-def _bits(dtype: torch.dtype) -> int:
-    return torch.finfo(dtype).bits
+    return str(
+        max((tensor.dtype for tensor in parameters), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    ).removeprefix("torch.")

@@ -143,8 +143,8 @@ def _pieces(values: Tensor) -> Iterator[Tensor]:
     if not values.is_contiguous():
         values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
     flat = values.reshape(-1)
-    for begin in range(0, flat.numel(), _PIECE_ELEMENTS) if flat.is_cpu else [0] if flat.numel() else []:
-        yield flat[begin : begin + _PIECE_ELEMENTS] if flat.is_cpu else flat
+    if flat.numel():
+        yield from torch.split(flat, _PIECE_ELEMENTS) if flat.is_cpu else [flat]
 
 
 @dataclass(slots=True)

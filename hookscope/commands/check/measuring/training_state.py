@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from hookscope.commands.check.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
 from hookscope.models.training_entries import AveragedCopy, TrainingEntries
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
+from hookscope.rules.stored import RANDOM_SPREAD
+from hookscope.rules.weights import TRAINED_SPREAD
 from hookscope.statistics.storage import stored_values, without_float8
 from hookscope.text import figure, printable
 
@@ -26,7 +28,6 @@ _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
 _RATE_TOLERANCE = 1e-6  # relative difference of equal learning rates: a schedule may round differently
 _FEWEST_FOR_COSINE = 2048  # as for `spread_beyond_chance`
-_RANDOM_SPREAD, _TRAINED_SPREAD = 3.0, 10.0  # a tensor looks random below, trained from there on: see untrained-weight
 _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 
@@ -127,12 +128,15 @@ def _excess(first: object, second: object, decay: float) -> float:
     dtypes = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
     if first.dtype not in dtypes or second.dtype not in dtypes or first.is_meta or second.is_meta or first.is_sparse:
         return 0.0
-    moment, other, greatest = first.detach().reshape(-1), second.detach().reshape(-1), 0.0
-    for begin in range(0, moment.numel(), _PIECE_ELEMENTS):
-        piece = slice(begin, begin + _PIECE_ELEMENTS)
-        bound = (other[piece].double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
-        greatest = max(greatest, float((moment[piece].double().abs() / bound).nan_to_num(0.0, 0.0).max()))
+    greatest = 0.0
+    for moment, other in zip(_pieces(first), _pieces(second), strict=True) if first.numel() else ():
+        bound = (other.double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
+        greatest = max(greatest, float((moment.double().abs() / bound).nan_to_num(0.0, 0.0).max()))
     return greatest
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    return torch.split(tensor.detach().reshape(-1), _PIECE_ELEMENTS)
 
 
 def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
@@ -199,9 +203,8 @@ def _cosine(average: Tensor, weight: Tensor) -> float | None:
     if not (_is_matrix(average) and _is_matrix(weight)):
         return None
     products = torch.zeros(3, dtype=torch.float64)
-    first, other = average.detach().reshape(-1), weight.detach().reshape(-1)
-    for begin in range(0, first.numel(), _PIECE_ELEMENTS):
-        a, b = (tensor[begin : begin + _PIECE_ELEMENTS].to("cpu", torch.float64) for tensor in (first, other))
+    for pair in zip(_pieces(average), _pieces(weight), strict=True):
+        a, b = (piece.to("cpu", torch.float64) for piece in pair)
         products += torch.stack([a @ b, a @ a, b @ b])
     product, *squares = products.tolist()
     size = math.sqrt(math.prod(squares))
@@ -212,7 +215,7 @@ def _is_stale(average: Tensor, weight: Tensor) -> bool:
     if not (_is_matrix(average) and _is_matrix(weight)):
         return False
     random = _spread(average)
-    return random is not None and random < _RANDOM_SPREAD and (_spread(weight) or 0.0) >= _TRAINED_SPREAD
+    return random is not None and random < RANDOM_SPREAD and (_spread(weight) or 0.0) >= TRAINED_SPREAD
 
 
 def _spread(weight: Tensor) -> float | None:
@@ -247,10 +250,8 @@ def _varies(tensor: Tensor) -> bool:
     """Tell whether a tensor holds different values, as far as they can be read; NaN differs from everything."""
     if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
         return True
-    flat = tensor.detach().reshape(-1)
-    flat = flat.view(torch.uint8) if flat.itemsize < 2 else flat  # float8 cannot be compared
-    pieces = (flat[begin : begin + _PIECE_ELEMENTS] for begin in range(0, flat.numel(), _PIECE_ELEMENTS))
-    return any(bool((piece != flat[0]).any()) for piece in pieces)
+    pieces = _pieces(tensor.view(torch.uint8) if tensor.itemsize < 2 else tensor)  # float8 cannot be compared
+    return any(bool((piece != pieces[0][0]).any()) for piece in pieces)
 
 
 def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
@@ -274,11 +275,9 @@ def _bounds(tensor: Tensor) -> tuple[float, float] | None:
     low = high = 0.0
     try:
         values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
-        if values.is_meta or not (values.is_floating_point() or values.is_complex()):
+        if values.is_meta or not values.numel() or not (values.is_floating_point() or values.is_complex()):
             return 0.0, 0.0
-        flat = torch.view_as_real(values).reshape(-1) if values.is_complex() else values.reshape(-1)
-        for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
-            piece = flat[begin : begin + _PIECE_ELEMENTS]
+        for piece in _pieces(torch.view_as_real(values) if values.is_complex() else values):
             least, most = map(float, torch.aminmax(piece.float() if piece.itemsize < 2 else piece))
             if not abs(least) + abs(most) < float("inf"):
                 return None

@@ -51,7 +51,7 @@ def outlier_ratio(values: Tensor) -> float | None:
     sample = _magnitudes(flat[:: max(1, flat.numel() // _SAMPLE_ELEMENTS)].contiguous())
     likely = float(sample.quantile(0.97)) if sample.numel() else 0.0
     for threshold in (likely, 0.0):
-        pieces = (_magnitudes(flat[begin : begin + _PIECE_ELEMENTS]) for begin in range(0, len(flat), _PIECE_ELEMENTS))
+        pieces = map(_magnitudes, torch.split(flat, _PIECE_ELEMENTS))
         top = torch.cat([piece[piece >= threshold] for piece in pieces])
         wanted = max(2, math.ceil((count if threshold else len(top)) / 1000))
         if len(top) >= wanted:
@@ -172,9 +172,8 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     row_sums, row_squares = [], []
     column_sums = torch.zeros(width, dtype=torch.float64)
     column_squares, fourth, count = torch.zeros_like(column_sums), 0.0, 0
-    step = max(1, _PIECE_ELEMENTS // width)
-    for begin in range(0, outputs, step):
-        piece = filters[begin : begin + step].float()
+    for rows in torch.split(filters, max(1, _PIECE_ELEMENTS // width)):
+        piece = rows.float()
         squares = piece * piece
         row_sums.append(piece.sum(1).cpu().double())
         row_squares.append(squares.sum(1).cpu().double())
