@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
+from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_of
@@ -238,17 +239,14 @@ class FirstDifference:
     gone_at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToleranceFinding:
-    """A row, or the output, that is beyond what `--fail-over` allows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToleranceFinding(Finding):
+    """A row, or the output (""), that is beyond what `--fail-over` allows.
 
     Attributes:
-        condition: As given: "rel>1e-3", "layer4*:cosine<0.99".
-        label: Of the row; "" for a condition about the output.
+        rule: The condition as given: "rel>1e-3", "layer4*:cosine<0.99".
     """
 
-    condition: str
-    label: str
     value: float
 
 

@@ -13,7 +13,6 @@ from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
     DepthChart,
     Document,
-    FindingLine,
     Findings,
     Level,
     Listing,
@@ -24,6 +23,7 @@ from hookscope.reporting.document import (
     Section,
     Series,
     Table,
+    line_of,
 )
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.terminal import model_words
@@ -38,10 +38,8 @@ from hookscope.results.differences import (
     Measures,
     OutputDifference,
     Side,
-    ToleranceFinding,
     WeightDifference,
 )
-from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.text import are, counted, printable, shape_text, some_of
@@ -110,16 +108,7 @@ def _making(result: Differences) -> list[tuple[str, str]]:
 
 
 def _exceeded(result: Differences) -> list[Part]:
-    findings = [
-        FindingLine(
-            level="fail",
-            rule=finding.rule,
-            message=finding.message,
-            places=[(finding.where, "")] if finding.where else (),
-        )
-        for finding in map(_finding, result.exceeded)
-    ]
-    return [Findings(findings=findings)] if findings else []
+    return [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
@@ -582,11 +571,5 @@ def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> Ch
 
 def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
     for condition in dict.fromkeys(conditions):
-        findings = tuple(_finding(exceeded) for exceeded in result.exceeded if exceeded.condition == condition)
+        findings = tuple(finding for finding in result.exceeded if finding.rule == condition)
         yield RuleOutcome(condition, "fail" if findings else "pass", findings)
-
-
-def _finding(exceeded: ToleranceFinding) -> Finding:
-    where = exceeded.label or "The output"
-    message = f"{where} is beyond '{exceeded.condition}': {number_text(exceeded.value)}."
-    return Finding(exceeded.condition, "fail", exceeded.label, message)

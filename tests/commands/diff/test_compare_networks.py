@@ -910,7 +910,7 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         other.fc.weight *= -1
     conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
     result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
-    found = {(each.condition, each.label) for each in result.exceeded}
+    found = {(each.rule, each.where) for each in result.exceeded}
     assert found == {
         *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
         *(("top1<1", ""), ("output:rel>0.1", "")),
