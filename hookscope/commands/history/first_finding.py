@@ -90,17 +90,9 @@ def _grouped(
         where, *others = places
         named = [findings[at][rule, place] for at in files for place in places if (rule, place) in findings[at]]
         level: Literal["fail", "warn"] = "fail" if any(finding.level == "fail" for finding in named) else "warn"
-        made.append(
-            HistoryFinding(
-                rule,
-                level,
-                where,
-                named[0].message,
-                tuple(others),
-                first=files[0],
-                before=before,
-                files=files,
-                lasts=lasts(files),
-            )
+        message, rest, last = named[0].message, tuple(others), lasts(files)
+        found = HistoryFinding(
+            rule, level, where, message, rest, first=files[0], before=before, files=files, lasts=last
         )
+        made.append(found)
     return made
