@@ -133,7 +133,7 @@ def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
         title="Relative L2 norm of A-B, " + ("tensor by tensor" if result.weights else "layer by layer"),
         labels=[row.label or "(model)" for row in result.weights or rows],
         series=[
-            Series("added by the layer", [row.added and row.added.relative_l2 for row in rows], "red", "dots"),
+            Series("added by the layer", [row.added.relative_l2 if row.added else None for row in rows], "red", "dots"),
             Series("error of B", [row.error_b for row in rows], "orange", "dots"),
             Series("error of A", [row.error for row in rows], "grey", "dots"),
             Series("A-B", norms),
