@@ -20,6 +20,7 @@ from hookscope.reporting.steps import Floats, HeatMap
 from hookscope.results.activations import MapSummary
 from hookscope.results.attention import PatchWeights
 from hookscope.results.concentration import PlacedMap
+from hookscope.results.findings import Finding
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord, Photograph
 from hookscope.results.survey import CropSheet, SurveyRow
@@ -48,6 +49,12 @@ class FindingLine:
     places: Sequence[tuple[str, str]] = ()
     when: str = ""
     spans: Sequence[tuple[float, float]] = ()
+
+
+def line_of(finding: Finding, **more: Any) -> FindingLine:
+    """Return a finding with its places; `more` are further fields of the line."""
+    places = [(place, "") for place in finding.places if place]
+    return FindingLine(level=finding.level, rule=finding.rule, message=finding.message, places=places, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ from hookscope.reporting.cost_text import COSTS
 from hookscope.reporting.document import (
     DetailedRow,
     DetailedTable,
-    FindingLine,
     Findings,
     Level,
     Listing,
@@ -34,6 +33,7 @@ from hookscope.reporting.document import (
     Section,
     Table,
     Text,
+    line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
 from hookscope.reporting.run_facts import model_facts, short_name, size_words
@@ -79,12 +79,6 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
     return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
 
 
-def finding_of(verdict: Finding) -> FindingLine:
-    """Return a verdict with its places."""
-    where, places = verdict.where, [(place, "") for place in verdict.places if place]
-    return FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, where=where, places=places)
-
-
 def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
     """Return what was looked at, and how; `more` before where it ran."""
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
@@ -118,10 +112,10 @@ def sections_of(
     Sections, of a key, a title and parts, are left out without parts.
     """
     inputs = "Inputs and predictions" if result.predictions else "Inputs"
-    findings = [Findings(findings=[*map(finding_of, result.verdicts)])] if result.verdicts else []
+    findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
     changes = [] if result.comparison is None else comparison_parts(result.comparison)
     sections: list[tuple[str, str, Sequence[Part]]] = [
-        ("findings", "Findings", findings),
+        ("findings", "Findings", [Findings(findings=findings)] if findings else []),
         ("inputs", inputs, [*_inputs(result, record)]),
         *before,
         ("layers", "Layers", [*layers, *_uncalled(result)]),
@@ -360,7 +354,7 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
     ]
     return RowDetails(
         kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
-        findings=[*map(finding_of, layer.findings)],
+        findings=[line_of(finding, where=finding.where) for finding in layer.findings],
         facts_title="Facts",
         facts=[(term, words) for term, words in _facts(row, gradient, input_count) if words],
         tables=[table for table in tables if table.rows],

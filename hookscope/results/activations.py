@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
-from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.network import Failure, ModelInfo, row_label, row_of
-from hookscope.results.renderers import RunResult, rendered
+from hookscope.results.network import Failure, NetworkResult, row_label, row_of
+from hookscope.results.renderers import rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
@@ -37,26 +37,19 @@ OverChannels = Literal["mean", "RMS"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LayerRow(MeasuredTensor):
-    """One output of one call of one module.
+class OutputRow(MeasuredTensor):
+    """One output of one call of one module, or of one operation.
 
     Attributes:
         index: Position in execution order among the rows, from 0. A module finishes after its children.
         layer: Dotted name as in `named_modules()`; "" is the whole model.
+        kind: Class of the module, or name of the operation.
         call: 0 for the module's first call in a forward pass, 1 for its second.
         slot: Path inside a nested output: "" for a plain tensor, "[0]", "['out']".
         parameter_count: Elements in the parameters the module owns itself (not its children's); those of
             parametrisations and ParameterLists in it count.
+        activation: Statistics over all inputs.
         aliases: Other names of the same module object.
-        duplicate_of: Label of the row with this very tensor, for a pass-through module whose input another row shows;
-            "" for a tensor that no earlier row shows.
-        duplicates: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
-        owner: Of an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME", and
-            `kind` the operation's name. None for a module.
-        source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
-        inputs: Where the input tensors came from, if operations were observed: labels of rows, names of parameters and
-            buffers, "input" for the network's own, "" for anything else.
-        tokens: Of tokens (N, T, D), their norms; None of other outputs, and where they were not measured.
     """
 
     index: int
@@ -68,12 +61,6 @@ class LayerRow(MeasuredTensor):
     activation: TensorStatistics
     flags: tuple[Flag, ...] = ()
     aliases: tuple[str, ...] = ()
-    duplicate_of: str = ""
-    duplicates: tuple[str, ...] = ()
-    owner: str | None = None
-    source: str = ""
-    inputs: tuple[str, ...] = ()
-    tokens: TokenNorms | None = None
 
     @property
     def label(self) -> str:
@@ -84,6 +71,30 @@ class LayerRow(MeasuredTensor):
     def statistics(self) -> TensorStatistics:
         """Those of the activation."""
         return self.activation
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerRow(OutputRow):
+    """A row of one run.
+
+    Attributes:
+        duplicate_of: Label of the row with this very tensor, for a pass-through module whose input another row shows;
+            "" for a tensor that no earlier row shows.
+        duplicates: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
+        owner: Of an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME", and
+            `kind` the operation's name. None for a module.
+        source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
+        inputs: Where the input tensors came from, if operations were observed: labels of rows, names of parameters and
+            buffers, "input" for the network's own, "" for anything else.
+        tokens: Of tokens (N, T, D), their norms; None of other outputs, and where they were not measured.
+    """
+
+    duplicate_of: str = ""
+    duplicates: tuple[str, ...] = ()
+    owner: str | None = None
+    source: str = ""
+    inputs: tuple[str, ...] = ()
+    tokens: TokenNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +193,8 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(RunResult):
-    """The results that all runs share, with or without a backward pass.
+class Run(NetworkResult):
+    """What runs have with or without a backward pass.
 
     Attributes:
         rows: One per (layer, call, slot), in execution order.
@@ -192,19 +203,14 @@ class Run(RunResult):
         broadcast_inputs: Arguments of the network that have the same row for every input, because a single row was
             given for several inputs: "['meta']".
         predictions: Top classes per input, for classifiers.
-        warnings: Sentences a reader must see; `notes` need no action.
         failure: Set when the model raised; rows then hold what was reached.
-        dtype: Floating dtype of the parameters: "float32".
-        timings: Seconds by phase.
         verification: Whether hooks changed what the network computes; None with `verify=False` or with edits.
         comparison: What edits changed; None without edits.
         tensors: With `save_tensors=True`, the activations on the CPU by label, read from a temporary file one by one.
             A run with a backward pass has the gradients instead: "LABEL grad_output", "LABEL grad_input", and
             "NAME grad" of a parameter.
-        provenance: None for a run that did not finish.
     """
 
-    model: ModelInfo
     inputs: tuple[InputRecord, ...]
     rows: tuple[LayerRow, ...]
     uncalled: tuple[UncalledLayer, ...] = ()
@@ -212,17 +218,10 @@ class Run(RunResult):
     hidden: tuple[str, ...] = ()
     broadcast_inputs: tuple[str, ...] = ()
     predictions: tuple[Prediction, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     failure: Failure | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    timings: Mapping[str, float] = field(default_factory=dict)
     verification: Verification | None = None
     comparison: Comparison | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict, metadata=UNSTORED)
-    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.concentration import Extent, MapValues
-from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.network import ModelInfo
-from hookscope.results.renderers import RunResult
+from hookscope.results.network import NetworkResult
 from hookscope.text import counted, some_of
 
 ONE_TOKEN = 0.9
@@ -160,7 +159,7 @@ class PatchWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attention(RunResult):
+class Attention(NetworkResult):
     """The attention of a network: numbers by head, and maps on the inputs.
 
     Attributes:
@@ -171,13 +170,10 @@ class Attention(RunResult):
         maps: By input, then query, then block, then head.
         head_maps: Maps of all heads and blocks, for the first inputs.
         patches: Attention of every patch as a query, in the requested blocks, for the first inputs.
-        warnings: Sentences that a reader must see; `notes` need no action.
-        timings: Seconds by phase.
         tensors: Attention weights by block, (N, heads, queries, keys), with windows on an axis after N; empty without
             `save_tensors=True`.
     """
 
-    model: ModelInfo
     inputs: tuple[InputRecord, ...]
     blocks: tuple[AttentionBlock, ...]
     unseen: tuple[UnseenBlock, ...]
@@ -185,13 +181,6 @@ class Attention(RunResult):
     maps: tuple[AttentionMap, ...]
     head_maps: tuple[HeadMaps, ...] = field(default=(), metadata=UNSTORED)
     patches: tuple[PatchWeights, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
     tensors: Mapping[str, Any] = field(default_factory=dict, metadata=UNSTORED)
 
     @property

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.comparison import Reading
 from hookscope.results.concentration import Concentration, Extent, MapValues, concentration
-from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.network import ModelInfo
-from hookscope.results.renderers import RunResult
+from hookscope.results.network import NetworkResult
 from hookscope.text import counted, some_of
 
 Method = Literal[
@@ -125,7 +124,7 @@ class SanityCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attributions(RunResult):
+class Attributions(NetworkResult):
     """The maps of where a network looks, with the tests of these maps.
 
     Attributes:
@@ -136,24 +135,14 @@ class Attributions(RunResult):
         sanity: Checks over all maps of the run; () with `sanity="none"`.
         given: The first inputs as the network got them, (C, *size) float32, for drawing; only signals and volumes.
         unchanged: Activations to which guided backpropagation could not apply its rule, by label, with the reason.
-        warnings: Sentences that a reader must see; `notes` need no action.
-        timings: Seconds by phase.
     """
 
-    model: ModelInfo
     inputs: tuple[InputRecord, ...]
     method: Method
     layers: tuple[LayerChoice, ...]
     maps: tuple[AttributionMap, ...]
     sanity: tuple[SanityCheck, ...] = ()
     unchanged: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
     given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:

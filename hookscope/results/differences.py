@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
+from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_of
@@ -83,6 +84,24 @@ class Measures:
         return -20 * math.log10(self.relative_l2) if self.relative_l2 > 0 else math.nan
 
 
+class Compared:
+    """Two tensors of A and B, and how far they are from each other."""
+
+    __slots__ = ()
+
+    measures: Measures | None
+
+    @property
+    def relative_l2(self) -> float | None:
+        """That of the measures; None if the two cannot be compared."""
+        return None if self.measures is None else self.measures.relative_l2
+
+    @property
+    def nonfinite(self) -> NonFinite | None:
+        """What the measures leave out; None without any."""
+        return None if self.measures is None else self.measures.nonfinite
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelShare:
     """The single channel with most of a row's squared difference."""
@@ -93,7 +112,7 @@ class ChannelShare:
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceRow:
+class DifferenceRow(Compared):
     """One output of a layer of A and its partner in B.
 
     Attributes:
@@ -145,11 +164,6 @@ class DifferenceRow:
         """Its label in B, where that is another."""
         return (self.label_b,) if self.label_b != self.label else ()
 
-    @property
-    def is_worse(self) -> bool | None:
-        """Whether B is farther from the reference than A; None without a reference."""
-        return None if self.error is None or self.error_b is None else self.error_b > self.error
-
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
@@ -172,7 +186,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputDifference:
+class OutputDifference(Compared):
     """One output tensor of the networks, compared.
 
     Attributes:
@@ -200,7 +214,7 @@ class OutputDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightDifference:
+class WeightDifference(Compared):
     """One tensor of A's state and its partner in B's.
 
     Attributes:
@@ -217,6 +231,11 @@ class WeightDifference:
     dtype_b: str
     measures: Measures | None
     sign_flips: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +257,14 @@ class FirstDifference:
     gone_at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToleranceFinding:
-    """A row, or the output, that is beyond what `--fail-over` allows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToleranceFinding(Finding):
+    """A row, or the output (""), that is beyond what `--fail-over` allows.
 
     Attributes:
-        condition: As given: "rel>1e-3", "layer4*:cosine<0.99".
-        label: Of the row; "" for a condition about the output.
+        rule: The condition as given: "rel>1e-3", "layer4*:cosine<0.99".
     """
 
-    condition: str
-    label: str
     value: float
 
 

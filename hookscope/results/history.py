@@ -10,6 +10,7 @@ from typing import Literal
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, NothingMatchedError, most_severe, nearest
 from hookscope.results.comparison import Prediction
+from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.renderers import RunResult
@@ -140,30 +141,25 @@ class ActivationPoint:
     nonfinite_count: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryFinding:
-    """What a rule finds in some of the files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryFinding(Finding):
+    """What a rule of `hookscope check`, or of those on changes between files, finds in some of the files.
 
     Attributes:
-        rule: A rule of `hookscope check`, or of those on changes between files.
         level: The most severe in any of the files.
-        places: What it is about, as `Finding.where`: all that began together and is in the same files.
+        message: What the rule said of the first place in the first file: one sentence with value and limit.
+        followed_by: Further places at which it began together, and is in the same files.
         first: Index of the first file in which it holds.
         before: Index of the last file before that which was read; None where it holds in the first file.
         files: Indices of the files in which it was seen.
         lasts: Whether it holds in every later file that was read; with `--bisect` this is taken for granted.
-        message: What the rule said of the first place in the first file: one sentence with value and limit.
         is_change: Whether it is about what happened between two files, not about the state of one.
     """
 
-    rule: str
-    level: Literal["fail", "warn"]
-    places: tuple[str, ...]
     first: int
     before: int | None
     files: tuple[int, ...]
     lasts: bool
-    message: str
     is_change: bool = False
 
 

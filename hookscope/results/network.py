@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.parameters import arg
 from hookscope.results.cost import NetworkCost, depth_of
+from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.renderers import RowContainer
+from hookscope.results.renderers import RowContainer, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,27 @@ class ModelInfo:
     parameter_count: int
     categories: tuple[str, ...] = field(default=(), metadata=UNSTORED)
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class NetworkResult(RunResult):
+    """What the results of commands that run one network share.
+
+    Attributes:
+        warnings: Sentences a reader must see; `notes` need no action.
+        dtype: Floating dtype of the parameters: "float32".
+        timings: Seconds by phase.
+        provenance: None for a run that did not finish, or was read from a run directory.
+    """
+
+    model: ModelInfo
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
 
 
 @dataclass(frozen=True, slots=True)

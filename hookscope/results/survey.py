@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_DONE, most_severe
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Flag, UncalledLayer, Verification
+from hookscope.results.activations import OutputRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.failures import Failures
 from hookscope.results.headroom import Headroom
-from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.network import ModelInfo, row_label, row_of
-from hookscope.results.renderers import RunResult, rendered
-from hookscope.results.statistics import MeasuredTensor, TensorStatistics
+from hookscope.results.network import NetworkResult, row_of
+from hookscope.results.renderers import rendered
 from hookscope.results.table_rows import TableRows
 from hookscope.text import counted
 
@@ -242,52 +240,26 @@ def _number(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SurveyRow(MeasuredTensor):
-    """One output of one call of one module over all inputs.
+class SurveyRow(OutputRow):
+    """A row of a survey; its statistics have the exact bins of the distribution, and the shape of all inputs together.
 
     Attributes:
-        index: Position in execution order among the rows, from 0.
-        layer: Dotted name as in `named_modules()`; "" is the whole model.
-        kind: Class of the module, or name of the operation.
-        call: 0 for the module's first call in a forward pass.
-        slot: Path inside a nested output: "" for a plain tensor.
         duplicates: Labels of the rows that repeat this one.
         source: The line that calls the operation; "" for a module.
         receptive_field: The part of the input that a position of the output depends on; None if it is not known: after
             layers that mix all positions, and for operations.
-        activation: Statistics over all inputs, with the exact bins of the distribution; the shape is that of all inputs
-            together.
         channels: One per channel; empty if the output has no axis of channels.
         headroom: How well the values fit into narrower formats.
         massive: Channels with massive activations: a magnitude above 100 and above 1,000 times the median magnitude of
             the output (Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2).
     """
 
-    index: int
-    layer: str
-    kind: str
-    call: int
-    slot: str
-    parameter_count: int
-    activation: TensorStatistics
-    flags: tuple[Flag, ...] = ()
-    aliases: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
     source: str = ""
     channels: Channels = field(default_factory=Channels, compare=False)
     headroom: tuple[Headroom, ...] = ()
     massive: tuple[int, ...] = ()
     receptive_field: ReceptiveField | None = None
-
-    @property
-    def label(self) -> str:
-        """Name for people, see `row_label`."""
-        return row_label(self.layer, self.call, self.slot)
-
-    @property
-    def statistics(self) -> TensorStatistics:
-        """Those of the activation."""
-        return self.activation
 
     @property
     @in_json
@@ -385,7 +357,7 @@ class FeatureFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Survey(RunResult):
+class Survey(NetworkResult):
     """What layers and their channels do over a data set.
 
     Attributes:
@@ -400,16 +372,12 @@ class Survey(RunResult):
         nonfinite_inputs: Names of the inputs that hold NaN or Inf themselves; they were measured.
         tables: Embeddings and codebooks, in the order in which they are used.
         model_digest: Digest of the network's structure, parameters and buffers; "" if it is not known.
-        warnings: Sentences a reader must see; `notes` need no action.
-        dtype: Floating dtype of the parameters: "float32".
         batch_size: Inputs per forward pass.
         chunk_size: Files per chunk.
         chunk_count: Chunks that the data were cut into.
         resumed_count: Chunks that were already measured.
         features: Files that the features were written to; None if none were requested.
         verification: Whether hooks changed the output of the first batch; None without `verify`.
-        timings: Seconds by phase.
-        provenance: None for a survey that was read from a run directory.
         names: Names of the listed inputs, by their numbers.
         pictures: Reads inputs again by name, as the network saw them, (H, W, 3) or (H, W) uint8; leaves out inputs that
             are not pictures or no longer exist. None for a survey that was read from a run directory.
@@ -417,7 +385,6 @@ class Survey(RunResult):
             that was read from a run directory.
     """
 
-    model: ModelInfo
     input_count: int
     rows: tuple[SurveyRow, ...]
     classes: Mapping[str, int] = field(default_factory=dict)
@@ -428,19 +395,12 @@ class Survey(RunResult):
     nonfinite_inputs: tuple[str, ...] = ()
     tables: tuple[TableRows, ...] = ()
     model_digest: str = ""
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
     batch_size: int = 1
     chunk_size: int = 1
     chunk_count: int = 1
     resumed_count: int = 0
     features: FeatureFiles | None = None
     verification: Verification | None = None
-    timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     pictures: Pictures | None = field(default=None, repr=False, metadata=UNSTORED)
     supports: Supports | None = field(default=None, repr=False, metadata=UNSTORED)

@@ -78,7 +78,7 @@ def test_equal_files_are_said_to_be_equal_and_a_condition_fails_others(run: Run,
     failing = run("diff", *files, "--fail-over", "second*:rel>1", "--json")
     assert failing.code == 1
     document = json.loads(failing.stdout)
-    assert [(each["label"], each["value"]) for each in document["exceeded"]] == [("second.weight", 2.0)]
+    assert [(each["where"], each["value"]) for each in document["exceeded"]] == [("second.weight", 2.0)]
     assert [each["measures"]["relative_l2"] for each in document["weights"]] == [0.0, 2.0]
 
 

@@ -24,7 +24,6 @@ from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     Document,
     Facts,
-    FindingLine,
     Findings,
     Level,
     Maps,
@@ -34,6 +33,7 @@ from hookscope.reporting.document import (
     Section,
     Table,
     Text,
+    line_of,
 )
 from hookscope.reporting.run_facts import model_facts
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
@@ -195,16 +195,7 @@ def _inputs(report: CheckReport) -> str:
 
 
 def _findings(report: CheckReport) -> list[Part]:
-    findings = [
-        FindingLine(
-            level=finding.level,
-            rule=finding.rule,
-            message=finding.message,
-            where=f"'{finding.where}'" if finding.where else "",
-            places=[(place, "") for place in finding.places if place],
-        )
-        for finding in report.findings
-    ]
+    findings = [line_of(finding, where=f"'{finding.where}'" if finding.where else "") for finding in report.findings]
     json = "--format json"
     return [Findings(findings=findings, all_in=json, shown_by=f"{json} lists all")] if findings else []
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hookscope.reporting.columns import Column, machine_columns, number_text
-from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, WeightDifference
+from hookscope.results.differences import DifferenceRow, Differences, NonFinite, WeightDifference
 from hookscope.text import counted, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
@@ -27,12 +27,12 @@ def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
     return " and ".join(parts)
 
 
-def _nonfinite_remarks(measures: Measures | None) -> list[str]:
+def _nonfinite_remarks(row: DifferenceRow | WeightDifference) -> list[str]:
     """Return a remark about a row some values of which are not measured; none about others."""
-    if measures is None or measures.nonfinite is None:
+    if row.measures is None or row.nonfinite is None:
         return []
-    left_out = "; measured without them" if measures.max_abs is not None else ""
-    return [f"{nonfinite_text(measures.nonfinite)}{left_out}"]
+    left_out = "; measured without them" if row.measures.max_abs is not None else ""
+    return [f"{nonfinite_text(row.nonfinite)}{left_out}"]
 
 
 def _remarks(usual: tuple[str, str], row: DifferenceRow) -> str:
@@ -47,13 +47,13 @@ def _remarks(usual: tuple[str, str], row: DifferenceRow) -> str:
         parts.append(row.given)
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
-    return "; ".join([*parts, *_nonfinite_remarks(row.measures), *([row.note] if row.note else [])])
+    return "; ".join([*parts, *_nonfinite_remarks(row), *([row.note] if row.note else [])])
 
 
 def _weight_remarks(row: WeightDifference) -> str:
     parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
     parts += [MATCHES[row.matched]] if row.matched in MATCHES else []
-    parts += ["cannot be compared"] if row.measures is None else _nonfinite_remarks(row.measures)
+    parts += ["cannot be compared"] if row.measures is None else _nonfinite_remarks(row)
     return "; ".join(parts)
 
 

@@ -37,7 +37,6 @@ from hookscope.errors import NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
@@ -337,26 +336,3 @@ def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str],
         for call in calls
         if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
     ]
-<<<<<<< HEAD
-
-
-def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
-    backwards = pairing.inverse()
-
-    def of_a(key: CallKey) -> CallKey | None:
-        return key if pairing.partner(key) is not None else None
-
-    def of_b(key: CallKey) -> CallKey | None:
-        pair = backwards.partner(key)
-        return None if pair is None else pair[0]
-
-    for network, partner in zip(networks, (of_a, of_b, of_a), strict=False):
-        network.partner = partner
-
-
-def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
-    """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
-    inspected = network.inspected
-    return to_device(copy_of(network.own_inputs(batch)), *placement(inspected.network))
-=======
->>>>>>> d-diff

@@ -3,8 +3,9 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import PurePath
 
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
@@ -13,7 +14,6 @@ from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
     DepthChart,
     Document,
-    FindingLine,
     Findings,
     Level,
     Listing,
@@ -24,6 +24,7 @@ from hookscope.reporting.document import (
     Section,
     Series,
     Table,
+    line_of,
 )
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.terminal import model_words
@@ -35,13 +36,10 @@ from hookscope.results.differences import (
     DifferenceRow,
     Differences,
     FirstDifference,
-    Measures,
     OutputDifference,
     Side,
-    ToleranceFinding,
     WeightDifference,
 )
-from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.text import are, counted, printable, shape_text, some_of
@@ -110,16 +108,7 @@ def _making(result: Differences) -> list[tuple[str, str]]:
 
 
 def _exceeded(result: Differences) -> list[Part]:
-    findings = [
-        FindingLine(
-            level="fail",
-            rule=finding.rule,
-            message=finding.message,
-            places=[(finding.where, "")] if finding.where else (),
-        )
-        for finding in map(_finding, result.exceeded)
-    ]
-    return [Findings(findings=findings)] if findings else []
+    return [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
@@ -138,13 +127,13 @@ def _best_classes_lines(result: Differences) -> list[Part]:
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
     """Return the relative L2 norm of A-B over depth, with what layers add and the errors if they are known."""
     rows, begins = result.rows, _first_rows(result)
-    norms = [_norm(row.measures) for row in result.weights or rows]
+    norms = [row.relative_l2 for row in result.weights or rows]
     broken = [norm is not None and not math.isfinite(norm) for norm in norms]
     return DepthChart(
         title="Relative L2 norm of A-B, " + ("tensor by tensor" if result.weights else "layer by layer"),
-        labels=[row.name for row in result.weights] or [row.label or "(model)" for row in rows],
+        labels=[row.label or "(model)" for row in result.weights or rows],
         series=[
-            Series("added by the layer", [_norm(row.added) for row in rows], "red", "dots"),
+            Series("added by the layer", [row.added.relative_l2 if row.added else None for row in rows], "red", "dots"),
             Series("error of B", [row.error_b for row in rows], "orange", "dots"),
             Series("error of A", [row.error for row in rows], "grey", "dots"),
             Series("A-B", norms),
@@ -159,8 +148,13 @@ def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
     )
 
 
-def _norm(measures: Measures | None) -> float | None:
-    return None if measures is None else measures.relative_l2
+def _amounts(rows: Iterable[DifferenceRow | WeightDifference]) -> list[tuple[float, str]]:
+    """Return how far the rows that were compared differ, each with its label."""
+    return [(row.relative_l2, row.label) for row in rows if row.relative_l2 is not None]
+
+
+def _at_most(amount: float, label: str) -> str:
+    return f"at most {number_text(amount, 3)}, at {label}"
 
 
 def _first_rows(result: Differences) -> set[int]:
@@ -172,7 +166,7 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
     if not shown:
         return
     begins, mark = _first_rows(result), first_mark(result)
-    more = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows) - len(shown)
+    more = sum(bool(row.relative_l2) for row in result.rows) - len(shown)
     legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
     yield Maps(
@@ -260,20 +254,16 @@ def answer(result: Differences) -> list[str]:
 
 def _gradients(result: Differences) -> Iterator[str]:
     """Yield which gradient is the first to differ, or how far gradients differ where activations do."""
-    moved = [
-        (row.measures.relative_l2, row.label)
-        for row in result.gradients
-        if row.measures is not None and row.measures.relative_l2 > row.limit
-    ]
+    moved = _amounts(row for row in result.gradients if (row.relative_l2 or 0.0) > row.limit)
     if result.first_gradient_difference:
         row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
-        amount = row.note or f"relative L2 {number_text(row.measures.relative_l2 if row.measures else None, 3)}"
+        amount = row.note or f"relative L2 {number_text(row.relative_l2, 3)}"
         yield (
             f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
             "the activations agree."
         )
     elif result.first_differences and result.way == "networks" and moved:
-        yield f"The gradients follow: relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}."
+        yield f"The gradients follow: relative L2 {_at_most(*max(moved))}."
 
 
 def sides_text(result: Differences) -> str:
@@ -306,10 +296,10 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     amount = f"relative L2 {number_text(first.relative_l2, 3)}"
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
-    elif row is not None and row.measures is not None and row.measures.nonfinite is not None:
+    elif row is not None and row.nonfinite is not None:
         later = [other for other in result.rows if other.measures is not None and other.index > row.index]
-        from_here = later and all(other.measures and other.measures.nonfinite for other in later)
-        amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
+        from_here = later and all(other.nonfinite for other in later)
+        amount = nonfinite_text(row.nonfinite, " from there on" if from_here else "")
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "networks":  # what a layer was given is not known
@@ -373,11 +363,8 @@ def first_mark(result: Differences) -> str:
 
 def _of_inputs(result: Differences) -> str:
     """Return how far layers differ where the sides are given other inputs; "" if they are given the same, or agree."""
-    norms = [(row.measures.relative_l2, row.label) for row in result.rows if row.measures is not None]
-    agree = len(norms) == len(result.rows) and all(
-        row.measures and row.measures.relative_l2 <= row.limit for row in result.rows
-    )
-    if not result.inputs_b or agree:
+    norms = _amounts(result.rows)
+    if not result.inputs_b or all(row.measures and row.measures.relative_l2 <= row.limit for row in result.rows):
         return ""
     text = "A and B get different inputs, so the difference begins there"
     if not norms:
@@ -390,16 +377,15 @@ def _of_inputs(result: Differences) -> str:
 
 
 def _small(result: Differences) -> str:
-    rows = [row for row in result.rows if row.measures is not None]
-    worst = max(rows, key=lambda row: row.measures.relative_l2 if row.measures else 0.0, default=None)
-    if worst is None or worst.measures is None:
+    norms = _amounts(result.rows)
+    worst = max(norms, key=itemgetter(0), default=None)
+    if worst is None:
         return "No row could be compared."
-    if not worst.measures.relative_l2:
-        partly = any(row.measures and row.measures.value_count is not None for row in rows)
+    if not worst[0]:
+        partly = any(row.measures and row.measures.value_count is not None for row in result.rows)
         sure = "in their statistics and up to 256 values per input" if partly else "bit for bit"
-        return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
-    amount = number_text(worst.measures.relative_l2, 3)
-    return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
+        return f"A and B are equal, {sure}, in {counted(len(norms), 'row')}."
+    return f"A and B differ no more than rounding explains: relative L2 {_at_most(*worst)}."
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
@@ -407,7 +393,7 @@ def _first_unequal(result: Differences) -> Iterator[str]:
 
     Not where the sides compute in other dtypes, or on other values from the start: then every row differs.
     """
-    at = next((at for at, row in enumerate(result.rows) if row.measures is None or row.measures.relative_l2), None)
+    at = next((at for at, row in enumerate(result.rows) if row.relative_l2 != 0), None)
     if at is None or result.inputs_b:
         return
     row = result.rows[at]
@@ -425,12 +411,12 @@ def _first_unequal(result: Differences) -> Iterator[str]:
 
 def _growth(result: Differences) -> str:
     """Return how the difference develops from where it begins."""
+    first = result.first_differences[0]
     rows = [row for row in result.rows if row.measures is not None]
-    start = next((at for at, row in enumerate(rows) if row.label == result.first_differences[0].row), 0)
-    later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
+    rows = rows[next((at for at, row in enumerate(rows) if row.label == first.row), 0) :]
+    later = _amounts(rows)
     if len(later) < 2:
         return ""
-    first = result.first_differences[0]
     if first.relative_l2 is not None and all(label != first.row for _, label in later):
         later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
     finite = [pair for pair in later if not math.isnan(pair[0])]
@@ -442,15 +428,11 @@ def _growth(result: Differences) -> str:
         sentences.append(
             f"{grown}, and {number_text(last[0], 3)} at the last row, {last[1]}." if is_last else f"{grown}."
         )
-    broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
-    if len(finite) < len(later) and (not broken or broken[0].label != first.row):
-        where = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
+    broken = [(row.label, row.nonfinite) for row in rows if row.nonfinite]
+    if len(finite) < len(later) and (not broken or broken[0][0] != first.row):
+        where = f": at {broken[0][0]} {nonfinite_text(broken[0][1])}" if broken else ""
         sentences.append(f"{counted(len(later) - len(finite), 'row')} hold NaN or Inf on one side only{where}.")
     return " ".join(sentences)
-
-
-def _nonfinite(row: DifferenceRow) -> str:
-    return nonfinite_text(row.measures.nonfinite) if row.measures and row.measures.nonfinite else ""
 
 
 def _output(output: OutputDifference) -> str:
@@ -461,12 +443,12 @@ def _output(output: OutputDifference) -> str:
     both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
         return f"{name}: A and B are NaN, so neither has a best class."
-    if output.measures is not None and output.measures.nonfinite is not None:
-        parts.append(nonfinite_text(output.measures.nonfinite))
-    elif output.measures is not None:
-        parts.append(f"relative L2 {number_text(output.measures.relative_l2, 3)}")
+    if output.nonfinite is not None:
+        parts.append(nonfinite_text(output.nonfinite))
+    elif output.relative_l2 is not None:
+        parts.append(f"relative L2 {number_text(output.relative_l2, 3)}")
     if output.measures is not None and output.measures.max_abs:
-        others = " elsewhere" if output.measures.nonfinite else ""
+        others = " elsewhere" if output.nonfinite else ""
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
@@ -512,9 +494,9 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     if not changed:
         yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
     else:
-        norms = [(row.measures.relative_l2, row.name) for row in changed if row.measures is not None]
+        norms = _amounts(changed)
         finite = [pair for pair in norms if not math.isnan(pair[0])]
-        most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
+        most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if len(finite) < len(norms):
             yield f"{counted(len(norms) - len(finite), 'tensor')} hold NaN or Inf on one side only."
@@ -543,12 +525,12 @@ def _different_networks(result: Differences) -> Iterator[str]:
 
 def _differs(row: WeightDifference) -> bool:
     """Tell whether the values differ, or cannot be compared."""
-    return row.measures is None or row.measures.relative_l2 != 0
+    return row.relative_l2 != 0
 
 
 def gradients_answer(result: Differences) -> str:
     """Return in a sentence how many gradients differ, and which most."""
-    measured = [(row.measures.relative_l2, row.label) for row in result.gradients if row.measures is not None]
+    measured = _amounts(result.gradients)
     broken = [label for value, label in measured if math.isnan(value)]
     changed = [pair for pair in measured if pair[0] != 0 and not math.isnan(pair[0])]
     if not changed and not broken:
@@ -556,7 +538,7 @@ def gradients_answer(result: Differences) -> str:
     sentences = []
     if changed:
         many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
-        sentences.append(f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}.")
+        sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
     if broken:
         hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
         sentences.append(f"{hold}, {broken[0]} among them.")
@@ -582,11 +564,5 @@ def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> Ch
 
 def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
     for condition in dict.fromkeys(conditions):
-        findings = tuple(_finding(exceeded) for exceeded in result.exceeded if exceeded.condition == condition)
+        findings = tuple(finding for finding in result.exceeded if finding.rule == condition)
         yield RuleOutcome(condition, "fail" if findings else "pass", findings)
-
-
-def _finding(exceeded: ToleranceFinding) -> Finding:
-    where = exceeded.label or "The output"
-    message = f"{where} is beyond '{exceeded.condition}': {number_text(exceeded.value)}."
-    return Finding(exceeded.condition, "fail", exceeded.label, message)

@@ -8,7 +8,7 @@ import numpy as np
 from hookscope.reporting.grids import block_means
 from hookscope.reporting.overviews.maps import MOST_STAGES
 from hookscope.results.activations import FeatureMaps, MapSummary
-from hookscope.results.differences import Differences, Measures, spread
+from hookscope.results.differences import Differences, spread
 
 _LONGEST_SIDE = 160  # of a map, as in `MapSummary`
 
@@ -44,10 +44,9 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
     """Return maps in the order of running: where differences begin, at these rows, and others spread over the depth."""
     drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
-    sizes = {row.index: _size(row.measures) for row in result.rows}
+    sizes = {row.index: _size(row.relative_l2 or 0.0) for row in result.rows}
     return spread(drawable, MOST_STAGES, lambda maps: maps.row in begins, lambda maps: sizes.get(maps.row, 0.0))
 
 
-def _size(measures: Measures | None) -> float:
-    value = 0.0 if measures is None else measures.relative_l2
+def _size(value: float) -> float:
     return math.inf if math.isnan(value) else value

@@ -67,13 +67,11 @@ def with_origins(
 
 
 def _differs(row: DifferenceRow) -> bool:
-    if row.measures is None:
-        return row.shape != row.shape_b
-    return exceeds(row.measures.relative_l2, row.limit)
+    return row.shape != row.shape_b if row.measures is None else exceeds(row.relative_l2, row.limit)
 
 
 def _origin(row: DifferenceRow, limit: float, single: float, *, first_seen: bool) -> Origin:
-    total = _relative_l2(row)
+    total = row.relative_l2
     differs = row.shape != row.shape_b if row.measures is None else exceeds(total, limit)
     origin: Origin = "unclear"
     if total == 0:
@@ -110,7 +108,7 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     for row in later:
         if not any(is_inside(layer, row.layer) for layer in inside):
             in_own_code = _has_parts(row.layer, layers)
-            begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
+            begins.append(FirstDifference(row.layer, row.label, in_own_code, row.relative_l2))
     by_layer: dict[str, FirstDifference] = {}
     for first in begins:
         by_layer.setdefault(first.layer, first)
@@ -118,12 +116,8 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
 
 
 def _has_equal_inputs(row: DifferenceRow) -> bool:
-    prior, total = row.arriving_relative_l2, _relative_l2(row)
+    prior, total = row.arriving_relative_l2, row.relative_l2
     return prior is not None and prior <= row.limit and not (total is not None and total <= row.limit + _GROWTH * prior)
-
-
-def _relative_l2(row: DifferenceRow) -> float | None:
-    return None if row.measures is None else row.measures.relative_l2
 
 
 def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
@@ -135,13 +129,13 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     row = rows[at]
     if not exceeds(row.arriving_relative_l2, row.limit):
         in_own_code = _has_parts(row.layer, {other.layer for other in rows})
-        return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
+        return FirstDifference(row.layer, row.label, in_own_code, row.relative_l2)
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else row.layer.rpartition(".")[0]
     calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
     while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
         around = around.rpartition(".")[0]
-    return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
+    return FirstDifference(around, row.label, in_own_code=True, relative_l2=row.relative_l2)
 
 
 def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference]) -> tuple[FirstDifference, ...]:

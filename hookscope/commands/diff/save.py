@@ -18,7 +18,7 @@ def write_differences(folder: Path, result: Differences) -> RunFiles:
     """Write the files of `hookscope diff`."""
     draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
     drawn = _draw_grids(folder, result)
-    differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
+    differing = sum(bool(row.relative_l2) for row in result.rows)
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
     columns = WEIGHTS if result.way == "weights" else difference_columns(result)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
+from hookscope.reporting.columns import number_text
 from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding
 from hookscope.text import safe_text
 
@@ -113,7 +114,8 @@ def _exceeded(
         raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
     for label, value in values:
         if value is not None and condition.holds(value):
-            yield ToleranceFinding(condition.text, label, value)
+            message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
+            yield ToleranceFinding(condition.text, "fail", label, message, value=value)
 
 
 def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:

@@ -74,7 +74,10 @@ def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[H
 def _change(
     rule: str, level: Literal["fail", "warn"], names: Iterable[str], before: int, now: int, message: str
 ) -> HistoryFinding:
-    return HistoryFinding(rule, level, tuple(names), now, before, (now,), lasts=False, message=message, is_change=True)
+    where, *others = names
+    return HistoryFinding(
+        rule, level, where, message, tuple(others), first=now, before=before, files=(now,), lasts=False, is_change=True
+    )
 
 
 class _Pair:

@@ -25,6 +25,7 @@ from hookscope.reporting.document import (
     RowDetails,
     Section,
     Table,
+    line_of,
 )
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint, by_layer
 from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
@@ -90,15 +91,8 @@ def describe_history(result: History) -> Document:
 
 
 def _finding(verdict: HistoryFinding, result: History) -> FindingLine:
-    return FindingLine(
-        level=verdict.level,
-        rule=verdict.rule,
-        message=verdict.message,
-        where=places_text(verdict),
-        places=[(place, "") for place in verdict.places if place],
-        when=f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result),
-        spans=_spans(verdict, result),
-    )
+    when = f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result)
+    return line_of(verdict, where=places_text(verdict), when=when, spans=_spans(verdict, result))
 
 
 def _spans(verdict: HistoryFinding, result: History) -> list[tuple[float, float]]:

@@ -87,7 +87,11 @@ def _grouped(
         groups.setdefault((rule, before, files), []).append(place)
     made = []
     for (rule, before, files), places in groups.items():
+        where, *others = places
         named = [findings[at][rule, place] for at in files for place in places if (rule, place) in findings[at]]
         level: Literal["fail", "warn"] = "fail" if any(finding.level == "fail" for finding in named) else "warn"
-        made.append(HistoryFinding(rule, level, tuple(places), files[0], before, files, lasts(files), named[0].message))
+        first, message, rest = files[0], named[0].message, tuple(others)
+        last = lasts(files)
+        verdict = HistoryFinding(rule, level, where, message, rest, first=first, before=before, files=files, lasts=last)
+        made.append(verdict)
     return made

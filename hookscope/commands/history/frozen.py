@@ -62,12 +62,12 @@ def frozen_verdicts(by_file: Mapping[int, Sequence[Finding]]) -> Iterator[Histor
             begun[at] = new
             seen |= {finding.where for finding in new}
     for first, new in begun.items():
-        places = [finding.where for finding in new]
+        where, *others = places = [finding.where for finding in new]
         later = order[order.index(first) :]
-        files = [at for at in later if any(finding.where in places for finding in by_file[at])]
-        before = order[order.index(first) - 1]
-        message = new[0].message
-        yield HistoryFinding(FROZEN, "warn", tuple(places), first, before, tuple(files), files == later, message)
+        files = tuple(at for at in later if any(finding.where in places for finding in by_file[at]))
+        before, lasts = order[order.index(first) - 1], [*files] == later
+        message, rest = new[0].message, tuple(others)
+        yield HistoryFinding(FROZEN, "warn", where, message, rest, first=first, before=before, files=files, lasts=lasts)
 
 
 def _rounding(tensor: Tensor) -> float:

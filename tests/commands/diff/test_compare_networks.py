@@ -94,7 +94,7 @@ def test_errors_are_those_beside_the_weights_in_float64() -> None:
     for row in result.rows:
         assert row.error == pytest.approx(numpys(exact[row.layer], ours[row.layer]), rel=1e-4)
         assert row.error_b == pytest.approx(numpys(exact[row.layer], theirs[row.layer]), rel=1e-4)
-        assert row.is_worse
+        assert row.error_b > row.error
     assert result.reference == "A's weights in float64"
     assert (result.a.dtype, result.b.dtype) == ("float32", "bfloat16")
     assert result.first_differences == ()
@@ -910,7 +910,7 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         other.fc.weight *= -1
     conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
     result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
-    found = {(each.condition, each.label) for each in result.exceeded}
+    found = {(each.rule, each.where) for each in result.exceeded}
     assert found == {
         *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
         *(("top1<1", ""), ("output:rel>0.1", "")),

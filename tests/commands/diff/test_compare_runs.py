@@ -273,7 +273,7 @@ def test_another_shape_and_what_is_not_finite_are_said(tmp_path: Path) -> None:
 def test_conditions_are_held_against_rows_and_best_classes(tmp_path: Path) -> None:
     a, b = ran(tmp_path / "a", network()), ran(tmp_path / "b", shaken(network(), "body.weight"))
     found = compare_runs(a, b, fail_over=["rel>1e-3", "stem:rel>1e-3"])
-    assert {each.label for each in found.exceeded} == {"body", "pool", "flat", "head"}
+    assert {each.where for each in found.exceeded} == {"body", "pool", "flat", "head"}
     assert compare_runs(a, a, fail_over=["rel>1e-3"]).exceeded == ()
 
 
