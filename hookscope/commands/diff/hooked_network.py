@@ -24,7 +24,7 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of, to_device
-from hookscope.inspection.device import cpu_threads, floating_dtype
+from hookscope.inspection.device import cpu_threads, placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import PlacedEdits
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
@@ -165,8 +165,7 @@ class HookedNetwork:
 
     def batch_for(self, batch: Batch) -> Batch:
         """Return a copy of a batch of A's, or of the network's own, on its device and in its dtype."""
-        network, device = self.inspected.network, self.inspected.placed[0]
-        return to_device(copy_of(self.own_inputs(batch)), device, floating_dtype(network))
+        return to_device(copy_of(self.own_inputs(batch)), *placement(self.inspected.network))
 
     def run(self, batch: Batch, observer: Observer | None) -> object:
         """Run the network once over `batch_for` a batch; return its output, or a `Break` if it raised.
