@@ -112,7 +112,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             weights.pickled_class if options.trust is not None else "",
             weights.requires_grad,
             categories,
-            training_entries(content, weights.state, options.key),
+            training_entries(content, weights, options.key),
             architectures,
             read.how == "past unknown",
         )

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookscope.models.lit_ema import dotless_copy
+from hookscope.models.locate_state_dict import Weights
 from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_averaged, is_optimiser, other_sets, sets_of
+from hookscope.models.weight_sets import dotted, entries_at, is_averaged, is_optimiser, sets_of
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
@@ -58,15 +58,15 @@ class TrainingEntries:
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
-def training_entries(content: object, state: Mapping[str, Any], key: str | None) -> TrainingEntries:
-    """Return the entries of a file other than the weights at `key`, which are `state`: detached tensors, no copies."""
+def training_entries(content: object, weights: Weights, key: str | None) -> TrainingEntries:
+    """Return the entries of a file other than the weights that were found at `key`."""
     parts = [*_parts(content)]
     return TrainingEntries(
         tuple(part for part in parts if is_optimiser(part[1])),
         tuple(part for part in parts if dict.keys(part[1]) >= _SCALER),
         tuple(part for part in parts if dict.keys(part[1]) >= _SCHEDULE),
-        tuple(_copies(content, state, key)),
-        state,
+        tuple(_copies(content, weights, key)),
+        weights.state,
         dict(_counters(content)),
     )
 
@@ -117,34 +117,27 @@ def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
         level = deeper
 
 
-def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Iterator[AveragedCopy]:
+def _copies(content: object, weights: Weights, key: str | None) -> Iterator[AveragedCopy]:
     if is_averaged(key or ""):  # the copy itself is loaded
         return
-    loaded = {name for name, value in state.items() if isinstance(value, Tensor)}
-    yield from _dotless_copies(content, loaded)
-    yield from _listed_copies(content, state)
-    for where, entries in other_sets(content, key):
-        if not is_averaged(where):
+    loaded = {name for name, value in weights.state.items() if isinstance(value, Tensor)}
+    if (copy := weights.copy) is not None and loaded.issuperset(copy.names.values()):
+        around, _ = entries_at(content, weights.keys, "")
+        tensors = {name: value for name, value in _tensors(around).items() if name in copy.names}
+        yield AveragedCopy(copy.place(dotted(weights.keys)), tensors, {name: copy.names[name] for name in tensors})
+    yield from _listed_copies(content, weights.state)
+    for keys, entries in sets_of(content):
+        if not keys or keys == weights.keys or not is_averaged(dotted(keys)):
             continue
-        tensors = {
-            name: Tensor.detach(value)
-            for name, value in dict.items(entries)
-            if isinstance(name, str) and isinstance(value, Tensor)
-        }
+        tensors = _tensors(entries)
         names = _paired(tensors, loaded)
         if 2 * len(names) >= len(loaded - {name for name in loaded if name.endswith(COUNTER)}):
-            yield AveragedCopy(where, tensors, names)
+            yield AveragedCopy(dotted(keys), tensors, names)
 
 
-def _dotless_copies(content: object, loaded: set[str]) -> Iterator[AveragedCopy]:
-    for where, around in sets_of(content):
-        copy = dotless_copy(name for name in dict.keys(around) if isinstance(name, str))
-        if copy is None or not loaded.issuperset(copy.names.values()):
-            continue
-        tensors = {name: dict.__getitem__(around, name) for name in copy.names}
-        detached = {name: Tensor.detach(value) for name, value in tensors.items() if isinstance(value, Tensor)}
-        place = ".".join(filter(None, [where, printable(copy.prefix.rstrip("."), 80)]))
-        yield AveragedCopy(place, detached, {name: copy.names[name] for name in detached})
+def _tensors(entries: object) -> dict[str, Tensor]:
+    named = dict.items(entries) if isinstance(entries, dict) else ()
+    return {name: Tensor.detach(value) for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[AveragedCopy]:
