@@ -1,6 +1,5 @@
 """Statistics of stored tensors, a piece at a time; what is mapped from a file larger than memory can be, too."""
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,14 +26,11 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
         by_channel = tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
         return _values(iter([tensor]) if by_channel else _in_pieces(tensor.reshape(-1)), tensor.dtype, 1)
     tensor = tensor.resolve_conj().resolve_neg()
-    sizes, strides, repeats = _distinct(tensor)
-    if not tensor.numel() or _is_dense(sizes, strides):
-        flat = tensor.as_strided((math.prod(sizes) if tensor.numel() else 0,), (1,))
-    elif math.prod(sizes) * tensor.element_size() > _GATHER_BYTES_LIMIT:
+    held = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]  # others show their elements again
+    held = held.permute(sorted(range(held.dim()), key=held.stride, reverse=True))
+    if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
         return None
-    else:
-        flat = tensor.as_strided(sizes, strides).reshape(-1)
-    return _values(_in_pieces(flat), tensor.dtype, repeats)
+    return _values(_in_pieces(held.reshape(-1)), tensor.dtype, tensor.numel() // max(held.numel(), 1))
 
 
 def _values(pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
@@ -66,22 +62,6 @@ def _array(piece: Tensor) -> NDArray[Any]:
 
 # A format without NaN and Inf, and without arithmetic (Open Compute Project, "Microscaling Formats", 2023).
 _ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
-
-
-def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    axes = [(size, stride) for size, stride in zip(layout.shape, layout.stride(), strict=True) if size != 1]
-    kept = [(size, stride) for size, stride in axes if stride]
-    repeats = math.prod(size for size, stride in axes if not stride)
-    return tuple(size for size, _ in kept), tuple(stride for _, stride in kept), repeats
-
-
-def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _in_pieces(flat: Tensor) -> Iterator[Tensor]:

@@ -1,7 +1,9 @@
 """The entries of a training checkpoint other than its weights: optimisers, scalers, schedules, averaged copies."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -93,28 +95,20 @@ def _count(value: object) -> int | None:
 
 def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yield the states of optimisers, scalers and schedules, each with its place; what is inside one is left out."""
-    level, seen = [("", content)], 0
-    for _ in range(_DEPTH_LIMIT):
-        deeper: list[tuple[str, object]] = []
-        for path, value in level:
-            members: list[tuple[str, object]] = []
-            if isinstance(value, dict):
-                members = [(str(key), item) for key, item in dict.items(value) if isinstance(key, str | int)]
-            elif isinstance(value, list | tuple):
-                members = [(str(at), item) for at, item in enumerate(value)]
-            for step, member in members:
-                seen += 1
-                where = f"{path}.{step}" if path else step
-                if seen > _MEMBERS_LIMIT or not isinstance(member, dict | list | tuple):
-                    continue
-                if isinstance(member, dict) and is_optimiser(member):
-                    if isinstance(dict.get(member, "state"), dict):
-                        yield printable(where, 80), member
-                elif isinstance(member, dict) and (dict.keys(member) >= _SCALER or dict.keys(member) >= _SCHEDULE):
-                    yield printable(where, 80), member
-                else:
-                    deeper.append((where, member))
-        level = deeper
+    waiting: deque[tuple[tuple[str, ...], object]] = deque([((), content)])
+    for _ in range(_MEMBERS_LIMIT + 1):
+        if not waiting:
+            return
+        path, value = waiting.popleft()
+        if isinstance(value, dict) and path and is_optimiser(value):
+            if isinstance(dict.get(value, "state"), dict):
+                yield printable(".".join(path), 80), value
+        elif isinstance(value, dict) and path and (dict.keys(value) >= _SCALER or dict.keys(value) >= _SCHEDULE):
+            yield printable(".".join(path), 80), value
+        elif isinstance(value, dict | list | tuple) and len(path) < _DEPTH_LIMIT:
+            members = dict.items(value) if isinstance(value, dict) else enumerate(value)
+            named = ((str(key), member) for key, member in members if isinstance(key, str | int))
+            waiting.extend(((*path, step), member) for step, member in islice(named, _MEMBERS_LIMIT))
 
 
 def _copies(content: object, weights: Weights, key: str | None) -> Iterator[AveragedCopy]:
