@@ -20,7 +20,7 @@ from hookscope.checkpoints.plain import PlainTensor, plain_content
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
-from hookscope.models.array_values import ARRAY_TYPES, values_of
+from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
 from hookscope.models.listing import TensorFacts, file_listing, shared_prefix
 from hookscope.models.shards import files_of, read_index, shard_remark, surplus_names
 from hookscope.models.tied import Layout
@@ -99,20 +99,20 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
 
 
 def _facts_of(path: Path, named: list[tuple[str, TensorLike]]) -> tuple[list[TensorFacts], list[str]]:
-    tensors = [tensor for _, tensor in named if isinstance(tensor, PlainTensor)]
     with open_regular(path) as file:
         read = cache(lambda begin, byte_count, dtype: values_of(_pieces(file, begin, byte_count, dtype), dtype))
-        values = [read(tensor.begin, tensor.byte_count, tensor.dtype) for tensor in tensors]
-    layouts = [
-        Layout(tensor.storage, tensor.dtype, tensor.item_bytes, tensor.offset, tensor.shape, tensor.strides)
-        if tensor.byte_count
-        else None
-        for tensor in tensors
-    ]
-    facts = zip(tensors, layouts, values, strict=True)
-    return [
-        TensorFacts(tensor.shape, tensor.dtype, tensor.byte_count, layout, value) for tensor, layout, value in facts
-    ], []
+        facts = [
+            _facts(tensor, read(tensor.begin, tensor.byte_count, tensor.dtype))
+            for _, tensor in named
+            if isinstance(tensor, PlainTensor)
+        ]
+    return facts, []
+
+
+def _facts(tensor: PlainTensor, values: Values) -> TensorFacts:
+    place = tensor.offset, tensor.shape, tensor.strides
+    layout = Layout(tensor.storage, tensor.dtype, tensor.item_bytes, *place) if tensor.byte_count else None
+    return TensorFacts(tensor.shape, tensor.dtype, tensor.byte_count, layout, values)
 
 
 def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator[NDArray[np.generic]]:
