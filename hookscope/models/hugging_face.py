@@ -28,6 +28,7 @@ from hookscope.errors import (
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
+from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.names import optional_package
 from hookscope.models.statedict import unfit_names
@@ -172,16 +173,16 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
 
 
 def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
-    if (chosen := options.file_weights()) is not None:
-        return chosen
-    if isinstance(options.weights, str) and options.weights not in ("auto", "none"):
-        raise UsageError(f"{name} has no weights '{printable(options.weights)}'; give auto, none or a state dict file.")
-    path = weights_file(folder)
-    if options.weights == "auto" and path != folder:
+    def trained() -> ChosenWeights:
+        path = weights_file(folder)
+        if path == folder:
+            raise DownloadError("there are none in the folder.")
         return ChosenWeights.of_file(read_checkpoint(path, options.file))
-    loud = f"{name}: weights are RANDOM (seed {options.seed}): there are none in the folder."
-    warnings = (loud,) if options.weights == "auto" else ()
-    return ChosenWeights(f"random, seed {options.seed}", random=True, warnings=warnings)
+
+    if (chosen := options.usual_weights(name, trained)) is None:
+        weights = printable(str(options.weights))
+        raise UsageError(f"{name} has no weights '{weights}'; give auto, none or a state dict file.")
+    return chosen
 
 
 def _built(
