@@ -301,6 +301,15 @@ def is_hugging_face(path: Path) -> bool:
     return weights_file(path) != path and read_config(path) is not None
 
 
+def is_utf8(path: Path) -> bool:
+    """Return whether a path is UTF-8, which is all that the libraries that map files take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def stored_files(path: Path) -> list[Path]:
     """Return the files in which a checkpoint is: itself, or those of a distributed one's folder."""
     return [path / METADATA, *sorted(path.glob(f"*{_SLICES_SUFFIX}"))] if is_distributed(path) else [path]
@@ -506,12 +515,12 @@ def content_begins(file: BinaryIO, member: zipfile.ZipInfo) -> int:
     return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
-def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of an intact safetensors file, and where the bytes after it begin.
+def safetensors_header(path: Path, of_pairs: Callable[[Any], Any] | None = None) -> tuple[dict[str, Any], int]:
+    """Return the header of an intact safetensors file, each object made by `of_pairs`, and where the bytes begin.
 
     Source: the format's description, https://github.com/huggingface/safetensors#format.
     """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, Any] = json.loads(file.read(length), object_pairs_hook=of_pairs)
     return header, 8 + length

@@ -4,7 +4,6 @@ A file of any other content, odd or damaged, is left to `reading`, which reports
 lists of what is allowed: the pickle's instructions, what it imports, how tensors lie in the file.
 """
 
-import json
 import math
 import pickle
 import re
@@ -146,10 +145,7 @@ def plain_content(path: Path, kind: FileKind) -> object | None:
 
 
 def _plain_safetensors(path: Path) -> dict[str, PlainTensor]:
-    _, begin = safetensors_header(path)
-    with open_regular(path) as file:
-        file.seek(8)
-        header = json.loads(file.read(begin - 8), object_pairs_hook=_once)
+    header, begin = safetensors_header(path, _once)
     header.pop("__metadata__", None)
     with safetensors.safe_open(path, framework="numpy") as opened:  # which checks that everything fits
         names = [*opened.keys()]

@@ -25,6 +25,7 @@ from hookscope.checkpoints.fileformat import (
     Opened,
     archive_kind,
     check_checksums,
+    is_utf8,
     open_archive,
     open_regular,
 )
@@ -328,7 +329,7 @@ def _read_bytes(content: bytes, name: str) -> Any:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    if not _is_utf8(path):
+    if not is_utf8(path):
         with open_regular(path) as file:
             return safetensors.torch.load(file.read())
     with safetensors.safe_open(path, framework="pt", device="cpu") as file:
@@ -337,7 +338,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path, kind: FileKind) -> object:
     with _torch_allow_list_only():
-        by_path = _is_utf8(path) and not os.fspath(path).endswith(".safetensors")  # which torch goes by
+        by_path = is_utf8(path) and not os.fspath(path).endswith(".safetensors")  # which torch goes by
         if kind == "torch" and by_path:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         else:
@@ -378,15 +379,6 @@ def _is_swapped(file: BinaryIO) -> bool:
     archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with
     order = archive.get_record("byteorder") if archive.has_record("byteorder") else b"little"
     return bool(order != sys.byteorder.encode())
-
-
-def _is_utf8(path: Path) -> bool:
-    """Return whether a path is UTF-8, which is all that the libraries that map files take."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager

@@ -29,47 +29,36 @@ def replace_stand_ins(content: Any, replacement: Callable[[StandIn], Any]) -> An
     What a replacement holds is gone through as well. Keys and the members of sets stay as they are. Raises what
     `replacement` does; UnreadablePickleError for tuples in tuples without end.
     """
-    return _Replacer(replacement).replaced_in(content)
+    replaced: dict[int, tuple[Any, Any]] = {}  # by id, which stays its own as long as the object is held
+    seen: dict[int, Any] = {}
+    waiting: list[Any] = []
 
+    def noted(value: Any) -> Any:
+        if isinstance(value, dict | list) and id(value) not in seen:
+            seen[id(value)] = value
+            waiting.append(value)
+        return value
 
-class _Replacer:
-    """Remembers what it has seen, by id, and keeps it, so that its id stays its own."""
-
-    def __init__(self, replacement: Callable[[StandIn], Any]) -> None:
-        self._replacement = replacement
-        self._replaced: dict[int, tuple[Any, Any]] = {}
-        self._seen: dict[int, Any] = {}
-        self._waiting: list[Any] = []
-
-    def replaced_in(self, content: Any) -> Any:
-        content = self._replaced_by(content)
-        while self._waiting:
-            part = self._waiting.pop()
-            if isinstance(part, dict):
-                for key, value in [*dict.items(part)]:
-                    dict.__setitem__(part, key, self._replaced_by(value))
-            else:
-                part[:] = [self._replaced_by(item) for item in part]
-        return content
-
-    def _replaced_by(self, value: Any, depth: int = 0) -> Any:
+    def replaced_by(value: Any, depth: int = 0) -> Any:
         if not isinstance(value, StandIn | tuple):
-            return self._noted(value)
-        if id(value) not in self._replaced:
+            return noted(value)
+        if id(value) not in replaced:
             if depth > _TUPLES_LIMIT:
                 raise UnreadablePickleError("tuples in tuples without end")
             if isinstance(value, StandIn):
-                new = self._noted(self._replacement(value))
+                new = noted(replacement(value))
             else:
-                new = tuple([self._replaced_by(item, depth + 1) for item in value])
-            self._replaced[id(value)] = value, new
-        return self._replaced[id(value)][1]
+                new = tuple([replaced_by(item, depth + 1) for item in value])
+            replaced[id(value)] = value, new
+        return replaced[id(value)][1]
 
-    def _noted(self, value: Any) -> Any:
-        if isinstance(value, dict | list) and id(value) not in self._seen:
-            self._seen[id(value)] = value
-            self._waiting.append(value)
-        return value
+    content = replaced_by(content)
+    while waiting:
+        part = waiting.pop()
+        kind: Any = dict if isinstance(part, dict) else list
+        for key, value in [*dict.items(part)] if kind is dict else enumerate(part):
+            kind.__setitem__(part, key, replaced_by(value))
+    return content
 
 
 def is_bare(call: StandIn) -> bool:

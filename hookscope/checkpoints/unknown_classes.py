@@ -18,7 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import LEGACY_PICKLES, FileKind, content_begins, open_archive, open_regular
+from hookscope.checkpoints.fileformat import (
+    LEGACY_PICKLES,
+    FileKind,
+    content_begins,
+    is_utf8,
+    open_archive,
+    open_regular,
+)
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, module_state, replace_stand_ins
 from hookscope.checkpoints.unpickler import ABSENT, Global, InertUnpickler, Reference, StandIn, UnreadablePickleError
 from hookscope.text import printable
@@ -61,13 +68,10 @@ def read_bytes_past_unknown(content: bytes, name: str) -> object:
 
 
 def _mapped(path: Path) -> Any:
-    name = str(path)
-    try:
-        name.encode()  # the library that maps takes nothing but UTF-8
-        return torch.UntypedStorage.from_file(name, shared=False, nbytes=path.stat().st_size)
-    except UnicodeEncodeError:
-        with open_regular(path) as file:
-            return _in_memory(file.read())
+    if is_utf8(path):
+        return torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+    with open_regular(path) as file:
+        return _in_memory(file.read())
 
 
 def _in_memory(content: bytes) -> Any:

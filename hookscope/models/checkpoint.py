@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,18 +26,24 @@ from hookscope.checkpoints.fileformat import (
 )
 from hookscope.checkpoints.reading import ReadingRules, ScanResult, read_content, read_verified
 from hookscope.checkpoints.stand_ins import skipped_objects
+from hookscope.checkpoints.unpickler import StandIn
 from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
-from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import RESAVE_REMEDY, check_names, files_of, read_index, shard_remark, trust_remedy
+from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
 _LISTED_NAMES = 3  # names that a sentence lists
+
+# Keys of timm's and PyTorch's training scripts, timm's configurations and metadata, and scripts of many others.
+_ARCHITECTURE_KEYS = ("architecture", "arch", "model_name", "backbone", "model", "net", "network")
+_AROUND = ("pretrained_cfg", "args", "config", "cfg", "hyper_parameters", "hparams", "model_config", "meta", "opt")
+
+_ARCHITECTURE_NAME = re.compile(r"(timm:|torchvision:|timm/)?(?P<name>[A-Za-z]\w{1,79})(\.\w{1,80})?", re.ASCII)
 
 FileVersion = tuple[int, int, int]
 """What changes when a file does, as `version_of` returns it."""
@@ -112,7 +119,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             weights.pickled_class if options.trust is not None else "",
             weights.requires_grad,
             categories,
-            training_entries(content, weights.state, options.key),
+            training_entries(content, weights, options.key),
             architectures,
             read.how == "past unknown",
         )
@@ -153,6 +160,27 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     if not names or not any(shape[:1] == (len(names),) for shape in shapes):
         return (), ()
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
+
+
+def told_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Return names of networks in what a file holds and in its metadata, without the tags of weights, each once."""
+    names = dict.fromkeys(name for held in (metadata, content) for name in _architectures_in(held))
+    return tuple(names)
+
+
+def _architectures_in(held: object) -> Iterator[str]:
+    if not isinstance(held, dict):
+        return
+    for place in (held, *(_entries_of(dict.get(held, key)) for key in _AROUND)):
+        for key in _ARCHITECTURE_KEYS:
+            value = dict.get(place, key)
+            if isinstance(value, str) and (match := _ARCHITECTURE_NAME.fullmatch(value)):
+                yield match["name"].lower()
+
+
+def _entries_of(value: object) -> dict[Any, Any]:
+    held = value.state if isinstance(value, StandIn) else value
+    return held if isinstance(held, dict) else {}
 
 
 def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
@@ -196,13 +224,8 @@ def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptio
 def _joined(
     name: str, shards: Mapping[Path, list[str]], read: Mapping[Path, Mapping[str, Any]]
 ) -> tuple["OrderedDict[str, Any]", tuple[str, ...]]:
-    owner = {tensor: shard for shard, tensors in shards.items() for tensor in tensors}
-    state: OrderedDict[str, Any] = OrderedDict()
-    surplus: list[str] = []
-    for shard, listed in shards.items():
-        held = read[shard]
-        surplus += check_names(name, shard, listed, held, owner)
-        state.update((tensor, held[tensor]) for tensor in listed)
+    surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
+    state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
     shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
     note = f"{name}: {len(surplus)} tensors of its files are not in the index and not used ({shown})."
     return state, (note,) * bool(surplus)

@@ -5,6 +5,7 @@ stored tensors and values are read here, without torch, which takes seconds to i
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +20,9 @@ from hookscope.checkpoints.plain import PlainTensor, plain_content
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
-from hookscope.models.array_values import ARRAY_TYPES, values_of
+from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
 from hookscope.models.listing import TensorFacts, file_listing, shared_prefix
-from hookscope.models.shards import check_names, files_of, read_index, shard_remark
+from hookscope.models.shards import files_of, read_index, shard_remark, surplus_names
 from hookscope.models.tied import Layout
 from hookscope.parameters import arg
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -81,39 +82,37 @@ def _named_shape(tensor: StoredTensor) -> NamedShape:
 
 
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return what `_list_plain` does in a process with limits; None also where it fails: torch reports why."""
-    try:
-        listed: list[dict[str, Any]] | None = run_isolated(lambda: _list_plain(kinds, key), kinds, "")
-    except CheckpointError:
-        return None
-    return listed
+    """Return the listing of each file; None where torch has to read one, or to report what is wrong with it."""
 
+    def list_all() -> list[dict[str, Any]] | None:
+        listed = []
+        for path, kind in kinds.items():
+            if (content := plain_content(path, kind)) is None:
+                return None
+            listed.append(file_listing(path, kind, content, key, partial(_facts_of, path)))
+        return listed
 
-def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    listed = []
-    for path, kind in kinds.items():
-        content = plain_content(path, kind)
-        if content is None:
-            return None
-        listed.append(file_listing(path, kind, content, key, partial(_facts_of, path)))
+    listed: list[dict[str, Any]] | None = None
+    with suppress(CheckpointError):
+        listed = run_isolated(list_all, kinds, "")
     return listed
 
 
 def _facts_of(path: Path, named: list[tuple[str, TensorLike]]) -> tuple[list[TensorFacts], list[str]]:
-    tensors = [tensor for _, tensor in named if isinstance(tensor, PlainTensor)]
     with open_regular(path) as file:
         read = cache(lambda begin, byte_count, dtype: values_of(_pieces(file, begin, byte_count, dtype), dtype))
-        values = [read(tensor.begin, tensor.byte_count, tensor.dtype) for tensor in tensors]
-    layouts = [
-        Layout(tensor.storage, tensor.dtype, tensor.item_bytes, tensor.offset, tensor.shape, tensor.strides)
-        if tensor.byte_count
-        else None
-        for tensor in tensors
-    ]
-    facts = zip(tensors, layouts, values, strict=True)
-    return [
-        TensorFacts(tensor.shape, tensor.dtype, tensor.byte_count, layout, value) for tensor, layout, value in facts
-    ], []
+        facts = [
+            _facts(tensor, read(tensor.begin, tensor.byte_count, tensor.dtype))
+            for _, tensor in named
+            if isinstance(tensor, PlainTensor)
+        ]
+    return facts, []
+
+
+def _facts(tensor: PlainTensor, values: Values) -> TensorFacts:
+    place = tensor.offset, tensor.shape, tensor.strides
+    layout = Layout(tensor.storage, tensor.dtype, tensor.item_bytes, *place) if tensor.byte_count else None
+    return TensorFacts(tensor.shape, tensor.dtype, tensor.byte_count, layout, values)
 
 
 def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator[NDArray[np.generic]]:
@@ -130,12 +129,8 @@ def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator
 
 
 def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    name, listed = printable(str(index)), read_index(index)
-    owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
-    surplus = {}
-    for shard, tensors in listed.items():
-        held = [key for part in listings[shard]["parts"] for key in part["names"]]
-        surplus[shard] = check_names(name, shard, tensors, held, owners)
+    held = {path: [key for part in file["parts"] for key in part["names"]] for path, file in listings.items()}
+    surplus = surplus_names(printable(str(index)), read_index(index), held)
     return [
         f"{printable(shard.name)}: the index does not list {printable(', '.join(more), 200)}."
         for shard, more in surplus.items()

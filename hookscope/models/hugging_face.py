@@ -28,7 +28,9 @@ from hookscope.errors import (
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
+from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.names import optional_package
 from hookscope.models.statedict import unfit_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.parameters import arg
@@ -62,11 +64,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     held = read_config(folder) or {}
     settings = _settings(held, printable(str(folder / CONFIG)))
     processing = _processing(folder)
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        message = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
-        raise UsageError(message) from error
+    advice = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
+    transformers = optional_package("transformers", advice)
     name = printable(folder.resolve().name, 80)
     if options.arguments:
         raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no {arg('model_arg')}.")
@@ -174,17 +173,16 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
 
 
 def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
-    if (chosen := options.file_weights()) is not None:
-        return chosen
-    if isinstance(options.weights, str) and options.weights not in ("auto", "none"):
-        raise UsageError(f"{name} has no weights '{printable(options.weights)}'; give auto, none or a state dict file.")
-    path = weights_file(folder)
-    if options.weights == "auto" and path != folder:
-        read = read_checkpoint(path, options.file)
-        return ChosenWeights(read.name, None, read, warnings=read.warnings, notes=read.notes, is_file=True)
-    loud = f"{name}: weights are RANDOM (seed {options.seed}): there are none in the folder."
-    warnings = (loud,) if options.weights == "auto" else ()
-    return ChosenWeights(f"random, seed {options.seed}", random=True, warnings=warnings)
+    def trained() -> ChosenWeights:
+        path = weights_file(folder)
+        if path == folder:
+            raise DownloadError("there are none in the folder.")
+        return ChosenWeights.of_file(read_checkpoint(path, options.file))
+
+    if (chosen := options.usual_weights(name, trained)) is None:
+        weights = printable(str(options.weights))
+        raise UsageError(f"{name} has no weights '{weights}'; give auto, none or a state dict file.")
+    return chosen
 
 
 def _built(

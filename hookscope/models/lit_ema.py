@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hookscope.text import printable
+
 _COUNTERS = ("decay", "num_updates")
 
 _PREFIXES_LIMIT = 20  # a file made to be slow could have any number
@@ -27,6 +29,10 @@ class DotlessCopy:
     names: Mapping[str, str]
     counters: tuple[str, ...]
     around: str
+
+    def place(self, where: str) -> str:
+        """Return where the copy is in a file that has the state dict at `where`."""
+        return ".".join(filter(None, [where, printable(self.prefix.rstrip("."), 80)]))
 
     def left_out_of(self, state: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return a state dict without the copy."""

@@ -15,7 +15,7 @@ from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
 from hookscope.models.deepspeed import part_of_zero
-from hookscope.models.lit_ema import dotless_copy
+from hookscope.models.lit_ema import DotlessCopy, dotless_copy
 from hookscope.models.weight_sets import (
     Keys,
     dotted,
@@ -35,13 +35,18 @@ from hookscope.text import exception_line, printable
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors by name, detached, what else stands among them, and notes; the rest as in `Checkpoint`."""
+    """Tensors by name, detached, what else stands among them, and notes; the rest as in `Checkpoint`.
+
+    They are at `keys` of the file, where they may have LitEma's averaged copy among them: `copy`.
+    """
 
     state: "OrderedDict[str, Any]"
     module: nn.Module | None
     notes: tuple[str, ...]
     pickled_class: str = ""
     requires_grad: Mapping[str, bool] = field(default_factory=dict)
+    keys: Keys = ()
+    copy: DotlessCopy | None = None
 
 
 def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
@@ -69,7 +74,7 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
-    for place in (*copies, *filter(None, [copy])):
+    for place in (*copies, *([copy.place(dotted(keys))] if copy else [])):
         notes += (f"{name}: the averaged copy at '{place}' is not used; give {arg('key')} {place} for it.",)
     pickled_class = kind_of(stored) if isinstance(stored, ModuleState) else ""
     if pickled_class:
@@ -77,7 +82,7 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
     entries = dict.items(stored) if isinstance(stored, dict) else ()
     flags = {entry: value.requires_grad for entry, value in entries if isinstance(value, nn.Parameter)}
-    return Weights(state, module, notes, pickled_class, flags)
+    return Weights(state, module, notes, pickled_class, flags, keys, copy)
 
 
 def _state_dict(module: nn.Module, name: str) -> object:
@@ -113,18 +118,18 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
 
 def _without_dotless_copy(
     content: object, keys: Keys, prefix: str, state: "OrderedDict[str, Any]"
-) -> tuple["OrderedDict[str, Any]", str]:
-    """Return weights without LitEma's averaged copy, and where that is, or the copy itself if it is asked for."""
+) -> tuple["OrderedDict[str, Any]", DotlessCopy | None]:
+    """Return weights without LitEma's averaged copy, and what that is, or the copy itself if it is asked for."""
     around, _ = entries_at(content, keys, "")
     names = [key for key in dict.keys(around) if isinstance(key, str)] if isinstance(around, dict) else []
     copy = dotless_copy(names)
     if copy is None or not isinstance(around, dict) or prefix not in ("", copy.prefix):
-        return state, ""
+        return state, None
     if prefix:
-        return _checked(copy.taken_from(around), "an averaged copy"), ""
+        return _checked(copy.taken_from(around), "an averaged copy"), None
     for name in state.keys() - copy.left_out_of(state).keys():
         del state[name]
-    return state, ".".join(filter(None, [dotted(keys), printable(copy.prefix.rstrip("."), 80)]))
+    return state, copy
 
 
 def _checked(state: object, where: str) -> "OrderedDict[str, Any]":

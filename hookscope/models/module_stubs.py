@@ -6,6 +6,7 @@ sizes are borrowed, nothing of what they do.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,18 +23,14 @@ _BORROWED = (
 MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "feature_dropout_": 2, "alpha_dropout": 2}
 """ATen operators with a flag for training mode, and the flag's position among the arguments."""
 
-_classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
-
+@cache
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
     """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
 
     The methods of `behaviour` win over the borrowed class's. `qualified_name` is that of the class the layer was
     written as, "torch.nn.modules.conv.Conv2d"; it may come from a file, and nothing is imported by it.
     """
-    cached = _classes.get((behaviour, qualified_name))
-    if cached is not None:
-        return cached
     home, _, name = qualified_name.rpartition(".")
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None
     borrowed = isinstance(in_torch, type) and issubclass(in_torch, _BORROWED)
@@ -41,9 +38,7 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     # The borrowed class's repr, and its way to another device, need attributes that are not there.
     members: dict[str, Any] = {"extra_repr": lambda _module: "", "_apply": nn.Module._apply}  # noqa: SLF001 - torch's
     members["__module__"] = home or behaviour.__module__
-    made = type(printable(name, 80) or behaviour.__name__, bases, members)
-    _classes[behaviour, qualified_name] = made
-    return made
+    return type(printable(name, 80) or behaviour.__name__, bases, members)
 
 
 def set_sizes(module: nn.Module, groups: int | None, permutation: Sequence[int] | None) -> None:

@@ -89,7 +89,12 @@ def timm_names() -> list[str]:
 
 def import_timm() -> ModuleType:
     """Return timm, which takes seconds to import; UsageError if it is not installed."""
+    return optional_package("timm", "MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'")
+
+
+def optional_package(name: str, advice: str) -> ModuleType:
+    """Return a package that is not always installed; UsageError with the advice where it is not."""
     try:
-        return import_module("timm")
+        return import_module(name)
     except ImportError as error:
-        raise UsageError("MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'") from error
+        raise UsageError(advice) from error

@@ -37,19 +37,13 @@ def noise_arguments(
     by_position = [index for index, shape in enumerate(shapes) if not shape.name]
     if by_position and not others:
         is_first[by_position[0]] = True
-    takes_tokens = starts_with_embedding(module)
-    size = embedding_size(module)
-    return tuple(
-        _completed(shape, size, is_token=takes_tokens and at_first)
-        for shape, at_first in zip(shapes, is_first, strict=True)
-    )
-
-
-def _completed(noise: NoiseShape, size: int | None, *, is_token: bool) -> NoiseShape:
-    if noise.below is not None or not (noise.dtype or is_token):
-        return noise
-    dtype = noise.dtype or "int64"
-    return replace(noise, dtype=dtype, below=_bound(dtype, size))
+    takes_tokens, size = starts_with_embedding(module), embedding_size(module)
+    completed = []
+    for shape, at_first in zip(shapes, is_first, strict=True):
+        dtype = shape.dtype or ("int64" if takes_tokens and at_first else "")
+        is_complete = shape.below is not None or not dtype
+        completed.append(shape if is_complete else replace(shape, dtype=dtype, below=_bound(dtype, size)))
+    return tuple(completed)
 
 
 def _bound(dtype: str, size: int | None) -> int | None:

@@ -55,7 +55,9 @@ class Plan:
 
 def planned(script: Any, twin: Callable[[], Any]) -> Plan:
     """Look through the graphs of a script; `twin` gives a second copy of it."""
-    owners = _instances_of(script)
+    owners: dict[str, list[tuple[str, Any]]] = {}
+    for name, module in script.named_modules():
+        owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
     plan = Plan()
     for instances in owners.values():
         handle = instances[0][1]
@@ -75,13 +77,6 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                 for value in node.inputs():
                     plan.skipped.update(_submodule_names(value, instances))
     return plan
-
-
-def _instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
-    owners: dict[str, list[tuple[str, Any]]] = {}
-    for name, module in script.named_modules():
-        owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
-    return owners
 
 
 def _does_nothing(call: Any) -> bool:

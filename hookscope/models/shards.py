@@ -1,7 +1,7 @@
 """The files that weights are in: one, or the shards that an index names. No torch is needed."""
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, path_beside, read_weight_map
@@ -75,21 +75,25 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     return shards
 
 
-def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:
-    """Return the names of tensors that a shard holds (`held`) and the `index` does not list for it (`listed`).
+def surplus_names(
+    index: str, listed: Mapping[Path, list[str]], held: Mapping[Path, Iterable[str]]
+) -> dict[Path, list[str]]:
+    """Return the names of tensors that each shard holds and the `index`, called so in messages, does not list for it.
 
-    Raises CheckpointError if the shard lacks a listed one, or holds one of `others`, all names that the index lists.
+    Raises CheckpointError if a shard lacks a listed one, or holds one that the index lists for another.
     """
-    shown = printable(shard.name, 80)
-    held = list(held)
-    if missing := sorted(set(listed) - set(held)):
-        raise CheckpointError(
-            f"{shown} lacks '{printable(missing[0], 80)}', which {index} lists for it"
-            f"{f' ({len(missing)} in all)' if missing[1:] else ''}; are both of the same download?"
-        )
-    surplus = [name for name in held if name not in set(listed)]
-    if twice := [name for name in surplus if name in others]:
-        raise CheckpointError(
-            f"'{printable(twice[0], 80)}' is in {shown} and in another file of {index}; they contradict each other."
-        )
+    every = {name for names in listed.values() for name in names}
+    surplus = {}
+    for shard, names in listed.items():
+        shown, wanted, there = printable(shard.name, 80), set(names), [*held[shard]]
+        if missing := sorted(wanted - set(there)):
+            raise CheckpointError(
+                f"{shown} lacks '{printable(missing[0], 80)}', which {index} lists for it"
+                f"{f' ({len(missing)} in all)' if missing[1:] else ''}; are both of the same download?"
+            )
+        surplus[shard] = [name for name in there if name not in wanted]
+        if twice := [name for name in surplus[shard] if name in every]:
+            raise CheckpointError(
+                f"'{printable(twice[0], 80)}' is in {shown} and in another file of {index}; they contradict each other."
+            )
     return surplus

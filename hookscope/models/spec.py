@@ -186,9 +186,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         return _load_adapted(path, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:
         _check_complete(path, options)
-        name, warnings, notes = checkpoint.name, checkpoint.warnings, checkpoint.notes
-        held = ChosenWeights(name, checkpoint=checkpoint, warnings=warnings, notes=notes)
-        loaded = held.loaded(name, module, default_preprocessing(module), checkpoint.categories)
+        held = ChosenWeights.of_file(checkpoint)
+        loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
         return replace(loaded, training=checkpoint.training)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}

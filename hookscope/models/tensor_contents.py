@@ -20,6 +20,7 @@ from hookscope.models.listing import TensorFacts, file_listing
 from hookscope.models.shards import RESAVE_REMEDY
 from hookscope.models.tensor_values import values_of_tensor
 from hookscope.models.tied import Layout
+from hookscope.statistics.storage import stored_values
 from hookscope.text import counted, printable
 
 _THREADS = 2  # two read as fast as memory gives
@@ -60,9 +61,7 @@ def _facts_of(shown: str, content: object, named: list[tuple[str, TensorLike]]) 
 
 
 def _byte_count(tensor: Tensor) -> int:
-    stored = tensor
-    if tensor.layout is not torch.strided:
-        stored = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    stored = tensor if tensor.layout is torch.strided else stored_values(tensor, tuple(tensor.shape))[0]
     byte_count = stored.numel() * stored.element_size()
     if not (stored.is_meta or stored.layout is not torch.strided):
         byte_count = min(byte_count, stored.untyped_storage().nbytes())  # an expanded tensor shows its elements again

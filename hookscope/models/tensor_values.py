@@ -1,7 +1,5 @@
 """Statistics of stored tensors, a piece at a time; what is mapped from a file larger than memory can be, too."""
 
-import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 from hookscope.errors import is_out_of_memory
 from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
 from hookscope.statistics.reduction import PIECE_ELEMENTS
+from hookscope.statistics.storage import in_memory_order, stored_values, without_float8
 
 # Tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28
@@ -20,26 +19,22 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
     """Return the statistics of a tensor of any layout; None without data, and for a view too scattered to gather."""
     if tensor.is_meta:
         return None
-    if tensor.layout is not torch.strided:
-        values = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
-        return _values(_in_pieces(values.reshape(-1)), tensor.dtype, 1, zeros=tensor.numel() - values.numel())
     if tensor.is_quantized:
         by_channel = tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-        return _values(iter([tensor]) if by_channel else _in_pieces(tensor.reshape(-1)), tensor.dtype, 1)
-    tensor = tensor.resolve_conj().resolve_neg()
-    sizes, strides, repeats = _distinct(tensor)
-    if not tensor.numel() or _is_dense(sizes, strides):
-        flat = tensor.as_strided((math.prod(sizes) if tensor.numel() else 0,), (1,))
-    elif math.prod(sizes) * tensor.element_size() > _GATHER_BYTES_LIMIT:
+        return _values((tensor.dequantize() if by_channel else tensor).reshape(-1), tensor.dtype, 1)
+    stored, _, zeros = stored_values(tensor, tuple(tensor.shape))
+    stored = stored.resolve_conj().resolve_neg()
+    held = stored[tuple(slice(None if stride else 1) for stride in stored.stride())]  # others show their elements again
+    held, _ = in_memory_order(held, None)
+    if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
         return None
-    else:
-        flat = tensor.as_strided(sizes, strides).reshape(-1)
-    return _values(_in_pieces(flat), tensor.dtype, repeats)
+    return _values(held.reshape(-1), tensor.dtype, stored.numel() // max(held.numel(), 1), zeros=zeros)
 
 
-def _values(pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
+def _values(flat: Tensor, dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
     name = str(dtype).removeprefix("torch.")
     array_type = "complex" if dtype.is_complex else name if name in ARRAY_TYPES else "float32"
+    pieces = torch.split(flat, PIECE_ELEMENTS) if flat.numel() else ()
     try:
         return values_of(map(_array, pieces), array_type, repeats, zeros)
     except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
@@ -58,32 +53,9 @@ def _array(piece: Tensor) -> NDArray[Any]:
         piece = piece.view(torch.uint8)
     elif piece.is_complex():
         piece = piece.to(torch.complex128)
-    elif piece.is_floating_point() and piece.itemsize == 1:  # of the other kinds
-        piece = piece.float()
-    array: NDArray[Any] = piece.numpy()
+    array: NDArray[Any] = without_float8(piece).numpy()
     return array
 
 
 # A format without NaN and Inf, and without arithmetic (Open Compute Project, "Microscaling Formats", 2023).
 _ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
-
-
-def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    axes = [(size, stride) for size, stride in zip(layout.shape, layout.stride(), strict=True) if size != 1]
-    kept = [(size, stride) for size, stride in axes if stride]
-    repeats = math.prod(size for size, stride in axes if not stride)
-    return tuple(size for size, _ in kept), tuple(stride for _, stride in kept), repeats
-
-
-def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _in_pieces(flat: Tensor) -> Iterator[Tensor]:
-    for begin in range(0, flat.numel(), PIECE_ELEMENTS):
-        yield flat[begin : begin + PIECE_ELEMENTS]

@@ -15,6 +15,7 @@ import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -84,10 +85,7 @@ _layers: WeakValueDictionary[Any, ScriptLayer] = WeakValueDictionary()
 _raised: list[BaseException] = []
 """The exception of Python code called by a running script; the interpreter of scripts would turn it into text."""
 
-_operators: dict[tuple[str, ...], str] = {}
-"""The names of our operators by what they return."""
-
-_library: list[torch.library.Library] = []
+_numbers = count()  # of our operators, one for each way of returning
 
 
 def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
@@ -124,18 +122,20 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     return root, tuple(remarks)
 
 
+@cache
+def _library() -> torch.library.Library:
+    return torch.library.Library("hookscope", "FRAGMENT")  # type: ignore[no-untyped-call] # torch's
+
+
+@cache
 def _operator(returns: tuple[str, ...]) -> str:
-    if returns not in _operators:
-        if not _library:
-            _library.append(torch.library.Library("hookscope", "FRAGMENT"))  # type: ignore[no-untyped-call] # torch's
-        name = f"call_{len(_operators)}"
-        written = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-        # Conservative: it may do anything, so torch neither drops nor moves nor merges it.
-        schema = f"{name}(Any layer, str method, Any arguments) -> {written}"
-        _library[0].define(schema, alias_analysis="CONSERVATIVE")  # type: ignore[no-untyped-call] # torch's
-        _library[0].impl(name, _call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call] # torch's
-        _operators[returns] = f"hookscope::{name}"
-    return _operators[returns]
+    name = f"call_{next(_numbers)}"
+    written = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+    # Conservative: it may do anything, so torch neither drops nor moves nor merges it.
+    schema = f"{name}(Any layer, str method, Any arguments) -> {written}"
+    _library().define(schema, alias_analysis="CONSERVATIVE")  # type: ignore[no-untyped-call] # torch's
+    _library().impl(name, _call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call] # torch's
+    return f"hookscope::{name}"
 
 
 def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:

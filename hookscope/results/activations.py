@@ -228,12 +228,9 @@ class Run(NetworkResult):
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
 
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
-        """Write the run directory, as `RunResult.save`.
+        """Write the run directory, as `RunResult.save`, with grids in a colour map of Matplotlib's.
 
-        Args:
-            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
-            cmap: Colour map of Matplotlib's for the grids.
-            scale: Colours of the grids for each channel by itself, or one scale for the layer.
+        `scale` gives colours to each channel by itself, or one scale to the layer.
         """
         return Path(rendered(self, "save", path, cmap=cmap, scale=scale).folder)
 

@@ -410,12 +410,7 @@ class Survey(NetworkResult):
         return f"<Survey of {self.model.name}: {', '.join(parts)}>"
 
     def save(self, path: str | Path, *, crops: int | None = None) -> Path:
-        """Write the run directory, as `RunResult.save`.
-
-        Args:
-            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
-            crops: Channels of each row with crops; None for as many as make 128 of all rows.
-        """
+        """Write the run directory, as `RunResult.save`; `crops` channels of each row have crops, None makes 128 in all."""
         return Path(rendered(self, "save", path, crops=crops).folder)
 
     def __getitem__(self, label: str) -> SurveyRow:

@@ -48,8 +48,8 @@ class StepInputs:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         try:
-            given = [tensor for _, tensor in tensors_given(args, kwargs) if tensor.is_floating_point()]
-            self._calls.append([(weakref.ref(tensor), version_of(tensor)) for tensor in given])
+            tensors = [tensor for _, tensor in tensors_given(args, kwargs) if tensor.is_floating_point()]
+            self._calls.append([(weakref.ref(tensor), version_of(tensor)) for tensor in tensors])
         except Exception as error:  # noqa: BLE001 - never into a training
             self._failed(error)
 

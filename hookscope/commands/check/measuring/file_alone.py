@@ -85,7 +85,7 @@ def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: s
     began = time.perf_counter()
     held = content if isinstance(content, dict) else dict(content)
     weights = weights_in(held, STATE_DICT, settings.key)
-    training = training_entries(held, weights.state, settings.key)
+    training = training_entries(held, weights, settings.key)
     return measure_read(
         Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training), reason, began
     )

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
+from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.results.training_state import OptimiserValues
 from tests.commands.check.checkpoints.gratings import trained_on_gratings
@@ -24,7 +25,7 @@ def saved(folder: Path, **parts: Any) -> TrainingEntries:
     """Write a training checkpoint, read it, and return what stands beside the weights below "model"."""
     torch.save(parts, folder / "training.pt")
     content = torch.load(folder / "training.pt")
-    return training_entries(content, content["model"], "model")
+    return training_entries(content, weights_in(content, "model.pt", "model"), "model")
 
 
 def in_bursts(parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer, schedule: Any, steps: int) -> None:

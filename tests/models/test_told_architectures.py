@@ -9,7 +9,7 @@ import timm
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.models.declared_architecture import told_architectures
+from hookscope.models.checkpoint import told_architectures
 from hookscope.models.spec import load_model
 
 
