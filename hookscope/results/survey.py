@@ -410,7 +410,7 @@ class Survey(NetworkResult):
         return f"<Survey of {self.model.name}: {', '.join(parts)}>"
 
     def save(self, path: str | Path, *, crops: int | None = None) -> Path:
-        """Write the run directory, as `RunResult.save`; `crops` channels of each row have crops, None makes 128 in all."""
+        """Write the run directory, as `RunResult.save`; `crops` channels of each row have crops, None makes 128."""
         return Path(rendered(self, "save", path, crops=crops).folder)
 
     def __getitem__(self, label: str) -> SurveyRow:
