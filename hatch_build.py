@@ -43,7 +43,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
             return
         sources = sorted(Path(self.root, SOURCES).glob("*.[ch]"))
         # Compared by library.py where the sources lie beside it: in a checkout.
-        digest = sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()
+        digest = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
         self._folder = tempfile.TemporaryDirectory()
         library = Path(self.root, LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY.name)
         command = [
@@ -57,7 +57,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
             f"-DSOURCES_HASH={digest}",
             "-o",
             str(library),
-            *(str(each) for each in sources if each.suffix == ".c"),
+            *(str(source) for source in sources if source.suffix == ".c"),
         ]
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), self._folder.name)
         compiled = subprocess.run(  # noqa: S603 - every part of it is stated above

@@ -62,9 +62,9 @@ def main() -> int:
             continue
         console.print(section_table(measured[name]))
         if output is not None:
-            found = {**kept.sections, **measured}
+            actual = {**kept.sections, **measured}
             output.parent.mkdir(parents=True, exist_ok=True)
-            report = Report(machine, {each: found[each] for each in sections if each in found})
+            report = Report(machine, {section: actual[section] for section in sections if section in actual})
             output.write_text(to_json(report), encoding="utf-8")
     report = Report(machine, measured)
     console.print(limit_table(report))
@@ -75,8 +75,8 @@ def main() -> int:
 
 def file_name(date: str, machine: Machine) -> str:
     """Name results by date and machine: "2026-11-21-cpu-amd-epyc-2-threads"."""
-    what = machine.accelerator or f"{machine.processor} {machine.thread_count} threads"
-    return f"{date}-{machine.device}-" + re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")
+    subject = machine.accelerator or f"{machine.processor} {machine.thread_count} threads"
+    return f"{date}-{machine.device}-" + re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
 
 
 if __name__ == "__main__":

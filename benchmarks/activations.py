@@ -35,9 +35,9 @@ def four(tensor: Tensor) -> Tensor:
     return torch.stack([mean, std, low, high])
 
 
-def fetched(found: Mapping[str, Tensor]) -> Rows:
+def fetched(actual: Mapping[str, Tensor]) -> Rows:
     """Bring the statistics of all rows over in one piece."""
-    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True)) if found else {}
+    return dict(zip(actual, torch.stack(list(actual.values())).tolist(), strict=True)) if actual else {}
 
 
 def by_hand(tensor: Tensor) -> tuple[float, ...]:
@@ -76,12 +76,12 @@ def _hookscope(model: nn.Module, batch: Tensor, _rows: Sequence[Row], **options:
 
 def _hand_written(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[], Rows]:
     def run() -> Rows:
-        found: dict[str, tuple[float, ...]] = {}
+        actual: dict[str, tuple[float, ...]] = {}
         calls: dict[str, int] = defaultdict(int)
 
         def hook(name: str) -> Callable[..., None]:
             def look(_module: nn.Module, _inputs: object, output: object) -> None:
-                found[row_label(name, calls[name], "")] = by_hand(first_tensor(output))[:4]
+                actual[row_label(name, calls[name], "")] = by_hand(first_tensor(output))[:4]
                 calls[name] += 1
 
             return look
@@ -90,7 +90,7 @@ def _hand_written(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Calla
         plain(model, batch)
         for handle in handles:
             handle.remove()
-        return found
+        return actual
 
     return run
 
@@ -103,14 +103,14 @@ def _torchinfo(model: nn.Module, batch: Tensor, _rows: Sequence[Row]) -> Callabl
         return partial(shapes, summary(model, input_data=batch, depth=50, mode="eval", verbose=0).summary_list)
 
     def shapes(layers: Sequence[Any]) -> Rows:
-        found: dict[str, tuple[int, ...]] = {}
+        actual: dict[str, tuple[int, ...]] = {}
         calls: dict[str, int] = defaultdict(int)
         for layer in layers:
             if layer.executed:
                 name = names[id(layer.module)]
-                found[row_label(name, calls[name], "")] = tuple(layer.output_size)
+                actual[row_label(name, calls[name], "")] = tuple(layer.output_size)
                 calls[name] += 1
-        return found
+        return actual
 
     return run
 
@@ -151,8 +151,8 @@ def _torchvision(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callab
     def run() -> Rows:
         with torch.no_grad():
             kept = {node: first_tensor(value) for node, value in extractor(batch).items()}
-        found = fetched({node: four(value) for node, value in kept.items() if isinstance(value, Tensor)})
-        return {name: found[node] for name, node in ends.items() if node in found}
+        actual = fetched({node: four(value) for node, value in kept.items() if isinstance(value, Tensor)})
+        return {name: actual[node] for name, node in ends.items() if node in actual}
 
     return run
 
@@ -165,12 +165,12 @@ def _nnsight(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[
     def run() -> Rows:
         with torch.no_grad():  # noqa: SIM117 - nnsight reads the inner block's source, and runs it itself
             with wrapped.trace(batch) as tracer:
-                found = {}
+                actual = {}
                 for name, layer, call in asked:
                     for _ in tracer.iter[call : call + 1]:
-                        found[name] = four(first_tensor(wrapped.get(layer).output))
-                library.save(found)
-        return fetched(found)
+                        actual[name] = four(first_tensor(wrapped.get(layer).output))
+                library.save(actual)
+        return fetched(actual)
 
     return run
 
@@ -181,7 +181,7 @@ def _torchlens(model: nn.Module, batch: Tensor, _rows: Sequence[Row]) -> Callabl
     def run() -> Rows:
         with torch.no_grad():
             calls = trace(model, batch).module_calls
-            return fetched({row_label(each.address, each.call_index - 1, ""): four(each.outs[0]) for each in calls})
+            return fetched({row_label(call.address, call.call_index - 1, ""): four(call.outs[0]) for call in calls})
 
     return run
 

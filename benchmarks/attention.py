@@ -31,10 +31,10 @@ class token's row alone."""
 
 def measure() -> Section:
     """Time attention on the CPU, and compare the class token's map with weights by hand."""
-    found: list[Measurement] = []
+    actual: list[Measurement] = []
     for network in _LIMITS:
-        found += _measured(*seeded(network), network)
-    return Section("hookscope.attention, over the plain forward pass", _NOTE, tuple(found))
+        actual += _measured(*seeded(network), network)
+    return Section("hookscope.attention, over the plain forward pass", _NOTE, tuple(actual))
 
 
 def _measured(model: nn.Module, picture: Tensor, network: str, rounds: int = _ROUNDS) -> list[Measurement]:
@@ -62,10 +62,10 @@ def _measured(model: nn.Module, picture: Tensor, network: str, rounds: int = _RO
     return over_first(network, ways, seconds, _LIMITS.get(network, {}))
 
 
-def _judged(found: Tensor, expected: Tensor) -> Work:
+def _judged(actual: Tensor, expected: Tensor) -> Work:
     """Compare the class token's map, (h, w), with the mean over heads of the last block's weights, (heads, T, T)."""
-    wanted = expected.mean(0)[0, -found.numel() :].reshape(found.shape)
-    is_same = bool((found - wanted).abs().max() <= _TOLERANCE)
+    wanted = expected.mean(0)[0, -actual.numel() :].reshape(actual.shape)
+    is_same = bool((actual - wanted).abs().max() <= _TOLERANCE)
     return Work("same" if is_same else "differs", 1, int(not is_same))
 
 

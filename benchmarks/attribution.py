@@ -81,32 +81,32 @@ def _timed() -> list[Measurement]:
 
 def _counted(way: str) -> Measurement:
     """Count the maps that are right."""
-    found: list[tuple[Map, Map, str]] = []
+    actual: list[tuple[Map, Map, str]] = []
     missing = 0
     for network, layer in _CASES:
         model, picture = seeded(network)
         expected, index = _by_hand(model, layer, picture)
         try:
-            found.append((_WAYS[way](model, layer, picture, index)(), expected, way))
+            actual.append((_WAYS[way](model, layer, picture, index)(), expected, way))
         except Exception:  # noqa: BLE001 - a peer may raise anything
             missing += 1
-    wrong = _judged(found).wrong
+    wrong = _judged(actual).wrong
     work = Work("differs" if wrong or missing else "same", len(_CASES), wrong, missing)
     return Measurement(f"{len(_CASES)} layers", way, None, "×", None, work)
 
 
-def _judged(found: list[tuple[Map, Map, str]]) -> Work:
-    wrong = sum(not _same(values, expected, way) for values, expected, way in found)
-    return Work("differs" if wrong else "same", len(found), wrong)
+def _judged(actual: list[tuple[Map, Map, str]]) -> Work:
+    wrong = sum(not _same(values, expected, way) for values, expected, way in actual)
+    return Work("differs" if wrong else "same", len(actual), wrong)
 
 
-def _same(found: Map, expected: Map, way: str) -> bool:
+def _same(actual: Map, expected: Map, way: str) -> bool:
     if way == "grad-cam":  # it gives maps that are scaled and resized: so is what they are compared with
         scaled = import_module("pytorch_grad_cam.utils.image").scale_cam_image
-        expected = scaled(scaled(expected[None], found.shape[::-1]))[0]
-    if found.shape != expected.shape:
+        expected = scaled(scaled(expected[None], actual.shape[::-1]))[0]
+    if actual.shape != expected.shape:
         return False
-    return bool(np.abs(found - expected).max() <= _TOLERANCE * np.abs(expected).max())
+    return bool(np.abs(actual - expected).max() <= _TOLERANCE * np.abs(expected).max())
 
 
 def _by_hand(model: nn.Module, layer: str, picture: Tensor) -> tuple[Map, int]:
@@ -123,7 +123,7 @@ def _by_hand(model: nn.Module, layer: str, picture: Tensor) -> tuple[Map, int]:
     (output,) = kept
     for index in scores.argsort(descending=True).tolist():
         (gradient,) = torch.autograd.grad(scores[index], output, retain_graph=True)
-        values, slopes = (_as_maps(each.detach()[0]) for each in (output, gradient))
+        values, slopes = (_as_maps(tensor.detach()[0]) for tensor in (output, gradient))
         values = (slopes.mean((1, 2), keepdim=True) * values).sum(0).relu()
         if values.any():
             return values.numpy(), index
@@ -177,8 +177,8 @@ def _torch_cam(model: nn.Module, layer: str, picture: Tensor, index: int) -> Map
 
     def run() -> Map:
         (values,) = extractor(index, model(picture), normalized=False)
-        found: Map = values[0].detach().numpy()
-        return found
+        actual: Map = values[0].detach().numpy()
+        return actual
 
     return run
 

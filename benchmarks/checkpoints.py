@@ -41,15 +41,15 @@ def measure() -> Section:
     state["layer7.weight"][1, :2] = torch.inf
     counts = {"layer5.weight": (3, 0), "layer7.weight": (0, 2)}
     expected: Listing = [(name, (1024, 4096), *counts.get(name, (0, 0))) for name in state]
-    found: list[Measurement] = []
+    actual: list[Measurement] = []
     for suffix, (save, peers) in _FILES.items():
         with tempfile.TemporaryDirectory(dir=ROOT) as folder:  # a temporary file system may be memory
             path = Path(folder, f"large{suffix}")
             save(state, path)
             commands = {"hookscope": ["hookscope", "checkpoint", str(path), "--json"]}
             commands |= {peer: ["benchmarks.children.reading", str(path), peer] for peer in peers}
-            found += _measure_file(f"2 GiB {suffix}", commands, expected)
-    return Section("hookscope checkpoint, of a large file", _NOTE, tuple(found))
+            actual += _measure_file(f"2 GiB {suffix}", commands, expected)
+    return Section("hookscope checkpoint, of a large file", _NOTE, tuple(actual))
 
 
 def _measure_file(subject: str, commands: dict[str, list[str]], expected: Listing) -> list[Measurement]:
@@ -71,4 +71,6 @@ def _measure_file(subject: str, commands: dict[str, list[str]], expected: Listin
 
 
 def _listed(tensors: Sequence[Mapping[str, Any]]) -> Listing:
-    return sorted((each["key"], tuple(each["shape"]), each["nan_count"], each["inf_count"]) for each in tensors)
+    return sorted(
+        (tensor["key"], tuple(tensor["shape"]), tensor["nan_count"], tensor["inf_count"]) for tensor in tensors
+    )

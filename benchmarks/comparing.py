@@ -47,14 +47,14 @@ def over_first(
     subject: str, ways: Mapping[str, Ready], seconds: Mapping[str, list[float]], limits: Mapping[str, float]
 ) -> list[Measurement]:
     """Turn seconds into ratios over those of the first way; limits are by way, for those that have one."""
-    spreads = {name: spread(found, "ms", 1e3) for name, found in seconds.items()}
+    spreads = {name: spread(actual, "ms", 1e3) for name, actual in seconds.items()}
     base = spreads[next(iter(ways))].median
-    found = []
+    actual = []
     for name, way in ways.items():
         times = spreads.get(name)
         figure = times.median / base if times else None
-        found.append(Measurement(subject, name, figure, "×", times, way.work, limits.get(name)))
-    return found
+        actual.append(Measurement(subject, name, figure, "×", times, way.work, limits.get(name)))
+    return actual
 
 
 def timeable(ways: Mapping[str, Ready]) -> tuple[dict[str, Run], dict[str, int]]:

@@ -27,7 +27,7 @@ def by_hookscope() -> Counts:
     """Measure as `hookscope layers --cost` does."""
     table = hookscope.layers(_NETWORK, cost=True)
     assert table.cost is not None
-    return {each.layer: each.total.parameter_count for each in table.cost.modules}
+    return {module.layer: module.total.parameter_count for module in table.cost.modules}
 
 
 def by_torchinfo() -> Counts:
@@ -44,7 +44,9 @@ def by_torchinfo() -> Counts:
 
 def judge_counts(counts: Counts, network: nn.Module) -> Work:
     """Compare the parameters of every module with the network's."""
-    wanted = {name: sum(each.numel() for each in module.parameters()) for name, module in network.named_modules()}
+    wanted = {
+        name: sum(parameter.numel() for parameter in module.parameters()) for name, module in network.named_modules()
+    }
     missing = sum(name not in counts for name in wanted)
     wrong = sum(counts[name] != count for name, count in wanted.items() if name in counts)
     return Work("differs" if missing or wrong else "same", len(wanted), wrong, missing)
@@ -56,9 +58,9 @@ def measure() -> Section:
         network = get_model(_NETWORK)
     ways: dict[str, Callable[[], Counts]] = {"hookscope": by_hookscope, "torchinfo": by_torchinfo}
     works = {name: judge_counts(way(), network) for name, way in ways.items()}
-    found = []
+    actual = []
     for name, seconds in interleaved(ways, 3).items():
         times = spread(seconds)
         at_most = _AT_MOST_SECONDS if name == "hookscope" else None
-        found.append(Measurement(f"layers {_NETWORK} --cost", name, times.median, "s", times, works[name], at_most))
-    return Section("hookscope.layers with cost=True", _NOTE, tuple(found))
+        actual.append(Measurement(f"layers {_NETWORK} --cost", name, times.median, "s", times, works[name], at_most))
+    return Section("hookscope.layers with cost=True", _NOTE, tuple(actual))

@@ -39,9 +39,9 @@ def measure() -> Section:
     model, _ = seeded("resnet34")
     places = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     note = _NOTE.format(faults=" or ".join(_FAULTS.values()), count=len(places))
-    found = [each for network in _FAULTS for each in _timed(network)]
-    found += [_counted(way, [*places, None]) for way in WAYS]
-    return Section("hookscope.diff, over both plain passes", note, tuple(found))
+    actual = [each for network in _FAULTS for each in _timed(network)]
+    actual += [_counted(way, [*places, None]) for way in WAYS]
+    return Section("hookscope.diff, over both plain passes", note, tuple(actual))
 
 
 def pair(network: str, fault: str | None) -> tuple[nn.Module, nn.Module, Tensor]:
@@ -93,8 +93,8 @@ def _counted(way: str, faults: list[str | None]) -> Measurement:
 
 def _hookscope(model: nn.Module, other: nn.Module, picture: Tensor) -> First:
     def compare() -> str | None:
-        found = hookscope.diff(model, other, picture).first_differences
-        return found[0].layer if found else None
+        actual = hookscope.diff(model, other, picture).first_differences
+        return actual[0].layer if actual else None
 
     return compare
 

@@ -43,12 +43,16 @@ def _origin(machine: Machine) -> str:
 
 def _by_way(section: Section) -> str:
     """Return a table of subjects and ways; there is a row for each of those that are more."""
-    subjects = list(dict.fromkeys(each.subject for each in section.measurements))
-    ways = list(dict.fromkeys(each.way for each in section.measurements))
-    cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
+    subjects = list(dict.fromkeys(measurement.subject for measurement in section.measurements))
+    ways = list(dict.fromkeys(measurement.way for measurement in section.measurements))
+    cells = {(measurement.way, measurement.subject): _cell(measurement) for measurement in section.measurements}
     if len(subjects) > len(ways):
-        return _table(["case", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
-    return _table(["with", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
+        return _table(
+            ["case", *ways], ([subject, *(cells.get((way, subject), "") for way in ways)] for subject in subjects)
+        )
+    return _table(
+        ["with", *subjects], ([way, *(cells.get((way, subject), "") for subject in subjects)] for way in ways)
+    )
 
 
 def _cell(measurement: Measurement) -> str:
@@ -62,7 +66,7 @@ def _cell(measurement: Measurement) -> str:
         notes.append(f"**{limit}, missed**" if measurement.missed else limit)
     if work.verdict == "shapes only":
         notes.append("shapes only")
-    wrong = [f"{count} {what}" for count, what in ((work.wrong, "wrong"), (work.missing, "missing")) if count]
+    wrong = [f"{count} {subject}" for count, subject in ((work.wrong, "wrong"), (work.missing, "missing")) if count]
     if wrong:
         notes.append(f"{', '.join(wrong)} of {work.wanted}")
     if measurement.figure is None:

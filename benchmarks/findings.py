@@ -155,7 +155,7 @@ class Report:
     @property
     def missed(self) -> bool:
         """Whether a limit is missed."""
-        return any(each.missed for section in self.sections.values() for each in section.measurements)
+        return any(measurement.missed for section in self.sections.values() for measurement in section.measurements)
 
 
 _REPORT = TypeAdapter(Report)

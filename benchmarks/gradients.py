@@ -32,11 +32,11 @@ def _hookscope(model: nn.Module, batch: Tensor, _rows: Sequence[Row], **options:
 
 def _tensor_hooks(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[], Rows]:
     def run() -> Rows:
-        found: dict[str, tuple[float, ...]] = {}
+        actual: dict[str, tuple[float, ...]] = {}
         calls: dict[str, int] = {}
 
         def keep(row: str, gradient: Tensor) -> None:
-            found[row] = by_hand(gradient)[:4]
+            actual[row] = by_hand(gradient)[:4]
 
         def hook(name: str) -> Callable[..., None]:
             def look(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -55,29 +55,29 @@ def _tensor_hooks(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Calla
         for parameter in model.parameters():
             if parameter.grad is not None:
                 by_hand(parameter.grad)
-        return found
+        return actual
 
     return run
 
 
 def _full_backward_hooks(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[], Rows]:
     """Take the gradients of outputs; those of a repeated module's last call come first."""
-    given = batch.clone().requires_grad_()
+    inputs = batch.clone().requires_grad_()
 
     def run() -> Rows:
-        found: dict[str, list[tuple[float, ...]]] = {}
+        actual: dict[str, list[tuple[float, ...]]] = {}
 
         def hook(name: str) -> Callable[..., None]:
-            return lambda _module, _inputs, outputs: found.setdefault(name, []).insert(0, by_hand(outputs[0])[:4])
+            return lambda _module, _inputs, outputs: actual.setdefault(name, []).insert(0, by_hand(outputs[0])[:4])
 
         handles = [model.get_submodule(name).register_full_backward_hook(hook(name)) for name in layers_of(rows)]
         try:
-            _plain(model, given)
+            _plain(model, inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        given.grad = None
-        return {row_label(name, call, ""): row for name, rows in found.items() for call, row in enumerate(rows)}
+        inputs.grad = None
+        return {row_label(name, call, ""): row for name, rows in actual.items() for call, row in enumerate(rows)}
 
     return run
 
@@ -86,7 +86,7 @@ def _captum(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[]
     """Take the gradients of outputs of the modules that return one tensor."""
     layers = layers_of(row for row in rows if row.statistics.mean is not None and not row.slot)
     attribution = import_module("captum.attr").LayerGradientXActivation(
-        lambda given: model(given).sum(1), [model.get_submodule(layer) for layer in layers], multiply_by_inputs=False
+        lambda inputs: model(inputs).sum(1), [model.get_submodule(layer) for layer in layers], multiply_by_inputs=False
     )
 
     def run() -> Rows:

@@ -32,14 +32,14 @@ activation plus {_ALLOWED_MEGABYTES} MB, and {_ALLOWED_MEGABYTES} MB from {_FEW}
 
 def measure() -> Section:
     """Measure `activations`, `grads` and `diff`, and a run over many pictures."""
-    found = []
+    actual = []
     for function, (networks, ways) in _CASES.items():
         for network in networks:
-            found += _measured(function, network, ["plain", *(way for way in ways if "hookscope," not in way)])
+            actual += _measured(function, network, ["plain", *(way for way in ways if "hookscope," not in way)])
     few, many = (json.loads(_child("pictures", "resnet18", str(count)))["growth_bytes"] for count in (_FEW, _MANY))
     subject = f"activations, resnet18, {_MANY} pictures over {_FEW}"
-    found.append(Measurement(subject, "hookscope", (many - few) / 1e6, "MB", at_most=_ALLOWED_MEGABYTES))
-    return Section("Peak memory over the plain passes", _NOTE, tuple(found))
+    actual.append(Measurement(subject, "hookscope", (many - few) / 1e6, "MB", at_most=_ALLOWED_MEGABYTES))
+    return Section("Peak memory over the plain passes", _NOTE, tuple(actual))
 
 
 def _child(*words: str) -> str:
@@ -47,7 +47,7 @@ def _child(*words: str) -> str:
 
 
 def _measured(function: str, network: str, ways: list[str]) -> list[Measurement]:
-    found: list[Measurement] = []
+    actual: list[Measurement] = []
     base = 0.0
     for way in ways:
         work: Work | None = None
@@ -64,5 +64,5 @@ def _measured(function: str, network: str, ways: list[str]) -> list[Measurement]
             base = peak.median
         more = peak.median - base if peak else None
         at_most = _ALLOWED_MEGABYTES + largest_activation_bytes(network) / 1e6 if way == "hookscope" else None
-        found.append(Measurement(f"{function}, {network}", way, more, "MB", peak, work, at_most))
-    return found
+        actual.append(Measurement(f"{function}, {network}", way, more, "MB", peak, work, at_most))
+    return actual

@@ -38,7 +38,10 @@ def label(row: Row) -> str:
 def statistics_of(rows: Iterable[Row]) -> Rows:
     """Return mean, std, min and max by label, without rows that have no gradient."""
     seen = {label(row): row.statistics for row in rows if row.statistics.mean is not None}
-    return {name: (each.mean or 0.0, each.std or 0.0, each.min or 0.0, each.max or 0.0) for name, each in seen.items()}
+    return {
+        name: (tensor.mean or 0.0, tensor.std or 0.0, tensor.min or 0.0, tensor.max or 0.0)
+        for name, tensor in seen.items()
+    }
 
 
 def layers_of(rows: Iterable[Row]) -> list[str]:

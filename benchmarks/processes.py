@@ -51,8 +51,8 @@ def measure_start_up() -> Section:
     (seconds,) = interleaved({"hookscope": partial(run, [sys.executable, "-m", "hookscope", "--help"])}, 9).values()
     times = spread(seconds)
     note = "The whole process, with every file in the system's cache."
-    found = Measurement("hookscope --help", "hookscope", times.median, "s", times, None, _HELP_AT_MOST_SECONDS)
-    return Section("hookscope --help", note, (found,))
+    actual = Measurement("hookscope --help", "hookscope", times.median, "s", times, None, _HELP_AT_MOST_SECONDS)
+    return Section("hookscope --help", note, (actual,))
 
 
 def measure_commands() -> Section:
@@ -78,8 +78,8 @@ def measure_commands() -> Section:
         }
         ways |= {name: Ready(None, partial(run, words), 5) for name, words in commands.items()}
         seconds = interleaved(*timeable(ways))
-    found = over_first("resnet34 IMAGE", ways, seconds, {_CONVOLUTIONS: _COMMAND_AT_MOST})
-    return Section("Whole commands, over a bare script", _NOTE_OF_COMMANDS, tuple(found))
+    actual = over_first("resnet34 IMAGE", ways, seconds, {_CONVOLUTIONS: _COMMAND_AT_MOST})
+    return Section("Whole commands, over a bare script", _NOTE_OF_COMMANDS, tuple(actual))
 
 
 def measure_check() -> Section:
@@ -93,7 +93,7 @@ def measure_check() -> Section:
             "hookscope": partial(run, [sys.executable, "-m", "hookscope", "check", str(path)]),  # raises if it fails
         }
         seconds = interleaved(ways, 7)
-    plain, checked = (spread(found) for found in seconds.values())
+    plain, checked = (spread(actual) for actual in seconds.values())
     subject = "check resnet18.pt, over imports and three passes"
     note = "Whole processes; a good checkpoint, with the rules that are on by default."
     return Section(
@@ -122,5 +122,5 @@ def _same_network(bare: Sequence[str], last: Sequence[str], convolutions: Sequen
 def _rows(command: Sequence[str]) -> list[Any]:
     """Run a command and return the rows that it wrote; the folder is its last word."""
     run(command)
-    found: list[Any] = json.loads(Path(command[-1], "result.json").read_text(encoding="utf-8"))["rows"]
-    return found
+    actual: list[Any] = json.loads(Path(command[-1], "result.json").read_text(encoding="utf-8"))["rows"]
+    return actual

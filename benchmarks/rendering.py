@@ -33,22 +33,22 @@ def _by_hookscope(run: Activations, folder: Path) -> None:
 
 def _by_torchvision(run: Activations, folder: Path) -> None:
     """Tile with `make_grid`, each map scaled to its own range."""
-    for each in run.feature_maps:
-        columns = math.ceil(math.sqrt(len(each.values)))
-        grid = make_grid(torch.from_numpy(each.values)[:, None], nrow=columns, normalize=True, scale_each=True)
-        save_image(grid, folder / f"{each.label}.png")
+    for maps in run.feature_maps:
+        columns = math.ceil(math.sqrt(len(maps.values)))
+        grid = make_grid(torch.from_numpy(maps.values)[:, None], nrow=columns, normalize=True, scale_each=True)
+        save_image(grid, folder / f"{maps.label}.png")
 
 
 def _by_matplotlib(run: Activations, folder: Path) -> None:
     """Make a figure of subplots per layer."""
-    for each in run.feature_maps:
-        side = math.ceil(math.sqrt(len(each.values)))
+    for maps in run.feature_maps:
+        side = math.ceil(math.sqrt(len(maps.values)))
         figure = Figure(figsize=(side, side))
-        for index, values in enumerate(each.values):
+        for index, values in enumerate(maps.values):
             axes = figure.add_subplot(side, side, index + 1)
             axes.imshow(values, cmap="viridis")
             axes.axis("off")
-        figure.savefig(folder / f"{each.label}.png")
+        figure.savefig(folder / f"{maps.label}.png")
 
 
 _WAYS: dict[str, Callable[[Activations, Path], None]] = {
@@ -60,17 +60,17 @@ _WAYS: dict[str, Callable[[Activations, Path], None]] = {
 
 def measure() -> Section:
     """Draw all channels, then the few that matplotlib can be waited for."""
-    found: list[Measurement] = []
+    actual: list[Measurement] = []
     for channels in (None, _FEW):
         run = hookscope.activations(*seeded("resnet34"), layer="type:conv2d", grids_for=1, max_channels=channels)
         names = [name for name in _WAYS if channels or name != "matplotlib subplots"]
         works = {name: _judged(name, run) for name in names}
         seconds = interleaved({name: partial(_drawn, name, run) for name in names}, _ROUNDS, warm=True)
-        what = f"{channels or 'all'} channels of resnet34's {len(run)} convolutions"
+        subject = f"{channels or 'all'} channels of resnet34's {len(run)} convolutions"
         for name, times in seconds.items():
             spreads = spread(times)
-            found.append(Measurement(what, name, spreads.median, "s", spreads, works[name]))
-    return Section("Feature maps as PNG files", _NOTE, tuple(found))
+            actual.append(Measurement(subject, name, spreads.median, "s", spreads, works[name]))
+    return Section("Feature maps as PNG files", _NOTE, tuple(actual))
 
 
 def _drawn(name: str, run: Activations) -> None:

@@ -16,27 +16,27 @@ telling is for the comparison alone, and not timed."""
 TOLERANCES = {"cpu": 1e-4, "cuda": 2e-3}
 
 
-def same_statistics(found: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
+def same_statistics(actual: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
     """Tell whether mean, std, min and max agree within `tolerance` of the expected values' largest."""
     allowed = tolerance * max(abs(expected[2]), abs(expected[3]))
-    return all(abs(mine - theirs) <= allowed for mine, theirs in zip(found, expected, strict=True))
+    return all(abs(mine - theirs) <= allowed for mine, theirs in zip(actual, expected, strict=True))
 
 
-def told(found: Found) -> Rows:
+def told(actual: Found) -> Rows:
     """Return the rows of what a way gives."""
-    return found() if callable(found) else found
+    return actual() if callable(actual) else actual
 
 
-def judge(found: Found, expected: Rows, *, shapes_only: bool = False, tolerance: float = TOLERANCES["cpu"]) -> Work:
+def judge(actual: Found, expected: Rows, *, shapes_only: bool = False, tolerance: float = TOLERANCES["cpu"]) -> Work:
     """Compare what a way found with what is expected; rows that only the way has do not count.
 
     Args:
-        found: By the way.
+        actual: By the way.
         expected: Statistics, or with `shapes_only` shapes.
         shapes_only: The way computes nothing else.
         tolerance: See `TOLERANCES`.
     """
-    rows = told(found)
+    rows = told(actual)
     both = [(rows[label], row) for label, row in expected.items() if label in rows]
     if shapes_only:
         wrong = sum(tuple(mine) != tuple(theirs) for mine, theirs in both)

@@ -64,9 +64,9 @@ def measure_apart(device: str, name: str) -> Section:
         subprocess.CalledProcessError: If it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder, "section")
-        command = [sys.executable, "-m", "benchmarks.children.section", device, name, str(found)]
+        path = Path(folder, "section")
+        command = [sys.executable, "-m", "benchmarks.children.section", device, name, str(path)]
         subprocess.run(command, cwd=processes.ROOT, check=True)
-        section = pickle.loads(found.read_bytes())
+        section = pickle.loads(path.read_bytes())
         assert isinstance(section, Section)
         return section

@@ -92,8 +92,8 @@ def measure() -> Section:
         loop = partial(_plain_loop, model, batches)
         loop()
         features()
-        found = survey()
-        assert isinstance(found, Survey)
+        actual = survey()
+        assert isinstance(actual, Survey)
         same = _same_inputs(paths[:_BATCH_SIZE])
         pooled = load_file(written)[_LAYER]
         lens = Torchlens(deepcopy(model), picture, batches)
@@ -101,8 +101,8 @@ def measure() -> Section:
             f"DataLoader, {_WORKERS} workers": Ready(None, loop, _ROUNDS),
             _EVERY: Ready(same, survey, _ROUNDS),
             _FEATURES: Ready(same, features, _ROUNDS),
-            _WHOLE: ready(_LENS_ROUNDS, partial(lens.whole_outputs, found)),
-            _CHANNELS: ready(_LENS_ROUNDS, partial(lens.channels, found)),
+            _WHOLE: ready(_LENS_ROUNDS, partial(lens.whole_outputs, actual)),
+            _CHANNELS: ready(_LENS_ROUNDS, partial(lens.channels, actual)),
             _EXTRACTED: ready(_LENS_ROUNDS, partial(lens.features, _LAYER, Path(name), pooled)),
         }
         around = dict.fromkeys((_WHOLE, _CHANNELS, _EXTRACTED), wrapped_by_torchlens)
@@ -166,10 +166,10 @@ class Torchlens:
         """Its own statistic of all values of an output, at every output of `expected`."""
         run = self._aggregate(expected, import_module("torchlens.stats").Spine)
         with wrapped_by_torchlens():
-            found = run()
+            actual = run()
         rows = {
-            label: (each.mean, math.sqrt(each.m2 / each.count_finite), each.finite_min, each.finite_max)
-            for label, each in found.items()
+            label: (tensor.mean, math.sqrt(tensor.m2 / tensor.count_finite), tensor.finite_min, tensor.finite_max)
+            for label, tensor in actual.items()
         }
         return run, judge(rows, statistics_of(expected))
 
@@ -199,9 +199,9 @@ class Torchlens:
                 return torch.cat([load_file(shard)[layer] for shard in shards])
 
         with wrapped_by_torchlens():
-            found = run()
+            actual = run()
         allowed = TOLERANCES["cpu"] * expected.abs().amax()
-        wrong = int(((found - expected).abs() > allowed).any(1).sum())
+        wrong = int(((actual - expected).abs() > allowed).any(1).sum())
         return run, Work("differs" if wrong else "same", len(expected), wrong)
 
     def _aggregate(self, survey: Survey, statistic: Callable[[], object]) -> Callable[[], Mapping[str, Any]]:
@@ -210,8 +210,8 @@ class Torchlens:
 
         def run() -> Mapping[str, Any]:
             with torch.no_grad():
-                found = aggregate(self.model, self.batches(), {site: statistic() for site in sites.values()})
-            return {label: found[site] for label, site in sites.items()}
+                actual = aggregate(self.model, self.batches(), {site: statistic() for site in sites.values()})
+            return {label: actual[site] for label, site in sites.items()}
 
         return run
 
@@ -220,18 +220,19 @@ class Torchlens:
         with wrapped_by_torchlens(), torch.no_grad():
             log = import_module("torchlens").trace(self.model, self.picture)
             sites = {
-                row_label(each.address, each.call_index - 1, ""): each.output_layers[0] for each in log.module_calls
+                row_label(module_call.address, module_call.call_index - 1, ""): module_call.output_layers[0]
+                for module_call in log.module_calls
             }
         return {label: sites[label] for label in labels}
 
 
-def judge_channels(found: Mapping[str, Channels], expected: Survey) -> Work:
+def judge_channels(actual: Mapping[str, Channels], expected: Survey) -> Work:
     """Compare mean and std of all channels of an output, relative to its largest magnitude."""
     wrong = 0
     for row in expected:
         arrays, seen = row.channels.arrays, row.activation
         assert arrays is not None
         allowed = TOLERANCES["cpu"] * max(abs(seen.min or 0.0), abs(seen.max or 0.0))
-        both = zip(found[row.label], (arrays.mean, arrays.std), strict=True)
+        both = zip(actual[row.label], (arrays.mean, arrays.std), strict=True)
         wrong += any(((ours - torch.from_numpy(theirs)).abs() > allowed).any() for ours, theirs in both)
     return Work("differs" if wrong else "same", len(expected), wrong)

@@ -12,19 +12,19 @@ def section_table(section: Section) -> Group:
     table = Table("what", "way", "measured", "median (minimum to maximum)", "rounds", "work", title=section.title)
     table.title_style = "bold"
     last = ""
-    for each in section.measurements:
-        if last and each.subject != last:
+    for measurement in section.measurements:
+        if last and measurement.subject != last:
             table.add_section()
-        spread = each.spread
+        spread = measurement.spread
         table.add_row(
-            Text("" if each.subject == last else each.subject),
-            Text(each.way),
-            Text(shown(each.figure, each.unit)),
+            Text("" if measurement.subject == last else measurement.subject),
+            Text(measurement.way),
+            Text(shown(measurement.figure, measurement.unit)),
             Text(spread.text if spread else ""),
             Text(str(spread.rounds) if spread else ""),
-            Text(each.work.text if each.work else "", style=_style(each)),
+            Text(measurement.work.text if measurement.work else "", style=_style(measurement)),
         )
-        last = each.subject
+        last = measurement.subject
     return Group(table, Text(section.note, style="dim"), Text())
 
 
@@ -37,9 +37,9 @@ def limit_table(report: Report) -> Table:
     """Return the table of all that has a limit."""
     table = Table("limit", "measured", "at most", "", title="Limits")
     for section in report.sections.values():
-        for each in section.measurements:
-            if each.at_most is not None:
-                what = Text(f"{section.title}: {each.what}")
-                figures = (Text(shown(value, each.unit)) for value in (each.figure, each.at_most))
-                table.add_row(what, *figures, Text("MISSED", style="bold red") if each.missed else "holds")
+        for measurement in section.measurements:
+            if measurement.at_most is not None:
+                subject = Text(f"{section.title}: {measurement.what}")
+                figures = (Text(shown(value, measurement.unit)) for value in (measurement.figure, measurement.at_most))
+                table.add_row(subject, *figures, Text("MISSED", style="bold red") if measurement.missed else "holds")
     return table

@@ -82,33 +82,33 @@ def measure() -> Section:
     """Measure every way."""
     ways = {"plain": Ready(None, partial(Loop(plain).go_on, STEPS), ROUNDS)}
     ways |= {name: ready(ROUNDS, partial(_prepared, begin)) for name, begin in _WAYS.items()}
-    found = over_first(f"resnet18, {_BATCH} pictures", ways, interleaved(*timeable(ways)), _LIMITS)
-    return Section("hookscope.watch, over a plain training step", _NOTE, tuple(found))
+    actual = over_first(f"resnet18, {_BATCH} pictures", ways, interleaved(*timeable(ways)), _LIMITS)
+    return Section("hookscope.watch, over a plain training step", _NOTE, tuple(actual))
 
 
 def measure_two_processes() -> Section:
     """Measure DistributedDataParallel on two processes of this machine, of which the first is watched."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     printed = processes.run([sys.executable, *command, "-m", "benchmarks.children.data_parallel"])
-    found = json.loads(printed.strip().splitlines()[-1])
-    work = Work("differs" if found["differing"] else "same", found["count"], found["differing"])
-    ways = {name: Ready(work if name != "plain" else None, None, ROUNDS) for name in found["seconds"]}
-    figures = over_first(f"resnet18, {_BATCH} pictures on each", ways, found["seconds"], {"every=100": 1.03})
+    record = json.loads(printed.strip().splitlines()[-1])
+    work = Work("differs" if record["differing"] else "same", record["count"], record["differing"])
+    ways = {name: Ready(work if name != "plain" else None, None, ROUNDS) for name in record["seconds"]}
+    figures = over_first(f"resnet18, {_BATCH} pictures on each", ways, record["seconds"], {"every=100": 1.03})
     return Section("hookscope.watch on two processes", _NOTE_OF_TWO, tuple(figures))
 
 
 def measure_off_step() -> Section:
     """Measure what a step costs that is not watched in full, as `hookscope watch` runs a script."""
-    found = []
+    actual = []
     for network in ("mlp", "resnet"):
         for way in ("without a file", "with a file"):
-            told = [_off_step(network, with_file=way == "with a file") for _ in range(PROCESSES)]
-            added, plain = (spread([each[name] for each in told], "ms") for name in ("added", "plain"))
-            subject = f"{network}, {told[0]['tensors']:.0f} tensors"
+            message = [_off_step(network, with_file=way == "with a file") for _ in range(PROCESSES)]
+            added, plain = (spread([each[name] for each in message], "ms") for name in ("added", "plain"))
+            subject = f"{network}, {message[0]['tensors']:.0f} tensors"
             if way == "without a file":
-                found.append(Measurement(subject, "plain step", plain.median, "ms", plain))
-            found.append(Measurement(subject, f"added {way}", added.median, "ms", added, None, _OFF_STEP_MS))
-    return Section("hookscope watch, steps that are not measured in full", _NOTE_OFF_STEP, tuple(found))
+                actual.append(Measurement(subject, "plain step", plain.median, "ms", plain))
+            actual.append(Measurement(subject, f"added {way}", added.median, "ms", added, None, _OFF_STEP_MS))
+    return Section("hookscope watch, steps that are not measured in full", _NOTE_OFF_STEP, tuple(actual))
 
 
 def measure_start() -> Section:
@@ -116,19 +116,19 @@ def measure_start() -> Section:
     script = str(processes.ROOT / "benchmarks" / "children" / "first_step.py")
     ways = [[sys.executable, script], [sys.executable, "-m", "hookscope", "watch", script]]
     turns = [[json.loads(processes.run(way)) for way in ways] for _ in range(_STARTS + 1)][1:]  # the first compiles
-    found = [Measurement("resnet18", "plain script", *_spread_of([plain["until"] for plain, _ in turns]))]
+    actual = [Measurement("resnet18", "plain script", *_spread_of([plain["until"] for plain, _ in turns]))]
     for name, key, limit in (
         ("added until the first step has ended", "until", _START_UP_SECONDS),
         ("of it in the step", "step", _DISCOVERY_SECONDS),
     ):
         added = [watched[key] - plain[key] for plain, watched in turns]
-        found.append(Measurement("resnet18", name, *_spread_of(added), None, limit))
-    return Section("hookscope watch, the start of a script", _NOTE_START, tuple(found))
+        actual.append(Measurement("resnet18", name, *_spread_of(added), None, limit))
+    return Section("hookscope watch, the start of a script", _NOTE_START, tuple(actual))
 
 
 def _spread_of(seconds: list[float]) -> tuple[float, str, Spread]:
-    found = spread(seconds, "s")
-    return found.median, "s", found
+    actual = spread(seconds, "s")
+    return actual.median, "s", actual
 
 
 def _off_step(network: str, *, with_file: bool) -> dict[str, float]:
@@ -136,14 +136,14 @@ def _off_step(network: str, *, with_file: bool) -> dict[str, float]:
         script = str(processes.ROOT / "benchmarks" / "children" / "off_step.py")
         out = ["--out", f"{folder}/run"] if with_file else []
         watch = [sys.executable, "-m", "hookscope", "watch", script, "--every", str(_NEVER), *out]
-        found: dict[str, float] = json.loads(processes.run([*watch, "--", network, str(TURNS)]))
-        return found
+        actual: dict[str, float] = json.loads(processes.run([*watch, "--", network, str(TURNS)]))
+        return actual
 
 
 def _prepared(begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]) -> tuple[Run, Work]:
     loops = [Loop(plain), Loop(begin)]
-    for each in loops:
-        each.go_on(COMPARED)
+    for loop in loops:
+        loop.go_on(COMPARED)
     return partial(loops[1].go_on, STEPS), same_weights(loops[0].network, loops[1].network)
 
 

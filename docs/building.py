@@ -48,15 +48,15 @@ def on_post_build(config: MkDocsConfig) -> None:
 def _opening(markdown: str) -> str:
     """Return the first sentence of a page, and the next ones if it is short, as plain text."""
     paragraphs = (" ".join(part.split()) for part in markdown.split("\n\n"))
-    first = next((each for each in paragraphs if re.match(r"\w|\[|`[^`]", each)), "")
+    first = next((paragraph for paragraph in paragraphs if re.match(r"\w|\[|`[^`]", paragraph)), "")
     first = re.sub(r" ?\[中文\]\([^)]+\)", "", first)
     plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", first)
-    told = ""
+    message = ""
     for sentence in re.split(r"(?<=[.?]) |(?<=。)", plain):
-        told = f"{told} {sentence}".strip()
-        if len(told) >= _ENOUGH:
+        message = f"{message} {sentence}".strip()
+        if len(message) >= _ENOUGH:
             break
-    return told.rstrip(":")
+    return message.rstrip(":")
 
 
 def on_post_page(output: str, page: Page | None = None, **_: object) -> str:

@@ -78,14 +78,14 @@ def _document(title: str, properties: Mapping[str, Schema], *optional: str) -> S
 
 def _definitions(schema: object) -> dict[str, Schema]:
     """Return the types that a schema refers to, and those that these refer to."""
-    found: dict[str, Schema] = {}
+    actual: dict[str, Schema] = {}
     waiting = [*_references(schema)]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = _TYPES[name]
-            waiting += _references(found[name])
-    return found
+        if name not in actual:
+            actual[name] = _TYPES[name]
+            waiting += _references(actual[name])
+    return actual
 
 
 def _references(schema: object) -> Iterator[str]:
@@ -110,10 +110,10 @@ def _of(kind: Any) -> Schema:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_of(each) for each in arguments]}
+        return {"anyOf": [_of(argument) for argument in arguments]}
     if origin in (tuple, Sequence, list):
         is_array = origin is not tuple or arguments[-1] is Ellipsis
-        items = [_of(each) for each in arguments if each is not Ellipsis]
+        items = [_of(argument) for argument in arguments if argument is not Ellipsis]
         return _array(items[0]) if is_array else {"type": "array", "prefixItems": items, "items": False}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _of(arguments[1])}
@@ -145,12 +145,12 @@ def _properties(kind: Any) -> dict[str, Schema]:
 
 def _descriptions(kind: Any) -> dict[str, str]:
     """Return what the docstrings of a class and its bases say of their attributes."""
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, attributes = (base.__doc__ or "").partition("Attributes:\n")
         section = re.split(r"\n\s*\n", re.sub(r"^    ", "", attributes, flags=re.MULTILINE))[0]
-        found |= {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(section)}
-    return found
+        actual |= {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(section)}
+    return actual
 
 
 def _object(properties: Mapping[str, Schema], *optional: str) -> Schema:

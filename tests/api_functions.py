@@ -43,35 +43,35 @@ def parsed(name: str) -> ast.Module:
 
 def for_type_checkers(tree: ast.Module) -> list[ast.stmt]:
     """Return what a file imports and defines for type checkers only."""
-    blocks = (each for each in tree.body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+    blocks = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     return [statement for block in blocks for statement in block.body]
 
 
 def aliases(tree: ast.Module) -> dict[str, str]:
     """Return the aliases of types in options.py that are written out."""
-    found: dict[str, str] = {}
-    for each in (*tree.body, *for_type_checkers(tree)):
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            name = each.targets[0].id
+    actual: dict[str, str] = {}
+    for case in (*tree.body, *for_type_checkers(tree)):
+        if isinstance(case, ast.Assign) and isinstance(case.targets[0], ast.Name):
+            name = case.targets[0].id
             if name.istitle() and name not in (*_SHORT, "T"):
-                found[name] = written_out(ast.unparse(each.value), found)
-    return found
+                actual[name] = written_out(ast.unparse(case.value), actual)
+    return actual
 
 
-def written_out(annotation: str, known: Mapping[str, str]) -> str:
-    return re.sub(r"\b[A-Z]\w+\b", lambda name: known.get(name[0], name[0]), annotation)
+def written_out(annotation: str, expected: Mapping[str, str]) -> str:
+    return re.sub(r"\b[A-Z]\w+\b", lambda name: expected.get(name[0], name[0]), annotation)
 
 
 def fields_of(tree: ast.Module) -> dict[tuple[str, str], str]:
     """Return the annotation of each option by its class and name."""
-    known = aliases(tree)
-    found = {}
-    for kind in (each for each in tree.body if isinstance(each, ast.ClassDef)):
-        for each in (each for each in kind.body if isinstance(each, ast.AnnAssign)):
+    expected = aliases(tree)
+    actual = {}
+    for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for each in (node for node in kind.body if isinstance(node, ast.AnnAssign)):
             quoted = isinstance(each.annotation, ast.Constant)
             annotation = str(each.annotation.value) if quoted else ast.unparse(each.annotation)  # type: ignore[attr-defined]
-            found[kind.name, ast.unparse(each.target)] = written_out(annotation, known)
-    return found
+            actual[kind.name, ast.unparse(each.target)] = written_out(annotation, expected)
+    return actual
 
 
 def entries(docstring: str, heading: str) -> dict[str, str]:
@@ -84,9 +84,9 @@ def entries(docstring: str, heading: str) -> dict[str, str]:
 def described(kind: type, option: Field[Any]) -> str:
     """Return what the class, or the nearest of its bases that has the option, says of it; else its help."""
     for each in kind.__mro__:
-        found = entries(each.__doc__ or "", "Attributes")
-        if option.name in found:
-            return found[option.name]
+        actual = entries(each.__doc__ or "", "Attributes")
+        if option.name in actual:
+            return actual[option.name]
         if option.name in get_annotations(each):
             break
     return fill(options.on_command_line(option).help.rpartition("  ")[2], 104).replace("\n", "\n        ")
@@ -109,36 +109,36 @@ def functions() -> Iterator[str]:
 
 
 def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], str], common: Mapping[str, str]) -> str:
-    arguments, given = function.args, []
-    told: dict[str, str] = {}
+    arguments, inputs = function.args, []
+    message: dict[str, str] = {}
     docstring = ast.get_docstring(function) or ""
     own = entries(docstring, "Args")
     places = [None] * (len(arguments.args) - len(arguments.defaults)) + [*arguments.defaults]
-    signature = [_parameter(each, default) for each, default in zip(arguments.args, places, strict=True)]
-    given += [each.arg for each in arguments.args]
-    told |= {each.arg: own.get(each.arg) or common[each.arg] for each in arguments.args}
+    signature = [_parameter(argument, default) for argument, default in zip(arguments.args, places, strict=True)]
+    inputs += [argument.arg for argument in arguments.args]
+    message |= {argument.arg: own.get(argument.arg) or common[argument.arg] for argument in arguments.args}
     if arguments.kwonlyargs:
         signature.append("*")
-    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        if each.arg != "option":
-            signature.append(_parameter(each, default))
-            given.append(f"{each.arg}={each.arg}")
-            told[each.arg] = own.get(each.arg) or common[each.arg]
+    for kwonlyarg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if kwonlyarg.arg != "option":
+            signature.append(_parameter(kwonlyarg, default))
+            inputs.append(f"{kwonlyarg.arg}={kwonlyarg.arg}")
+            message[kwonlyarg.arg] = own.get(kwonlyarg.arg) or common[kwonlyarg.arg]
             continue
-        kind = getattr(options, ast.unparse(each.annotation).removeprefix("options."))  # type: ignore[arg-type]
+        kind = getattr(options, ast.unparse(kwonlyarg.annotation).removeprefix("options."))  # type: ignore[arg-type]
         names = []
         for option, _ in options.in_help(kind):
             if options.on_command_line(option).is_python:
                 home = next(base for base in kind.__mro__ if (base.__name__, option.name) in annotations)
                 annotation = annotations[home.__name__, option.name]
                 signature.append(f"{option.name}: {annotation} = {option.default!r}{_shadows(option.name)}")
-                told[option.name] = described(kind, option)
+                message[option.name] = described(kind, option)
                 names.append(f"{option.name}={option.name}")
-        given.append(f"option=options.{kind.__name__}({', '.join(names)})")
+        inputs.append(f"option=options.{kind.__name__}({', '.join(names)})")
     lines = ",\n".join(signature).replace("  # noqa: A002,", ",  # noqa: A002")
-    call = f"return run_{function.name}({', '.join(given)})"
+    call = f"return run_{function.name}({', '.join(inputs)})"
     returned = ast.unparse(function.returns) if function.returns else "None"
-    text = f'"""{_with_args(docstring, told)}\n"""\n{call}'
+    text = f'"""{_with_args(docstring, message)}\n"""\n{call}'
     return f"def {function.name}(\n{indent(lines, '    ')},\n) -> {returned}:\n{indent(text, '    ')}\n"
 
 
@@ -151,9 +151,9 @@ def _shadows(name: str) -> str:
     return "  # noqa: A002" if name in ("input", "map") else ""
 
 
-def _with_args(docstring: str, told: Mapping[str, str]) -> str:
+def _with_args(docstring: str, message: Mapping[str, str]) -> str:
     """Return a docstring in which the section of arguments has all of them."""
-    section = "Args:\n" + "\n".join(f"    {name}: {text}" for name, text in told.items()) + "\n\n"
+    section = "Args:\n" + "\n".join(f"    {name}: {text}" for name, text in message.items()) + "\n\n"
     without = re.sub(r"^Args:\n(?: .*\n|\n)*", "", docstring + "\n", flags=re.MULTILINE)
     before, returns, after = without.rstrip("\n").partition("Returns:\n")
     return f"{before.rstrip()}\n\n{section}{returns}{after}"

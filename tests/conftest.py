@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             test = item.nodeid.partition("[")[0]
             run[test] = run.get(test, False) or named
     stale = [test for test, any_named in run.items() if not any_named]
-    if stale and not any("::" in each for each in config.args):  # one case alone may have been asked for
+    if stale and not any("::" in argument for argument in config.args):  # one case alone may have been asked for
         raise pytest.UsageError(f"a sample names no case that there is: {', '.join(stale)}")
     yield
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -59,9 +59,9 @@ def register() -> None:
 
 def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     name = func.overloadpacket.__name__
-    given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    far = [each for each in given if isinstance(each, FarTensor)]
-    if far and any(each.dim() and not isinstance(each, FarTensor) for each in given):
+    inputs = [tree_leave for tree_leave in pytree.tree_leaves((args, kwargs)) if isinstance(tree_leave, Tensor)]
+    far = [each for each in inputs if isinstance(each, FarTensor)]
+    if far and any(tensor.dim() and not isinstance(tensor, FarTensor) for tensor in inputs):
         if name not in _BETWEEN_DEVICES:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
         if name == "copy_":
@@ -75,14 +75,14 @@ def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
         looks.append(TRANSFER)
         return result
     memory = {tensor.near.untyped_storage().data_ptr() for tensor in far}
-    made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+    made = [tree_leave for tree_leave in pytree.tree_leaves(result) if isinstance(tree_leave, Tensor)]
     if func._schema.is_mutable or any(each.untyped_storage().data_ptr() not in memory for each in made):
         launches.append(name)
     if _DEPENDENT & set(func.tags):
         looks.append(name)
-    known = {id(tensor.near): tensor for tensor in far}  # what works in place returns what it was given
+    expected = {id(tensor.near): tensor for tensor in far}  # what works in place returns what it was given
     return pytree.tree_map_only(
-        Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else FarTensor(tensor), result
+        Tensor, lambda tensor: expected[id(tensor)] if id(tensor) in expected else FarTensor(tensor), result
     )
 
 
@@ -96,7 +96,10 @@ def sent(value: Any) -> Any:
 def network_sent(network: nn.Module) -> nn.Module:
     """Return a copy of a network on the device; what is tied stays tied."""
     network = copy.deepcopy(network)
-    parameters = {id(each): nn.Parameter(sent(each.detach()), each.requires_grad) for each in network.parameters()}
+    parameters = {
+        id(parameter): nn.Parameter(sent(parameter.detach()), parameter.requires_grad)
+        for parameter in network.parameters()
+    }
     for module in network.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

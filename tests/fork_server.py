@@ -71,8 +71,8 @@ class ForkServer:
             os.dup2(stdout.fileno(), streams[0])
         socket.send_fds(self._connection, [len(request).to_bytes(_LENGTH_BYTES, "big")], streams)
         self._connection.sendall(request)
-        for each in streams:
-            os.close(each)
+        for stream in streams:
+            os.close(stream)
         try:
             out, err = _read_to_end([reading for reading, _ in pipes])
             code, peak_bytes = json.loads(self._connection.recv(100))
@@ -144,8 +144,8 @@ def serve(descriptor: int) -> None:
             if largest_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
             _run_python(arguments, [0, *streams], environment)
-        for each in streams:
-            os.close(each)
+        for stream in streams:
+            os.close(stream)
         _, status, usage = os.wait4(child, 0)
         connection.sendall(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024]).encode())
 
@@ -166,19 +166,19 @@ class _ForkingPopen(subprocess.Popen[bytes]):
     """Starts this Python by forking too: the command's workers import torch as well."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        given = inspect.signature(super()._execute_child).bind(args, *rest).arguments  # type: ignore[misc]
-        special = any(given[name] for name in ("preexec_fn", "pass_fds", "cwd", "shell"))
+        inputs = inspect.signature(super()._execute_child).bind(args, *rest).arguments  # type: ignore[misc]
+        special = any(inputs[name] for name in ("preexec_fn", "pass_fds", "cwd", "shell"))
         if special or not isinstance(args, list | tuple) or args[0] != sys.executable:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        pipes = [inputs[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         self.pid = os.fork()
         if self.pid == 0:
-            if given["start_new_session"]:
+            if inputs["start_new_session"]:
                 os.setsid()
-            ends = (given[name] for name in ("p2cread", "c2pwrite", "errwrite"))
+            ends = (inputs[name] for name in ("p2cread", "c2pwrite", "errwrite"))
             streams = [number if end == -1 else end for number, end in enumerate(ends)]
-            _run_python(args[1:], streams, given["env"] if given["env"] is not None else os.environ)
+            _run_python(args[1:], streams, inputs["env"] if inputs["env"] is not None else os.environ)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -188,7 +188,7 @@ def _run_python(arguments: Sequence[str], streams: Sequence[int], environment: M
     code = 1
     atexit._clear()  # those of the process that forks
     try:
-        copies = [os.dup(each) for each in streams]
+        copies = [os.dup(stream) for stream in streams]
         for number, copy in enumerate(copies):
             os.dup2(copy, number)
         os.closerange(3, 1024)

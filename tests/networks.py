@@ -353,7 +353,7 @@ class CachingAttention(nn.Module):
     def forward(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         keys = self.project(x)
         cache.layers.append(Entry(keys, keys * 2))
-        return x + torch.stack([each.values for each in cache.layers]).sum(0).tanh(), cache
+        return x + torch.stack([layer.values for layer in cache.layers]).sum(0).tanh(), cache
 
 
 class CachingModel(nn.Module):

@@ -79,7 +79,9 @@ COMMANDS = [
 
 def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
     """The type, default and help of each option and argument of a command, by the name that its function has for it."""
-    command = next(each.callback for each in app.registered_commands if each.name == name)
+    command = next(
+        registered_command.callback for registered_command in app.registered_commands if registered_command.name == name
+    )
     assert command is not None
     types = get_type_hints(command, include_extras=True)
     options = {}
@@ -93,7 +95,7 @@ def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
 def types_of(function: Callable[..., object]) -> dict[str, Any]:
     """The types of a function's arguments, with the imports that `hookscope.api` makes for type checkers only."""
     tree = ast.parse(inspect.getsource(api))
-    block = next(each for each in tree.body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     names = dict(vars(api))
     exec(compile(ast.Module(block.body, []), "api.py", "exec"), names)
     return get_type_hints(function, names)
@@ -108,11 +110,11 @@ def literals(annotation: Any) -> set[object]:
 
 def examples(annotation: Any) -> list[Any]:
     """Values that a command line may give for an option of this type."""
-    if found := literals(annotation):
-        return [*found]
-    known = {str: "a", bool: True, int: 1, float: 1.5, Path: Path("a"), list[str]: ["a", "b"], list[int]: [0, 2]}
-    given = get_args(annotation) if get_origin(annotation) is UnionType else [annotation]
-    return [known[part] for part in given if part is not NoneType]
+    if actual := literals(annotation):
+        return [*actual]
+    expected = {str: "a", bool: True, int: 1, float: 1.5, Path: Path("a"), list[str]: ["a", "b"], list[int]: [0, 2]}
+    inputs = get_args(annotation) if get_origin(annotation) is UnionType else [annotation]
+    return [expected[part] for part in inputs if part is not NoneType]
 
 
 def admits(annotation: Any, value: object) -> bool:
@@ -131,20 +133,24 @@ def admits(annotation: Any, value: object) -> bool:
 def test_a_function_and_its_command_have_the_same_options(name: str) -> None:
     function, options = getattr(api, name), options_of(name)
     types, parameters = types_of(function), signature(function).parameters
-    known = OF_COMMANDS - ({"out"} if name == "report" else set())
-    assert set(parameters) - OF_FUNCTIONS == set(options) - known
+    expected = OF_COMMANDS - ({"out"} if name == "report" else set())
+    assert set(parameters) - OF_FUNCTIONS == set(options) - expected
     assert all(help_text for _, _, help_text in options.values())
 
     described = (inspect.getdoc(function) or "") + (inspect.getdoc(api.activations) or "")
-    assert [each for each in parameters if not re.search(rf"^ +{each}: |`{each}`", described, re.MULTILINE)] == []
+    assert [
+        parameter
+        for parameter in parameters
+        if not re.search(rf"^ +{parameter}: |`{parameter}`", described, re.MULTILINE)
+    ] == []
 
     for each in set(parameters) - OF_FUNCTIONS:
-        given, default, _ = options[each]
-        if literals(types[each]) and given is str:  # a sentence lists them: the help would not have room
+        inputs, default, _ = options[each]
+        if literals(types[each]) and inputs is str:  # a sentence lists them: the help would not have room
             assert literals(types[each]) <= {*re.findall(r"[a-z+-]+", options[each][2])}, each
         else:
-            assert all(admits(types[each], value) for value in examples(given)), each
-            assert literals(types[each]) == literals(given), each
+            assert all(admits(types[each], value) for value in examples(inputs)), each
+            assert literals(types[each]) == literals(inputs), each
         if each != "grids_for":  # a command draws, a function does when it is asked to
             ours = parameters[each].default
             assert ours is Parameter.empty or (ours or None) == (default or None), each
@@ -170,7 +176,7 @@ def test_the_library_does_what_the_command_does(
     for name in files - {"run.json", "result.json"}:
         assert (folder / name).read_bytes() == (theirs / name).read_bytes(), name
     for name, of_run in (("run.json", "command"), ("result.json", "timings")):
-        one, other = (json.loads((each / name).read_text()) for each in (folder, theirs))
+        one, other = (json.loads((case / name).read_text()) for case in (folder, theirs))
         assert one.pop(of_run) != other.pop(of_run)
         assert one == other
 
@@ -317,14 +323,14 @@ def test_a_run_that_breaks_off_carries_what_was_seen(tmp_path: Path) -> None:
 
 def test_inputs_that_cannot_be_used_are_left_out_if_somebody_is_told(tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(CAT.read_bytes()[:3000])
-    network, told = small(), []
+    network, message = small(), []
     with pytest.raises(hookscope.InputError, match=r"cut.jpg"):
         hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8)
-    run = hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8, on_error=told.append)
-    assert [type(error).__name__ for error in told] == ["ImageError"]
+    run = hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8, on_error=message.append)
+    assert [type(error).__name__ for error in message] == ["ImageError"]
     assert [record.name for record in run.inputs] == [str(CAT)]
     assert run.provenance is not None
-    assert run.provenance.unusable_inputs == (str(told[0]),)
+    assert run.provenance.unusable_inputs == (str(message[0]),)
 
 
 def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Path) -> None:
@@ -368,13 +374,16 @@ def test_a_check_takes_tensors_and_pictures_as_it_takes_files(tmp_path: Path) ->
             return scores / 0
 
     x = torch.rand(20, 3, 2, 2)
-    given, network = x.clone(), Overwriting()
-    reports = [hookscope.check(network, images=each) for each in (x, _saved(x, tmp_path / "x.npy"))]
-    assert torch.equal(x, given)
-    found = [[(each.rule, each.level, each.where, each.message) for each in report.findings] for report in reports]
-    assert found[0] == found[1]
-    assert "non-finite-activation" in [rule for rule, *_ in found[0]]
-    reports = [hookscope.check("demo", images=each, select="repeatability") for each in (CAT, Image.open(CAT))]
+    inputs, network = x.clone(), Overwriting()
+    reports = [hookscope.check(network, images=case) for case in (x, _saved(x, tmp_path / "x.npy"))]
+    assert torch.equal(x, inputs)
+    actual = [
+        [(finding.rule, finding.level, finding.where, finding.message) for finding in report.findings]
+        for report in reports
+    ]
+    assert actual[0] == actual[1]
+    assert "non-finite-activation" in [rule for rule, *_ in actual[0]]
+    reports = [hookscope.check("demo", images=case, select="repeatability") for case in (CAT, Image.open(CAT))]
     assert [report.passed for report in reports] == [True, True]
 
 

@@ -153,7 +153,7 @@ def test_every_figure_of_the_readme_is_measured() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it costs")[2].partition("\n## ")[0]
     figures = re.findall(r"×[\d.]+\d|\d[\d.]* s\b", text)
     assert len(figures) >= 5
-    assert [each for each in figures if each not in documentation.PAGE.read_text(encoding="utf-8")] == []
+    assert [figure for figure in figures if figure not in documentation.PAGE.read_text(encoding="utf-8")] == []
 
 
 def test_channel_moments_are_numpys_over_all_batches_and_a_wrong_one_is_counted() -> None:
@@ -163,7 +163,7 @@ def test_channel_moments_are_numpys_over_all_batches_and_a_wrong_one_is_counted(
     for batch in batches:
         moments.update(batch)
     mean, std = moments.result()
-    together = np.concatenate([each.double().numpy() for each in batches])
+    together = np.concatenate([batch.double().numpy() for batch in batches])
     np.testing.assert_allclose(mean, together.mean((0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(std, together.std((0, 2, 3)), rtol=1e-6)
 

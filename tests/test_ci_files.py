@@ -85,12 +85,12 @@ def test_the_commands_of_the_snippets_have_only_options_that_check_has() -> None
 
     from hookscope.cli.app import app
 
-    known = {name for each in get_command(app).commands["check"].params for name in each.opts}  # type: ignore[attr-defined]
+    expected = {name for param in get_command(app).commands["check"].params for name in param.opts}  # type: ignore[attr-defined]
     script = SCRIPT.read_text(encoding="utf-8")
     commands = [*values(SNIPPETS / "gitlab.yml")["check-weights"]["script"], *re.findall(r"options\+=\((.*)\)", script)]
-    given = {word for command in commands for word in shlex.split(command) if word.startswith("--")}
-    assert {"--junit", "--sarif", "--report", "--evidence", "--config", "--baseline"} <= given
-    assert given <= known
+    options = {word for command in commands for word in shlex.split(command) if word.startswith("--")}
+    assert {"--junit", "--sarif", "--report", "--evidence", "--config", "--baseline"} <= options
+    assert options <= expected
 
 
 def test_inputs_reach_the_shell_as_variables_only() -> None:
@@ -100,10 +100,10 @@ def test_inputs_reach_the_shell_as_variables_only() -> None:
 
 def test_the_script_reads_no_variable_that_the_action_does_not_set() -> None:
     steps = read(ACTION)["runs"]["steps"]
-    given = {name for step in steps for name in step.get("env", {})}
+    options = {name for step in steps for name in step.get("env", {})}
     runner = {"GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "RUNNER_TEMP"}
     used = set(re.findall(r"\$\{?([A-Z_]+)", SCRIPT.read_text(encoding="utf-8")))
-    assert used == given | runner
+    assert used == options | runner
     inputs = {
         name for step in steps for text in step.get("env", {}).values() for name in re.findall(r"inputs\.(\S+)", text)
     }

@@ -58,11 +58,11 @@ def test_activations_are_those_of_the_cpu(name: str) -> None:
     here = activations(model, args, distributions=True, keeps_values=True)
     there = activations(copy.deepcopy(model).cuda(), sent(args), distributions=True, keeps_values=True)
     assert [row.label for row in there.rows] == [row.label for row in here.rows]
-    found = []
+    actual = []
     for ours, theirs in zip(here.rows, there.rows, strict=True):
-        found += differences(ours.label, ours.activation, theirs.activation)
-        found += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
-    assert found == []
+        actual += differences(ours.label, ours.activation, theirs.activation)
+        actual += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
+    assert actual == []
 
 
 @pytest.mark.parametrize("name", [name for name in _NAMES if name not in _OTHER_GRADIENTS])
@@ -78,13 +78,13 @@ def test_gradients_are_those_of_the_cpu(name: str) -> None:
     assert there.loss is not None
     assert there.loss.value == pytest.approx(here.loss.value, rel=1e-3, abs=1e-3, nan_ok=True)
     rounding = 1e-6 * max(abs(row.gradient.max or 0) for row in here.gradients)
-    found = []
+    actual = []
     for ours, theirs in zip(here.gradients, there.gradients, strict=True):
-        found += [f"{ours.label}: {ours.status} {theirs.status}"] * (ours.status != theirs.status)
-        found += differences(ours.label, ours.gradient, theirs.gradient, rounding)
+        actual += [f"{ours.label}: {ours.status} {theirs.status}"] * (ours.status != theirs.status)
+        actual += differences(ours.label, ours.gradient, theirs.gradient, rounding)
     for mine, other in zip(here.parameters, there.parameters, strict=True):
-        found += differences(mine.name, mine.gradient, other.gradient, rounding)
-    assert found == []
+        actual += differences(mine.name, mine.gradient, other.gradient, rounding)
+    assert actual == []
 
 
 class Watched(nn.Module):
@@ -154,7 +154,7 @@ def test_training_is_the_same_watched_or_not(scaled: bool) -> None:
                 watch.step(loss)
         if watch is not None:
             watch.close()
-        return [each.detach().clone() for each in network.parameters()], watch and watch.log
+        return [parameter.detach().clone() for parameter in network.parameters()], watch and watch.log
 
     plain, _ = trained(watched=False)
     watched, log = trained(watched=True)

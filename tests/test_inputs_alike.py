@@ -49,9 +49,9 @@ CONTAINERS: dict[str, Callable[[list[Tensor]], Any]] = {
 
 @pytest.mark.parametrize(("container", "stored"), [("dict", False), ("tuple", False), ("list", True)])
 def test_functions(container: str, stored: bool, tmp_path: Path) -> None:
-    model, given = network(), CONTAINERS[container](views())
-    torch.save(given, tmp_path / "views.pt")
-    named = {"views": tmp_path / "views.pt" if stored else given, "scale": 2.0}
+    model, inputs = network(), CONTAINERS[container](views())
+    torch.save(inputs, tmp_path / "views.pt")
+    named = {"views": tmp_path / "views.pt" if stored else inputs, "scale": 2.0}
     output = model(views(), 2.0)
     output.sum().backward()
     gradients = {name: parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}
@@ -68,7 +68,7 @@ def test_functions(container: str, stored: bool, tmp_path: Path) -> None:
     assert [row.label for row in compared.rows] == ["conv", "conv#1", "head"]
     assert len(compared.inputs) == 3
     looks = hookscope.attribute(model, input=named, layer="conv", target=1, sanity="none")
-    scores = {each.input_index: each.target.score for each in looks.maps}
+    scores = {heat_map.input_index: heat_map.target.score for heat_map in looks.maps}
     assert [scores[index] for index in range(3)] == pytest.approx(output[:, 1].tolist(), rel=1e-4)
 
 
@@ -102,8 +102,8 @@ class Encoded(nn.Module):
 def test_a_nested_tensor_is_an_input_with_the_numbers_of_its_parts(layout: torch.layout, by_name: bool) -> None:
     model, generator = Encoded().eval(), torch.Generator().manual_seed(2)
     parts = [torch.randn(length, 4, generator=generator) for length in (2, 5, 1)]
-    given = torch.nested.nested_tensor(parts, layout=layout)
-    args, kwargs = ((), {"input": {"x": given}}) if by_name else ((given,), {})
+    inputs = torch.nested.nested_tensor(parts, layout=layout)
+    args, kwargs = ((), {"input": {"x": inputs}}) if by_name else ((inputs,), {})
     outputs = [model(part) for part in parts]
     torch.cat(outputs).sum().backward()
     gradients = {name: parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}
@@ -113,12 +113,12 @@ def test_a_nested_tensor_is_an_input_with_the_numbers_of_its_parts(layout: torch
         row = run["(model)"]
         assert row.activation.element_count == 8 * 3
         assert row.l2 == pytest.approx(torch.cat(outputs).double().norm().item(), rel=1e-5)
-        found = hookscope.grads(model, *args, **kwargs, batch_size=batch_size, loss="sum")
-        assert {row.name: row.gradient.l2 for row in found.parameters} == pytest.approx(gradients, rel=1e-4)
+        actual = hookscope.grads(model, *args, **kwargs, batch_size=batch_size, loss="sum")
+        assert {row.name: row.gradient.l2 for row in actual.parameters} == pytest.approx(gradients, rel=1e-4)
     together = hookscope.grads(model, *args, **kwargs).loss.value
     alone = hookscope.grads(model, *args, **kwargs, batch_size=1).loss.value
     assert together == pytest.approx(alone, rel=1e-5)  # the projection of an input is the same in whatever batch
-    assert hookscope.check(model, **({"input": {"x": given}} if by_name else {"images": given})).error == ""
+    assert hookscope.check(model, **({"input": {"x": inputs}} if by_name else {"images": inputs})).error == ""
     assert hookscope.diff(model, Encoded().eval(), *args, **kwargs).rows
     with pytest.raises(hookscope.UsageError, match=r"ce cannot compare .*, a nested tensor: take `loss` projection"):
         hookscope.grads(model, *args, **kwargs, loss="ce", target=0)

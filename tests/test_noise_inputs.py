@@ -54,23 +54,23 @@ def network(name: str = "Words") -> nn.Module:
 
 def recording(model: nn.Module) -> list[dict[str, Tensor]]:
     """The arguments of each call of a network, by name."""
-    given: list[dict[str, Tensor]] = []
+    inputs: list[dict[str, Tensor]] = []
 
     def record(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         named = dict(zip(("words", "facts"), args, strict=False)) | kwargs
-        given.append({name: tensor.detach().clone() for name, tensor in named.items()})
+        inputs.append({name: tensor.detach().clone() for name, tensor in named.items()})
 
     model.register_forward_pre_hook(record, with_kwargs=True)
-    return given
+    return inputs
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.sample("both")
 def test_functions_give_the_network_what_is_asked_for(form: str) -> None:
     model, shapes = network(), FORMS[form]
-    given = recording(model)
+    inputs = recording(model)
     run = hookscope.activations(model, input_shape=shapes, layer="*", verify=False)
-    words, facts = given[0]["words"], given[0]["facts"]
+    words, facts = inputs[0]["words"], inputs[0]["facts"]
     assert (words.shape, words.dtype, facts.shape, facts.dtype) == ((4, 9), torch.int64, (4, 5), torch.float64)
     assert 0 <= words.min() <= words.max() < 7  # the smaller embedding
     assert len(words.unique()) > 2
@@ -81,7 +81,11 @@ def test_functions_give_the_network_what_is_asked_for(form: str) -> None:
     output.sum().backward()
     expected = network()
     expected(words, facts).sum().backward()
-    norms = {name: each.grad.norm().item() for name, each in expected.named_parameters() if each.grad is not None}
+    norms = {
+        name: parameter.grad.norm().item()
+        for name, parameter in expected.named_parameters()
+        if parameter.grad is not None
+    }
     gradients = hookscope.grads(model, input_shape=shapes, loss="sum")
     assert {row.name: row.gradient.l2 for row in gradients.parameters} == pytest.approx(norms, rel=1e-5)
     assert hookscope.layers(model, input_shape=shapes)["facts"].input_shapes == ((4, 5),)
@@ -127,9 +131,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_a_wrong_shape_is_refused(mistake: str) -> None:
-    given, words = REFUSED[mistake]
+    inputs, words = REFUSED[mistake]
     with pytest.raises(UsageError) as raised:
-        hookscope.activations(network(), input_shape=given)
+        hookscope.activations(network(), input_shape=inputs)
     assert words in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
@@ -149,5 +153,5 @@ def test_whole_numbers_without_an_embedding_are_valid_indices_anywhere() -> None
     model.register_forward_pre_hook(lambda _, args: seen.append(args))
     shapes = ["4,2", "4,1:int64", "4,500:uint8", "4,9:bool"]
     hookscope.activations(model, input_shape=shapes, layer="*", verify=False)
-    assert [each.dtype for each in seen[0]] == [torch.float32, torch.int64, torch.uint8, torch.bool]
+    assert [tensor.dtype for tensor in seen[0]] == [torch.float32, torch.int64, torch.uint8, torch.bool]
     assert seen[0][2].max() > 200

@@ -61,7 +61,7 @@ def test_a_long_help_begins_with_about_a_dozen_options_and_a_short_one_as_it_is(
     count = headings.count(MOST_USED)
     assert 8 <= count <= 15
     assert headings[:count] == [MOST_USED] * count
-    assert sorted(each.name for each, _ in in_help(kind)) == sorted(each.name for each in fields(kind))
+    assert sorted(each.name for each, _ in in_help(kind)) == sorted(field.name for field in fields(kind))
     assert MOST_USED not in [heading for _, heading in in_help(Sliced)]
 
 
@@ -86,8 +86,8 @@ def test_an_editor_lists_all_arguments_with_types() -> None:
     project = jedi.Project(Path(hookscope.__file__).parents[1])
     script = jedi.Script(f"from hookscope.api import {name}\n{name}(", project=project)
     (signature,) = script.get_signatures(2, len(name) + 1)
-    listed = {each.name: each.description for each in signature.params}
+    listed = {param.name: param.description for param in signature.params}
     options = getattr(hookscope.options, name.title())
-    assert set(listed) >= {each.name for each in fields(options) if each.metadata["option"].is_python}
+    assert set(listed) >= {field.name for field in fields(options) if field.metadata["option"].is_python}
     assert listed["seed"] == "param seed: int=0"
     assert listed["layer"] == "param layer: Texts=()"

@@ -111,7 +111,7 @@ def messages() -> list[Path]:
 def test_no_message_names_an_argument_but_by_its_parameter() -> None:
     named = [text for path in messages() for text in texts(path) if path.name != "default_file.py"]
     options = {each for text in named for each in re.findall(r"(?<![\w-])--([a-z-]+)", re.sub(r"`[^`]*`", "", text))}
-    assert options & {each.replace("_", "-") for each in arguments()} == set()
+    assert options & {argument.replace("_", "-") for argument in arguments()} == set()
 
 
 def test_every_parameter_that_a_message_names_is_an_argument() -> None:
@@ -126,15 +126,15 @@ def test_every_parameter_that_a_message_names_is_an_argument() -> None:
 
 
 def test_each_caller_reads_its_own_names_also_at_the_same_time() -> None:
-    told: list[str] = []
+    message: list[str] = []
 
     class Asking(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            told.append(arg("input_shape"))
+            message.append(arg("input_shape"))
             return super().forward(x)
 
     hookscope.activations(Asking(2, 2), torch.zeros(1, 2), on_error=lambda _: None)
-    assert {*told} == {"`input_shape`"}
+    assert {*message} == {"`input_shape`"}
     assert (arg("input_shape"), listing(ops=True)) == ("--input-shape", "`hookscope layers MODEL --ops`")
     with pytest.raises(hookscope.UsageError):
         hookscope.activations(Asking(2, 2), torch.zeros(1, 2), batch_size=0)

@@ -41,7 +41,7 @@ def test_every_exit_code_is_documented() -> None:
     from hookscope import errors
 
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    codes |= {each.exit_code for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "exit_code")}
+    codes |= {var.exit_code for var in vars(errors).values() if isinstance(var, type) and hasattr(var, "exit_code")}
     table = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
     for code in codes:
         assert re.search(rf"\b{code}\b", table), code
@@ -77,7 +77,7 @@ def test_every_promise_is_held_by_tests_that_exist() -> None:
     for promise in promises:
         for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", promise):
             functions = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
-            assert name in {each.name for each in functions if isinstance(each, ast.FunctionDef)}, promise
+            assert name in {function.name for function in functions if isinstance(function, ast.FunctionDef)}, promise
 
 
 def test_no_variable_of_the_package_has_a_name_that_says_nothing() -> None:

@@ -24,7 +24,7 @@ def main() -> None:
     loops = {"plain": Loop(plain, DistributedDataParallel), "every=100": Loop(begin, DistributedDataParallel)}
     for each in loops.values():
         each.go_on(COMPARED)
-    equal = same_weights(*(each.network for each in loops.values()))
+    equal = same_weights(*(loop.network for loop in loops.values()))
 
     def turn(loop: Loop) -> None:
         distributed.barrier()

@@ -46,9 +46,9 @@ def map_blocks() -> None:
 
 def drop_gradients() -> None:
     """Free the gradients that the run before left at parameters, so that every way pays for its own."""
-    for each in gc.get_objects():
-        if type(each) is nn.Parameter:
-            each.grad = None
+    for thing in gc.get_objects():
+        if type(thing) is nn.Parameter:
+            thing.grad = None
 
 
 def forget_peak() -> int:

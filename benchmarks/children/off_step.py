@@ -50,7 +50,7 @@ class _Hooks:
                 getattr(optimizer, f"_optimizer_step_{when}_hooks"),
             )
         ]
-        self._kept = [dict(each) for each in self._tables]
+        self._kept = [dict(table) for table in self._tables]
         self._observed: Any = torch.autograd.backward
         self._plain: Any = self._observed
         while hasattr(self._plain, "__wrapped__"):
@@ -67,13 +67,13 @@ def main() -> None:
     """Train; `sys.argv` has the network and how many times to take turns."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network, given = _NETWORKS[sys.argv[1]]()
+    network, inputs = _NETWORKS[sys.argv[1]]()
     labels = torch.randint(0, 10, (_BATCH,))
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> float:
         begin = time.thread_time()
-        loss = nn.functional.cross_entropy(network(given), labels)
+        loss = nn.functional.cross_entropy(network(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ from torchvision.models import resnet18
 with torch.device("meta"):
     model = resnet18().eval()
 model.to_empty(device="cpu")  # initialising weights is no part of it
-state = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
 model.load_state_dict(state)
 batch = torch.zeros(1, 3, 224, 224)
 with torch.no_grad():

@@ -105,8 +105,8 @@ def test_a_link_to_a_file_is_that_file_and_a_dangling_one_names_what_is_missing(
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"])
 def test_folder_suggests_the_file_in_it(tmp_path: Path, name: str) -> None:
-    for each in ("config.json", "zz-shard.safetensors" if name.endswith("json") else "zz.txt", name):
-        (tmp_path / each).touch()  # an index is suggested before the shards beside it
+    for case in ("config.json", "zz-shard.safetensors" if name.endswith("json") else "zz.txt", name):
+        (tmp_path / case).touch()  # an index is suggested before the shards beside it
     assert f"/{name}'" in refusal(tmp_path)
 
 

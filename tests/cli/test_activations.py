@@ -200,7 +200,9 @@ def test_a_state_dict_runs_in_its_architecture(
 def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         state = torchvision.models.mnasnet0_5().state_dict()
-    torch.save({"state_dict": {f"module.{name}": each for name, each in state.items()}, "epoch": 3}, tmp_path / "m.pt")
+    torch.save(
+        {"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, "epoch": 3}, tmp_path / "m.pt"
+    )
     options = ("--layer", "@0", "--resize", "64", "--crop", "64", "--out", "out")
     ended = run("activations", "m.pt", CAT, *options)
     assert ended.code == 0
@@ -208,8 +210,8 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
     notes = record_of(tmp_path / "out")["notes"]
     assert [note.split(":")[0] for note in notes] == ["m.pt"] * 4
     shown = " ".join(ended.stdout.split())
-    told = ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'", "takes their names")
-    for note, about in zip(notes, told, strict=True):
+    message = ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'", "takes their names")
+    for note, about in zip(notes, message, strict=True):
         assert about in note
         assert shown.count(f"note: {note}") == 1
     assert record_of(tmp_path / "out")["warnings"] == []
@@ -226,8 +228,8 @@ def test_grids_are_drawn_for_the_first_pictures_only(run: Run, tmp_path: Path, p
     expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
     inputs = {"inputs", *(f"inputs/{number:03d}.png" for number in range(5))}
     assert names_below(tmp_path / "out") == TABLES | inputs | {"grids"} | expected
-    told = "Same folder: 6 grids for the first 3 of 5 inputs (--grids-for), layers.csv"
-    assert ended.stdout.splitlines()[-1].startswith(told)
+    message = "Same folder: 6 grids for the first 3 of 5 inputs (--grids-for), layers.csv"
+    assert ended.stdout.splitlines()[-1].startswith(message)
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
 

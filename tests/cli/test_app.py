@@ -223,14 +223,14 @@ def test_the_version_is_the_packages(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("options", "used"),
     [
         ({}, {"GOMP_SPINCOUNT": "1000"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],
 )
 def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
-    environment: dict[str, str], given: dict[str, str], used: dict[str, str]
+    environment: dict[str, str], options: dict[str, str], used: dict[str, str]
 ) -> None:
     script = (
         "import os, sys; from hookscope.cli import app;"
@@ -240,7 +240,7 @@ def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     without = {name: value for name, value in environment.items() if name not in names}
     ended = subprocess.run(
-        [sys.executable, "-c", script, *names], env=without | given, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, *names], env=without | options, capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{used}\n", "")
 
@@ -283,7 +283,9 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
 
 def test_no_option_only_repeats_a_default() -> None:
     commands = typer.main.get_command(app_module.app).commands  # type: ignore[attr-defined]
-    pairs = [each.opts for command in commands.values() for each in command.params if each.opts and each.secondary_opts]
+    pairs = [
+        param.opts for command in commands.values() for param in command.params if param.opts and param.secondary_opts
+    ]
     assert pairs == []
 
 
@@ -363,15 +365,17 @@ def test_an_installed_completion_completes_in_a_real_bash(environment: dict[str,
     command.chmod(0o755)
     path = f"{command.parent}{os.pathsep}{environment.get('PATH', os.environ['PATH'])}"
     root = str(Path(__file__).parents[2])
-    given = environment | {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": root}
+    arguments = environment | {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": root}
     script = """
 hookscope --install-completion bash >/dev/null && . ~/.bashrc
 COMP_WORDS=(hookscope activations vit_l) COMP_CWORD=2
 _hookscope_completion hookscope
 echo "${COMPREPLY[@]}"
 """
-    given["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # it depends on who runs the tests
-    ended = subprocess.run(["bash", "-c", script], env=given, cwd=tmp_path, capture_output=True, text=True, check=False)
+    arguments["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # it depends on who runs the tests
+    ended = subprocess.run(
+        ["bash", "-c", script], env=arguments, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["vit_l_16", "vit_l_32"], "")
 
 

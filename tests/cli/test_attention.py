@@ -50,7 +50,7 @@ def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp
     heads = [(str(block), str(head)) for block in (0, 1) for head in range(3)]
     assert [(row["index"], row["head"]) for row in rows] == heads
     stored = read_run(tmp_path / "a")
-    assert [each.block for each in stored.result.maps] == ["rollout", "layers.1.self_attn"] * 2
+    assert [heat_map.block for heat_map in stored.result.maps] == ["rollout", "layers.1.self_attn"] * 2
     assert stored.result.rows[3].entropy == pytest.approx(float(rows[3]["entropy"]))
     weights = stored.result.patches[0].values
     assert weights.shape == (16, 4, 4)
@@ -73,7 +73,7 @@ def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) ->
     assert not (tmp_path / "a" / "heads.csv").exists()
     stored = read_run(tmp_path / "a")
     assert (stored.result.rows, stored.result.patches) == ((), ())
-    assert [each.query for each in stored.result.maps] == ["class token"]
+    assert [heat_map.query for heat_map in stored.result.maps] == ["class token"]
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Heads were not measured" in page
     assert "entropy, nats" not in page
@@ -87,9 +87,9 @@ def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     assert document["census"] == "1 of 1 block seen"
     assert [each["shape"] for each in document["inputs"]] == [[6], [6]]
     # Word n looks at n words alike, which is an entropy of ln n: the mean of ln 1 to ln 6.
-    assert [each["entropy"] for each in document["rows"]] == [pytest.approx(math.log(math.factorial(6)) / 6)] * 2
+    assert [row["entropy"] for row in document["rows"]] == [pytest.approx(math.log(math.factorial(6)) / 6)] * 2
     assert document["maps"] == []
-    assert any("has no map: its 6 keys are words, which have no place" in each for each in document["notes"])
+    assert any("has no map: its 6 keys are words, which have no place" in note for note in document["notes"])
 
 
 @pytest.mark.usefixtures("network")

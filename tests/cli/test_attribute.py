@@ -124,8 +124,8 @@ def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Pat
     (path,) = (tmp_path / "out/overlays").iterdir()
     colour = tinted(path)
     rows, columns = np.nonzero(colour > colour.max() / 2)
-    found = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
-    assert found == pytest.approx((40, 90, 90, 130), abs=2 * 171 / 96)  # two pixels of the network's input
+    actual = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+    assert actual == pytest.approx((40, 90, 90, 130), abs=2 * 171 / 96)  # two pixels of the network's input
     assert read_run(tmp_path / "out").result.maps[0].pixels.shape[0] == 3, "the values of every channel too"
 
 
@@ -153,9 +153,9 @@ def test_padding_and_odd_sizes_move_nothing(
     height, width = record_of(out)["inputs"][0]["shape"][1:]
     cells = (4 * (region["bottom"] - region["top"]) / height, 4 * (region["right"] - region["left"]) / width)
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    found = middle_of(tinted(path))
-    assert abs(found[0] - middle[0]) < 0.5 * cells[0]
-    assert abs(found[1] - middle[1]) < 0.5 * cells[1]
+    actual = middle_of(tinted(path))
+    assert abs(actual[0] - middle[0]) < 0.5 * cells[0]
+    assert abs(actual[1] - middle[1]) < 0.5 * cells[1]
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_the_run_directory_holds_overview_overlays_and_raw_maps(demo: tuple[Ende
 def test_the_maps_on_the_disk_are_those_of_python(demo: tuple[Ended, Path]) -> None:
     stored = read_run(demo[1])
     result = hookscope.attribute("demo", CAT, top=2, sanity="none")
-    assert [each.target.label for each in stored.result.maps] == ["Egyptian cat", "tiger cat"]
+    assert [heat_map.target.label for heat_map in stored.result.maps] == ["Egyptian cat", "tiger cat"]
     for ours, theirs in zip(result.maps, stored.result.maps, strict=True):
         np.testing.assert_allclose(theirs.values, ours.values, rtol=1e-4, atol=1e-6)
         assert (theirs.layer, theirs.extent) == (ours.layer, ours.extent)
@@ -217,7 +217,7 @@ def test_several_inputs_have_an_overview_each(command: Run, tmp_path: Path, netw
     assert ended.code == 3
     assert "4.png" in ended.errors[0]
     record = record_of(tmp_path.parent / "several")
-    overviews = [each["overview"] for each in record["pictures"]]
+    overviews = [picture["overview"] for picture in record["pictures"]]
     assert overviews == ["overview.png", "overview-001.png", "overview-002.png", "overview-003.png"]
     assert record["pictures"][3]["region"] == {
         "top": 0,
@@ -232,8 +232,21 @@ def test_several_inputs_have_an_overview_each(command: Run, tmp_path: Path, netw
 
 def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
     paint(tmp_path / "a.png", (64, 64), (8, 8, 30, 24))
-    given = ("--target", "0", "--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--layer", "1")
-    ended = command("attribute", f"{network}:painted", "a.png", *given, "--out", "out", cwd=tmp_path, columns=200)
+    arguments = (
+        "--target",
+        "0",
+        "--resize",
+        "none",
+        "--crop",
+        "none",
+        "--mean",
+        "none",
+        "--std",
+        "none",
+        "--layer",
+        "1",
+    )
+    ended = command("attribute", f"{network}:painted", "a.png", *arguments, "--out", "out", cwd=tmp_path, columns=200)
     assert ended.code == 0
     number = r"-?\d\.\d\d"
     text = " ".join(ended.stdout.split())
@@ -248,11 +261,11 @@ def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Pa
     assert re.search(deletion, text), text
     # Both classes read the one map, so that it cannot tell them apart.
     assert ended.stderr.count("'class'") == 1
-    assert [each["name"] for each in record_of(tmp_path / "out")["sanity"]] == ["weights", "class", "deletion"]
+    assert [check["name"] for check in record_of(tmp_path / "out")["sanity"]] == ["weights", "class", "deletion"]
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "said"),
+    ("arguments", "code", "said"),
     [
         (("net.py:painted",), 2, "Missing IMAGE"),
         (("net.py:painted", "a.png", "--method", "grad-cam+"), 2, "There is no method 'grad-cam+'. Nearest: 'grad-cam"),
@@ -266,11 +279,11 @@ def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Pa
     "given0-2-Missing IMAGE", "given2-2-7", "given4-2---method gradient", "given5-3-it exists and is not a folder"
 )
 def test_bad_input_gets_one_line_and_an_exit_code(
-    command: Run, tmp_path: Path, given: tuple[str, ...], code: int, said: str
+    command: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     (tmp_path / "net.py").write_text(PAINTED, encoding="utf-8")
     paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
-    ended = command("attribute", *given, cwd=tmp_path)
+    ended = command("attribute", *arguments, cwd=tmp_path)
     assert ended.code == code, ended
     (line,) = ended.errors
     assert said in line

@@ -133,7 +133,7 @@ def check(command: Run, folder: Path) -> Run:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_runner(environment: dict[str, str]) -> None:
-    for name in [each for each in environment if each.startswith("GITHUB_") or each == "CI_JOB_NAME"]:
+    for name in [text for text in environment if text.startswith("GITHUB_") or text == "CI_JOB_NAME"]:
         environment.pop(name, None)
 
 
@@ -189,7 +189,7 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     ended = check("broken.pt", "--format", "json", "--junit", junit, "--evidence", evidence)
     assert ended.code == 1
     report = report_of(ended)
-    places = {rule["rule"]: [each["where"] for each in rule["findings"]] for rule in report["outcomes"]}
+    places = {rule["rule"]: [finding["where"] for finding in rule["findings"]] for rule in report["outcomes"]}
     assert places["non-finite-parameter"] == [f"{PLANTED}.weight"]
     assert places["non-finite-activation"] == [PLANTED]
 
@@ -205,7 +205,7 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     with (kept / "rows.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["layer"] for row in rows} >= {PLANTED}
-    assert {row["layer"] for row in rows} <= {where for each in places.values() for where in each} | {"(model)", ""}
+    assert {row["layer"] for row in rows} <= {where for place in places.values() for where in place} | {"(model)", ""}
     pictures = list((kept / "grids").glob("*.png"))
     assert len(pictures) == len(rows)
     for picture in pictures:
@@ -381,8 +381,8 @@ def test_a_folder_stands_for_the_weights_files_below_it(tmp_path: Path) -> None:
     for name in ("epoch10.pt", "epoch2.pt", "deep/er/x.safetensors", ".git/x.pt", ".x.pt", "notes.txt", "cat.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = find_checkpoints([str(tmp_path)])
-    assert [Path(each).relative_to(tmp_path).as_posix() for each in found] == [
+    paths = find_checkpoints([str(tmp_path)])
+    assert [Path(each).relative_to(tmp_path).as_posix() for each in paths] == [
         "deep/er/x.safetensors",
         "epoch2.pt",
         "epoch10.pt",
@@ -484,7 +484,7 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
     assert check("broken.pt", "--sarif", log).code == 1
     run = sarif_run(log)
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [*RULES, "examination"]
-    [rule] = [each for each in run["tool"]["driver"]["rules"] if each["id"] == "dead-channels"]
+    [rule] = [rule for rule in run["tool"]["driver"]["rules"] if rule["id"] == "dead-channels"]
     explained = check("--explain", "dead-channels", columns=10_000).stdout
     assert explained.splitlines() == rule["help"]["text"].splitlines()
     assert {result["ruleId"] for result in run["results"]} == {
@@ -517,7 +517,11 @@ def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
     run = sarif_run(log)
     [invocation] = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, code)
-    [error] = [each for each in invocation["toolExecutionNotifications"] if each["level"] == "error"]
+    [error] = [
+        toolexecutionnotification
+        for toolexecutionnotification in invocation["toolExecutionNotifications"]
+        if toolexecutionnotification["level"] == "error"
+    ]
     assert says in error["message"]["text"]
     [result] = run["results"]
     assert says in result["message"]["text"]
@@ -576,7 +580,7 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     assert same.code == 0
     assert statuses(report_of(same))["drift"] == "pass"
     state = torch.load(folder / "good.pt")
-    halved = {name: each.half() if each.is_floating_point() else each for name, each in state.items()}
+    halved = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     torch.save(halved, tmp_path / "halved.pt")
     copy = check(tmp_path / "halved.pt", "--baseline", baseline, "--format", "json")
     assert statuses(report_of(copy))["drift"] == "pass"

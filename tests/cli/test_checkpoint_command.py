@@ -53,7 +53,7 @@ def test_json_holds_the_same_and_nothing_else_goes_to_stdout(
     assert ended.stderr == ""
     [part] = document["parts"]
     assert part["key"] == "model"
-    assert [(each["key"], each["tied_to"]) for each in part["tensors"]] == [
+    assert [(tensor["key"], tensor["tied_to"]) for tensor in part["tensors"]] == [
         ("net.a", ""),
         ("net.b", "net.a"),
         ("net.bad", ""),

@@ -77,8 +77,8 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     assert document["first_differences"][0]["layer"] == "conv"
     record = record_of(tmp_path / "o")
     assert (record["verb"], record["way"]) == ("diff", "networks")
-    assert (record["overview"], [each["path"] for each in record["grids"]]) == ("overview.png", sorted(grids))
-    assert all("one scale for all" in each["caption"] for each in record["grids"])
+    assert (record["overview"], [grid["path"] for grid in record["grids"]]) == ("overview.png", sorted(grids))
+    assert all("one scale for all" in grid["caption"] for grid in record["grids"])
     with Image.open(tmp_path / "o" / "overview.png") as picture:
         assert picture.size[0] == 1200
 
@@ -219,7 +219,7 @@ def test_both_networks_are_in_the_name_and_no_run_of_another_command_is_replaced
     (tmp_path / "pics.v2").mkdir()
     np.save(tmp_path / "pics.v2" / "one.npy", np.ones((3, 8, 8), np.float32))
     scaled = ("--model-arg", "scale=2.0")
-    for given in (
+    for arguments in (
         ("pair.py:net", "pair.py:net", "pics.v2"),
         ("pair.py:net", "pair.py:renamed", "pics.v2"),
         ("pair.py:net", "pair.py:net", "pics.v2", "--full"),
@@ -227,7 +227,7 @@ def test_both_networks_are_in_the_name_and_no_run_of_another_command_is_replaced
         ("pair.py:net", "same", "picture.npy"),
         ("pair.py:net", "same", "picture.npy", *scaled),
     ):
-        assert command("diff", *given, cwd=tmp_path).code == 0
+        assert command("diff", *arguments, cwd=tmp_path).code == 0
     assert sorted(path.name for path in (tmp_path / "hookscope-runs").iterdir()) == [
         "diff-pair.py-net-pair.py-net-pics.v2",
         "diff-pair.py-net-pair.py-net-pics.v2-2",

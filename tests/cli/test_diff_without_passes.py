@@ -79,7 +79,7 @@ def test_equal_files_are_said_to_be_equal_and_a_condition_fails_others(run: Run,
     assert failing.code == 1
     document = json.loads(failing.stdout)
     assert [(each["where"], each["value"]) for each in document["exceeded"]] == [("second.weight", 2.0)]
-    assert [each["measures"]["relative_l2"] for each in document["weights"]] == [0.0, 2.0]
+    assert [weight["measures"]["relative_l2"] for weight in document["weights"]] == [0.0, 2.0]
 
 
 def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def facts_of(run: Run, code: int = 0) -> dict[str, dict[str, object]]:
     assert ended.code == code
     document = json.loads(ended.stdout)
     assert document["schema_version"] == 3
-    return {each["subject"]: each for each in document["facts"]}
+    return {fact["subject"]: fact for fact in document["facts"]}
 
 
 def test_the_doctor_says_what_is_here(run: Run) -> None:
@@ -32,7 +32,7 @@ def test_the_doctor_says_what_is_here(run: Run) -> None:
     assert str(facts["kernel"]["state"]).startswith("compiled, ")
     assert str(facts["weights"]["state"]).startswith("none cached in ")
     assert facts["pictures"]["state"] == "known in a terminal only"
-    assert not any(each["broken"] for each in facts.values())
+    assert not any(fact["broken"] for fact in facts.values())
     assert "trained weights on this machine" in run("doctor").stdout
 
 

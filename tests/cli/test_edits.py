@@ -54,10 +54,10 @@ def test_clamped_gradients_of_a_relu_reach_the_convolution_without_negative_valu
     clamped = plain.clamp(min=0)
     [below, weight, bias] = torch.autograd.grad(after, [before, *network.conv.parameters()], clamped)
     assert plain.min() < 0 <= below.min()
-    found = load_file(tmp_path / "out" / "gradients.safetensors")
-    torch.testing.assert_close(found["conv grad_output"], below)
-    torch.testing.assert_close(found["conv.weight grad"], weight)
-    torch.testing.assert_close(found["conv.bias grad"], bias)
+    loaded_file = load_file(tmp_path / "out" / "gradients.safetensors")
+    torch.testing.assert_close(loaded_file["conv grad_output"], below)
+    torch.testing.assert_close(loaded_file["conv.weight grad"], weight)
+    torch.testing.assert_close(loaded_file["conv.bias grad"], bias)
     rows = {row["layer"]: row for row in table(tmp_path / "out" / "gradients.csv")}
     assert float(rows["conv"]["min"]) >= 0
 
@@ -67,11 +67,11 @@ def test_zeroed_gradients_of_biases_are_exactly_zero_and_all_others_unchanged(ru
     edited = ("--edit", "fc*bias:grad:zero", "--out", "edited")
     for arguments in (("--out", "plain"), edited):
         assert run("grads", "case.py:textbook", "x.npy", *arguments, *COMMON).code == 0
-    plain, found = (load_file(tmp_path / name / "gradients.safetensors") for name in ("plain", "edited"))
-    assert found.pop("fc1.bias grad").tolist() == [0.0] * 5
+    plain, actual = (load_file(tmp_path / name / "gradients.safetensors") for name in ("plain", "edited"))
+    assert actual.pop("fc1.bias grad").tolist() == [0.0] * 5
     assert plain.pop("fc1.bias grad").count_nonzero() == 5
-    assert found.keys() == plain.keys()
-    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    assert actual.keys() == plain.keys()
+    assert all(torch.equal(actual[name], plain[name]) for name in plain)
     [change] = table(tmp_path / "edited" / "changes.csv")
     assert (change["label"], change["what"], change["l2_after"]) == ("fc1.bias", "gradient", "0.0")
     assert record_of(tmp_path / "edited")["settings"]["edits"] == ["fc*bias:grad:zero"]

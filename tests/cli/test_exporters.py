@@ -106,11 +106,11 @@ def half_blocks(text: str) -> list[np.ndarray]:
     cell = re.compile(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m(▀+)")
     pictures: list[list[list[int]]] = [[]]
     for line in text.split("\n"):
-        found = cell.findall(line)
-        if not found and pictures[-1]:
+        actual = cell.findall(line)
+        if not actual and pictures[-1]:
             pictures.append([])
-        for start in (0, 3) if found else ():
-            pictures[-1].append([int(each) for run in found for each in run[start : start + 3] * len(run[6])])
+        for start in (0, 3) if actual else ():
+            pictures[-1].append([int(each) for run in actual for each in run[start : start + 3] * len(run[6])])
     return [np.array(rows).reshape(len(rows), -1, 3) for rows in pictures if rows]
 
 
@@ -150,7 +150,7 @@ def test_a_terminal_that_cannot_draw_is_asked_nothing(
 
 
 def test_the_command_shows_its_overview_after_its_tables(networks: Path, tmp_path: Path) -> None:
-    given = [
+    arguments = [
         "-m",
         "hookscope",
         "activations",
@@ -160,7 +160,7 @@ def test_the_command_shows_its_overview_after_its_tables(networks: Path, tmp_pat
         "--out",
         str(tmp_path / "out"),
     ]
-    text = on_a_terminal([*given, "--show"], answers="nothing")
+    text = on_a_terminal([*arguments, "--show"], answers="nothing")
     assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)
     with Image.open(tmp_path / "out/overview.png") as overview:
@@ -172,8 +172,16 @@ def test_the_command_shows_its_overview_after_its_tables(networks: Path, tmp_pat
 def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: Path) -> None:
     options = ["--target", "0", "--layer", "3", "--sanity", "none", "--resize", "32", "--crop", "32"]
     (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
-    given = ["attribute", f"{tmp_path / 'net.py'}:scores", str(CAT), *options, "--out", str(tmp_path / "out"), "--show"]
-    text = on_a_terminal(["-m", "hookscope", *given], answers="nothing")
+    arguments = [
+        "attribute",
+        f"{tmp_path / 'net.py'}:scores",
+        str(CAT),
+        *options,
+        "--out",
+        str(tmp_path / "out"),
+        "--show",
+    ]
+    text = on_a_terminal(["-m", "hookscope", *arguments], answers="nothing")
     assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)
     with Image.open(tmp_path / "out/overview.png") as overview:
@@ -202,15 +210,15 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
 ) -> None:
     ended = run(command, "net.py:tiny", CAT, *options, "--out", "out", "--tensorboard", "logs/one")
     assert (ended.code, ended.stderr.count("error")) == (0, 0)
-    found = read(Path("logs/one"))
+    actual = read(Path("logs/one"))
     for row in rows_of(Path("out")):
         for metric in ("mean", "zero_fraction"):
-            [event] = found.Scalars(f"activation {metric}/{row['layer']}")
+            [event] = actual.Scalars(f"activation {metric}/{row['layer']}")
             assert event.value == np.float32(row["activation"][metric])
     if command == "grads":
         for row in json.loads(Path("out/result.json").read_bytes())["gradients"]:
-            assert found.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
-    assert len(found.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 4
+            assert actual.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
+    assert len(actual.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -292,9 +300,9 @@ def test_open_opens_the_page_or_else_the_picture_in_the_browser(
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n', "utf-8")
     browser.chmod(0o755)
-    given = ("activations", f"{networks}:tiny", CAT, "--resize", "16", "--crop", "16", "--open", *report)
+    arguments = ("activations", f"{networks}:tiny", CAT, "--resize", "16", "--crop", "16", "--open", *report)
     with_browser = environment | {"BROWSER": str(browser)}
-    assert not fork_server.run("-m", "hookscope", *given, cwd=tmp_path, environment=with_browser).returncode
+    assert not fork_server.run("-m", "hookscope", *arguments, cwd=tmp_path, environment=with_browser).returncode
     name = "page.html" if report else "hookscope-runs/activations-net.py-tiny-cat/overview.png"
     assert (tmp_path / "opened").read_text("utf-8") == f"{(tmp_path / name).as_uri()}\n"
 

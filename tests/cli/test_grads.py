@@ -291,7 +291,10 @@ def test_a_picture_that_cannot_be_run_alone_is_told_and_the_run_is_kept(run: Run
     assert "ones.npy, more.npy: alone, for --per-image: case.py:batchnorm raised in its forward pass" in error
     assert (folder / "out" / "run.json").exists()
     assert not (folder / "out" / "inputs.csv").exists()
-    assert [each.split(":")[0] for each in record_of(folder / "out")["unusable_inputs"]] == ["ones.npy", "more.npy"]
+    assert [unusable_input.split(":")[0] for unusable_input in record_of(folder / "out")["unusable_inputs"]] == [
+        "ones.npy",
+        "more.npy",
+    ]
 
 
 # --- Pictures, verdicts ----------------------------------------------------------------------------------------------

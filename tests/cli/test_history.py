@@ -38,7 +38,7 @@ def test_a_glob_that_the_shell_expanded_is_the_files_of_it(run: Run, tmp_path: P
         torch.save(weights(at), f"epoch_{at}.pt")
     ended = run("history", "epoch_1.pt", "epoch_2.pt", "--json")
     document = json.loads(ended.stdout)
-    assert [each["label"] for each in document["files"]] == ["epoch_1.pt", "epoch_2.pt"]
+    assert [file["label"] for file in document["files"]] == ["epoch_1.pt", "epoch_2.pt"]
     assert document["run"] == f"hookscope-runs/history-{tmp_path.name}-epoch"
     alone = run("history", "epoch_1.pt")
     assert alone.code == 2

@@ -217,12 +217,12 @@ def _other(value: float) -> list[Member]:
 
 
 def _cut(name: str, count: int) -> bytes:
-    body = next(each.body for each in torch_members() if each.name.endswith(name))
+    body = next(torch_member.body for torch_member in torch_members() if torch_member.name.endswith(name))
     return _with_member(name, body=body[:count])
 
 
 def _without(name: str) -> bytes:
-    return zip_bytes(each for each in torch_members() if not each.name.endswith(name))
+    return zip_bytes(torch_member for torch_member in torch_members() if not torch_member.name.endswith(name))
 
 
 def _flipped_after(content: bytes, part: bytes, distance: int) -> bytes:
@@ -752,7 +752,7 @@ def _without_member(members: dict[str, bytes], ending: str) -> None:
 
 
 def _cut_member(members: dict[str, bytes], ending: str) -> None:
-    name = next(each for each in members if each.endswith(ending))
+    name = next(member for member in members if member.endswith(ending))
     members[name] = members[name][:-9]
 
 
@@ -777,7 +777,7 @@ def _broken_script(_: Path) -> bytes:
     """TorchScript whose program ends in the middle."""
     with zipfile.ZipFile(io.BytesIO(_script())) as archive:
         members = [Member(name, archive.read(name)) for name in archive.namelist()]
-    code = next(each for each in members if b"def forward" in each.body)
+    code = next(member for member in members if b"def forward" in member.body)
     return zip_bytes(changed(members, code.name, body=code.body[:-40]))
 
 
@@ -948,7 +948,7 @@ def test_a_value_that_is_not_finite_is_counted_whatever_hides_it(run: Run, tmp_p
     (tmp_path / "model.pt").write_bytes(content)
     ended = run("checkpoint", "model.pt", "--json")
     assert ended.code == 0, ended
-    counts = {each["key"]: each["nan_count"] for each in json.loads(ended.stdout)["parts"][0]["tensors"]}
+    counts = {tensor["key"]: tensor["nan_count"] for tensor in json.loads(ended.stdout)["parts"][0]["tensors"]}
     assert counts == dict.fromkeys(GOOD, 0) | {"0.bias": 1}
 
 

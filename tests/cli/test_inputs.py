@@ -242,8 +242,8 @@ def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
         expected = built(NETWORKS, "Mixed")(x, b)
     [row] = [row for row in rows_of(target) if row["layer"] == ""]
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
-    found = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
-    assert found["loss"]["value"] == pytest.approx(expected.sum().item(), rel=1e-4)
+    record = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
+    assert record["loss"]["value"] == pytest.approx(expected.sum().item(), rel=1e-4)
     save(cases / "b.npy", np.zeros((1, 2)))
     noise = run("grads", "cases.py:Mixed", "--input-shape", "2,3,5,5", *options[2:4], "--json")
     assert len(json.loads(noise.stdout)["inputs"]) == 2
@@ -295,7 +295,7 @@ def flat():
 
 
 @pytest.mark.parametrize(
-    ("network", "given", "remedy"),
+    ("network", "arguments", "remedy"),
     [
         ("Two", [str(CAT)], "or --input-shape meta=SHAPE --input-shape scale=SHAPE for noise"),
         (
@@ -310,10 +310,10 @@ def flat():
     ],
 )
 def test_an_error_of_the_network_is_printed_once_with_the_option_that_helps(
-    network: str, given: list[str], remedy: str, run: Run, tmp_path: Path
+    network: str, arguments: list[str], remedy: str, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "helpless.py").write_text(HELPLESS)
-    ended = run("activations", f"helpless.py:{network}", *given, "--out", "out")
+    ended = run("activations", f"helpless.py:{network}", *arguments, "--out", "out")
     assert ended.code == 6
     assert ended.stderr.strip().endswith(remedy)
     error = ended.stderr.partition("Error: ")[2][:40]

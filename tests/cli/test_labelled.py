@@ -59,7 +59,7 @@ def reports(command: Run, folder: Path) -> dict[str, dict[str, Any]]:
     files = ("--evidence", "evidence", "--report", "page.html", "--format", "json")
     ended = command("check", *networks, *baseline, "--ignore", "drift", *files, cwd=folder)
     assert ended.code == 1, ended.stdout + ended.stderr
-    return {Path(each["checkpoint"]).stem: each for each in json.loads(ended.stdout)["checkpoints"]}
+    return {Path(checkpoint["checkpoint"]).stem: checkpoint for checkpoint in json.loads(ended.stdout)["checkpoints"]}
 
 
 def statuses(report: dict[str, Any]) -> list[str]:
@@ -68,7 +68,7 @@ def statuses(report: dict[str, Any]) -> list[str]:
 
 
 def messages(report: dict[str, Any], name: str) -> list[str]:
-    return [found["message"] for rule in report["outcomes"] if rule["rule"] == name for found in rule["findings"]]
+    return [actual["message"] for rule in report["outcomes"] if rule["rule"] == name for actual in rule["findings"]]
 
 
 @pytest.mark.exhaustive
@@ -88,7 +88,7 @@ def test_two_swapped_classes_fail_by_class_accuracy_and_drop(reports: dict[str, 
     (message,) = messages(reports["swapped"], "class-accuracy")
     assert message.startswith("2 of 4 labels are right less often than the limit, 50%: ")
     assert "(18 taken for 'green')" in message
-    classes = {each["label"]: each for each in reports["swapped"]["accuracy"]["classes"]}
+    classes = {class_name["label"]: class_name for class_name in reports["swapped"]["accuracy"]["classes"]}
     assert (classes["blue"]["right"], classes["red"]["right"]) == (2, 18)
     assert classes["blue"]["mistaken_for"] == "green"
 

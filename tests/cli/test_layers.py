@@ -28,7 +28,7 @@ def plain_modules(network: nn.Module, *inputs: torch.Tensor) -> list[dict[str, A
 
     def note(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         calls[module] = calls.get(module, 0) + 1
-        inputs_by_module.setdefault(module, [list(given.shape) for given in args])
+        inputs_by_module.setdefault(module, [list(arguments.shape) for arguments in args])
         outputs_by_module.setdefault(module, [list(output.shape)])
 
     for module in network.modules():
@@ -153,8 +153,8 @@ def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_pa
     document = json.loads(ended.stdout)
     jsonschema.validate(document, json.loads((SCHEMAS / "layers.json").read_text("utf-8")))
     first, second = 4 * 10 * 8 * 27, 4 * 8 * 6 * 36
-    costs = {each["layer"]: each for each in document["cost"]["modules"]}
-    assert {layer: each["total"]["multiply_adds"] for layer, each in costs.items()} == {
+    costs = {module["layer"]: module for module in document["cost"]["modules"]}
+    assert {layer: cost["total"]["multiply_adds"] for layer, cost in costs.items()} == {
         "": first + second,
         "0": first,
         "1": second,
@@ -164,13 +164,13 @@ def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_pa
     assert costs[""]["total"]["parameter_bytes"] == 4 * (108 + 148)
     assert costs["1"]["receptive_field"] == {"size": [5, 5], "stride": [1, 1], "centre": [2, 2], "at_least": False}
     assert costs["1"]["output_bytes"] == 4 * 4 * 8 * 6
-    assert all(each["seconds"] > 0 for each in costs.values())
+    assert all(cost["seconds"] > 0 for cost in costs.values())
     assert document["cost"]["pass_count"] >= 3
 
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
         rows = {each["layer"]: each for each in csv.DictReader(file)}
     assert {layer: int(row["multiply_adds"]) for layer, row in rows.items()} == {
-        layer: each["total"]["multiply_adds"] for layer, each in costs.items()
+        layer: cost["total"]["multiply_adds"] for layer, cost in costs.items()
     }
     assert (rows["1.0"]["receptive_field"], rows["1.0"]["output_shapes"]) == ("5x5", "1x4x8x6")
 

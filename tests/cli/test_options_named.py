@@ -74,7 +74,7 @@ FILES_ALONE = {
 
 def options_of(command: str) -> set[str]:
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    return {name for each in parameters for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
 
 
 def strange_options(text: str, command: str) -> Iterator[str]:
@@ -124,18 +124,18 @@ def spread(cases: Sequence[tuple[str, ...]], commands: Iterable[str]) -> list[tu
     return [(*case, command) for (row, case), (column, command) in places if (row + column) % 5 == 0]
 
 
-@pytest.mark.parametrize(("network", "given", "command"), spread(RUNS, LINES))
+@pytest.mark.parametrize(("network", "arguments", "command"), spread(RUNS, LINES))
 @pytest.mark.sample("Tokens-far.npy-survey", "Two-1,2,3-attribute", "Tokens--history", "picture-wave.npy-diff")
-def test_what_a_run_says(run: Run, files: Path, command: str, network: str, given: str) -> None:
+def test_what_a_run_says(run: Run, files: Path, command: str, network: str, arguments: str) -> None:
     states = {
         "Spectrogram": nn.Conv1d(129, 3, 3),
         "picture": nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3)),
     }
     built = states.get(network) or nn.ModuleDict({"embedding": nn.Embedding(9, 4)})
     weights = save_twice(files, built.state_dict())
-    values = {"model": f"nets.py:{network}", "input": given, "weights": weights, "folder": weights.parent}
-    line = [each.format(**values) for each in LINES[command]]
-    if not given:
+    values = {"model": f"nets.py:{network}", "input": arguments, "weights": weights, "folder": weights.parent}
+    line = [line.format(**values) for line in LINES[command]]
+    if not arguments:
         line = [each for each in line if each not in ("", "--images")]
     ended = run(command, *line)
     assert not {*strange_options(ended.stdout + ended.stderr, command)}
@@ -162,5 +162,5 @@ def test_what_a_file_brings_up(run: Run, files: Path, command: str, kind: str) -
         for path in weights.parent.iterdir():
             torch.jit.script(linear).save(str(path))
     values = {"weights": weights, "folder": weights.parent}
-    ended = run(command, *(each.format(**values) for each in FILES_ALONE[command]))
+    ended = run(command, *(text.format(**values) for text in FILES_ALONE[command]))
     assert not {*strange_options(ended.stdout + ended.stderr, command)}

@@ -132,8 +132,8 @@ def called_by(run: Run, command: tuple[str, ...], modules: list[ModuleType]) -> 
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    found = {id(each): each for module in modules for each in functions_in(module, module.__name__)}
-    return [each for each in found.values() if each.__code__ in codes and not each.__code__.co_freevars]
+    actual = {id(each): each for module in modules for each in functions_in(module, module.__name__)}
+    return [each for each in actual.values() if each.__code__ in codes and not each.__code__.co_freevars]
 
 
 @contextmanager

@@ -36,9 +36,9 @@ def vendornet(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     class Settings(SimpleNamespace):
         pass
 
-    for each in (Net, Settings):
-        each.__module__, each.__qualname__ = "vendornet", each.__name__
-        setattr(module, each.__name__, each)
+    for case in (Net, Settings):
+        case.__module__, case.__qualname__ = "vendornet", case.__name__
+        setattr(module, case.__name__, case)
     monkeypatch.setitem(sys.modules, "vendornet", module)
     return module
 
@@ -93,11 +93,11 @@ def test_the_tensors_beside_it_are_listed_with_their_values(run: Run, tmp_path: 
     state = {key: tensor.clone() for key, tensor in GOOD.items()}
     state["0.bias"][1] = float("nan")
     (tmp_path / "model.pt").write_bytes(WRITERS[writer]({"state_dict": state, "beside": (DATA | OTHERS)[name][0]}))
-    found = {each["key"]: each for each in listed(run, "--key", "state_dict")["parts"][0]["tensors"]}
-    assert {key: (tuple(each["shape"]), each["nan_count"]) for key, each in found.items()} == {
+    actual = {tensor["key"]: tensor for tensor in listed(run, "--key", "state_dict")["parts"][0]["tensors"]}
+    assert {key: (tuple(each["shape"]), each["nan_count"]) for key, each in actual.items()} == {
         key: (tuple(tensor.shape), int(torch.isnan(tensor).sum())) for key, tensor in state.items()
     }
-    assert found["2.weight"]["mean"] == pytest.approx(float(state["2.weight"].mean()), rel=1e-6)
+    assert actual["2.weight"]["mean"] == pytest.approx(float(state["2.weight"].mean()), rel=1e-6)
 
 
 def check(path: Path, *allowed: str, key: str | None = None) -> tuple[int, str]:
@@ -171,7 +171,7 @@ def test_a_pickled_module_whose_class_is_absent_gives_its_state_dict(
     (tmp_path / "model.pt").write_bytes(content)
     monkeypatch.delitem(sys.modules, "vendornet")
     document = listed(run)
-    assert [each["key"] for each in document["parts"][0]["tensors"]] == list(GOOD)
+    assert [tensor["key"] for tensor in document["parts"][0]["tensors"]] == list(GOOD)
     assert document["warnings"] == ["model.pt: skipped: 1 object of vendornet.Settings."]
     ended = run("layers", "model.pt", "--arch", "net.py:tiny")
     assert ended.code == 0, ended
@@ -189,8 +189,8 @@ def test_a_pickle_of_numpy_arrays_is_a_weights_file(run: Run, tmp_path: Path) ->
     for protocol in (2, 4):
         state = {name: tensor.numpy() for name, tensor in GOOD.items()}
         (tmp_path / "model.pt").write_bytes(pickle.dumps({"model": state, "__author__": "a lab"}, protocol))
-        found = listed(run)
-        assert {each["key"]: (each["shape"], each["mean"]) for each in found["parts"][0]["tensors"]} == {
+        actual = listed(run)
+        assert {tensor["key"]: (tensor["shape"], tensor["mean"]) for tensor in actual["parts"][0]["tensors"]} == {
             name: (list(tensor.shape), pytest.approx(float(tensor.mean()), rel=1e-6)) for name, tensor in GOOD.items()
         }
         assert run("layers", "model.pt", "--arch", "net.py:tiny").code == 0

@@ -99,7 +99,7 @@ def test_scalars_reach_tensorboard_at_their_steps(run: Run, stored: Path, tmp_pa
     rates = [event.value for event in events.Scalars("learning rate/group 0")]
     assert rates == pytest.approx([step.learning_rates[0] for step in log.steps], rel=1e-6)
     ratios = [(event.step, event.value) for event in events.Scalars("update ratio/2.weight")]
-    rows = [row for each in log.watched for row in each.parameters if row.name == "2.weight"]
+    rows = [row for watched_step in log.watched for row in watched_step.parameters if row.name == "2.weight"]
     assert [step for step, _ in ratios] == [10, 20, 25, 30, 40]
     assert [ratio for _, ratio in ratios[:2]] == pytest.approx([row.update_ratio for row in rows[:2]], rel=1e-6)
     assert "update ratio/0.bias" not in events.Tags()["scalars"]

@@ -84,7 +84,7 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     for name in ("2", "killed"):
         for file in ("arrays.safetensors", "channels.csv"):
             assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
-        one, other = (json.loads((tmp_path / each / "result.json").read_bytes()) for each in ("one", name))
+        one, other = (json.loads((tmp_path / case / "result.json").read_bytes()) for case in ("one", name))
         assert one["failures"]["inputs"]
         assert (other["accuracy"], other["failures"]) == (one["accuracy"], one["failures"])
         assert not (tmp_path / f"{name}.chunks").exists()
@@ -224,10 +224,10 @@ def test_a_dead_process_ends_the_others_within_half_a_minute_in_one_line(
     second.communicate()
     assert first.returncode == 3
     lines = errors.splitlines()
-    [told] = [each for each in lines if "error" in each]
-    assert told.endswith(
+    [message] = [line for line in lines if "error" in line]
+    assert message.endswith(
         "Process 2 of 2 has ended: nothing was heard of it for 20 s. Finished chunks stay; go on with --resume."
     )
-    progress = [each for each in lines if "finished," in each]
+    progress = [line for line in lines if "finished," in line]
     assert progress
     assert re.search(r"of 51 inputs finished, [\d.]+ per second, \d+ s left", progress[-1])

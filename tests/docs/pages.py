@@ -27,8 +27,8 @@ class Block:
     @property
     def title(self) -> str:
         """The name of the file that the block shows, or ""."""
-        found = re.search(r'title="([^"]+)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(r'title="([^"]+)"', self.rest)
+        return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def name_of(page: Path) -> str:
 
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
-    return [Block(found[2], found[3].strip(), found[4], found.start(4)) for found in _FENCE.finditer(text)]
+    return [Block(actual[2], actual[3].strip(), actual[4], actual.start(4)) for actual in _FENCE.finditer(text)]
 
 
 def commands(block: Block) -> Iterator[Shown]:
@@ -83,8 +83,8 @@ def _fits(shown: Sequence[str], printed: Sequence[str]) -> bool:
         last = number == len(groups) - 1 and shown[-1] != "…"
         starts = [len(printed) - len(group)] if last else range(position, len(printed) - len(group) + 1)
         if number == 0 and shown[0] != "…":
-            starts = [each for each in starts if each == 0]
-        fitting = (each for each in starts if each >= position and _same(group, printed[each : each + len(group)]))
+            starts = [start for start in starts if start == 0]
+        fitting = (start for start in starts if start >= position and _same(group, printed[start : start + len(group)]))
         start = next(fitting, None)
         if start is None:
             return False
@@ -101,5 +101,5 @@ def _alike(shown: str, printed: str) -> bool:
         return False
     figures = zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True)
     return all(
-        math.isclose(*(float(each.replace(",", "")) for each in pair), rel_tol=0.05, abs_tol=0.02) for pair in figures
+        math.isclose(*(float(text.replace(",", "")) for text in pair), rel_tol=0.05, abs_tol=0.02) for pair in figures
     )

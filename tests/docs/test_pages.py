@@ -19,7 +19,7 @@ from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, is_shown, is_t
 from tests.fork_server import ForkServer
 
 PAGES = [page for page in pages() if not is_translated(page)]
-RUN = [page for page in PAGES if {"console", "python"} & {each.language for each in blocks(page.read_text("utf-8"))}]
+RUN = [page for page in PAGES if {"console", "python"} & {block.language for block in blocks(page.read_text("utf-8"))}]
 
 
 @dataclass
@@ -94,10 +94,10 @@ def test_what_a_page_shows_is_what_happens(
     names: dict[str, object] = {}
     differing: list[str] = []
     text = page.read_text(encoding="utf-8")
-    found = blocks(text)
-    written = [run_block(block, names, terminal, differing) for block in found]
+    actual = blocks(text)
+    written = [run_block(block, names, terminal, differing) for block in actual]
     if differing and request.config.getoption("--update-golden"):
-        for block, new in zip(reversed(found), reversed(written), strict=True):
+        for block, new in zip(reversed(actual), reversed(written), strict=True):
             text = text[: block.begin] + new + text[block.begin + len(block.text) :]
         page.write_text(text, encoding="utf-8")
     assert terminal.code == 0
@@ -154,11 +154,11 @@ def traits(line: str) -> set[tuple[str, ...]]:
 
 def chosen() -> Iterator[str]:
     """Yield the lines that are named, unless others, shown or chosen, are given the same and have their options."""
-    known = {trait for line in SHOWN if line.startswith("hookscope ") for trait in traits(line)}
+    expected = {trait for line in SHOWN if line.startswith("hookscope ") for trait in traits(line)}
     lines = [line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")]
     for line in sorted(lines, key=lambda line: (-len(traits(line)), line)):
-        if not traits(line) <= known:
-            known |= traits(line)
+        if not traits(line) <= expected:
+            expected |= traits(line)
             yield line
 
 
@@ -212,11 +212,11 @@ def yours(
     folder = tmp_path_factory.mktemp("yours")
     (folder / "sample_images").symlink_to(ROOT / "sample_images")
     for picture in (ROOT / "sample_images").glob("*.jpg"):
-        for path in (folder / each / picture.name for each in ("", "photos", "data", "val/3")):
+        for path in (folder / case / picture.name for case in ("", "photos", "data", "val/3")):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(picture)
     (folder / "net.py").write_text(NETWORKS, encoding="utf-8")
-    [settings] = [each for each in blocks((DOCS / "commands" / "check.md").read_text("utf-8")) if each.title]
+    [settings] = [block for block in blocks((DOCS / "commands" / "check.md").read_text("utf-8")) if block.title]
     (folder / settings.title).write_text(settings.text, encoding="utf-8")
     np.save(folder / "input.npy", np.random.default_rng(0).random((1, 3, 64, 64), np.float32))
     torch.manual_seed(0)
@@ -227,7 +227,9 @@ def yours(
         for name in (f"ckpt/epoch_{epoch}.pt", f"epoch_{epoch}.pt"):
             torch.save({"epoch": epoch, "model": weights}, folder / name)
     scripts = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
-    (folder / "train.py").write_text(next(each.text for each in scripts if each.title == "train.py"), encoding="utf-8")
+    (folder / "train.py").write_text(
+        next(script.text for script in scripts if script.title == "train.py"), encoding="utf-8"
+    )
     (folder / "ecg.py").write_text(SIGNALS, encoding="utf-8")
     np.save(folder / "beats.npy", np.random.default_rng(0).random((2, 1, 200), np.float32))
     signals: dict[str, Callable[[], nn.Module]] = {}

@@ -87,8 +87,10 @@ def broken_links(pages: dict[Path, _Page]) -> list[str]:
             place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             place = place / "index.html" if place.is_dir() and path.suffix == ".html" else place
             state = "=" in parts.fragment  # of a run's page in the gallery: its script reads it
-            known = pages[place].ids if place in pages and not state else None
-            if not place.exists() or (known is not None and parts.fragment and unquote(parts.fragment) not in known):
+            expected = pages[place].ids if place in pages and not state else None
+            if not place.exists() or (
+                expected is not None and parts.fragment and unquote(parts.fragment) not in expected
+            ):
                 broken.append(f"{path.name}: {target}")
     return broken
 

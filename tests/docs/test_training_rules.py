@@ -14,6 +14,6 @@ def test_the_table_has_every_rule_with_its_level_and_limit(name: str) -> None:
     text = (DOCS / "questions" / name).read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (fail|warn) \| ([\d.]*) ?\|", text, re.MULTILINE)
     assert {rule: (level, float(limit) if limit else None) for rule, level, limit in rows} == {
-        rule: (each.level, each.limit) for rule, each in TRAINING_RULES.items()
+        rule: (training_rule.level, training_rule.limit) for rule, training_rule in TRAINING_RULES.items()
     }
     assert all(f"`{rule}`" in text for rule in WATCHED_RULES)

@@ -19,7 +19,7 @@ def test_a_translation_has_the_same_code_sections_tables_and_links(page: Path, t
     ours, theirs = (path.read_text(encoding="utf-8") for path in (page, translation))
     for name, table in made.TABLES.items():
         ours = ours.replace(f"<!-- made: {name} -->", table())
-    assert [each.text for each in blocks(ours)] == [each.text for each in blocks(theirs)]
+    assert [block.text for block in blocks(ours)] == [block.text for block in blocks(theirs)]
     for pattern in (r"^#+ ", r"^\|", r"^- "):
         assert len(re.findall(pattern, ours, re.MULTILINE)) == len(re.findall(pattern, theirs, re.MULTILINE)), pattern
     assert targets(ours) <= targets(theirs)
@@ -28,5 +28,5 @@ def test_a_translation_has_the_same_code_sections_tables_and_links(page: Path, t
 
 def targets(text: str) -> set[str]:
     """Return where a page leads; a translation counts as the page that it translates."""
-    found = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)} - {""}
-    return {re.sub(r"\.zh(-CN)?\.md$", ".md", target) for target in found}
+    actual = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text)} - {""}
+    return {re.sub(r"\.zh(-CN)?\.md$", ".md", target) for target in actual}

@@ -52,9 +52,9 @@ class Joins(nn.Module):
     ("change", "in_place"),
     [
         (lambda _: None, False),
-        (lambda given: given.append(given[0]), False),
-        (lambda given: given.clear(), False),
-        (lambda given: given[1].add_(1), True),
+        (lambda inputs: inputs.append(inputs[0]), False),
+        (lambda inputs: inputs.clear(), False),
+        (lambda inputs: inputs[1].add_(1), True),
     ],
     ids=["as it was", "longer", "empty", "overwritten"],
 )
@@ -70,7 +70,7 @@ def test_a_list_of_inputs_is_read_before_the_module_changes_it(
         [observation] = seen.observations
         assert observation.value == ["[0][0]", "[0][1]", "[0][2]"]
         assert observation.in_place == in_place
-        assert [each.value for each in seen.gradients] == ([18.0] if watched else [])  # ones, of 2 x 9 elements
+        assert [gradient.value for gradient in seen.gradients] == ([18.0] if watched else [])  # ones, of 2 x 9 elements
 
 
 def plain_sum(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[object, ...]:
@@ -85,7 +85,7 @@ def plain_sum(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[object, ..
         lambda network, values: network(values),
         lambda network, values: torch.autocast("cpu", torch.bfloat16)(network)(values),
         lambda network, values: torch.vmap(network)(values.unsqueeze(1)),
-        lambda network, values: torch.func.grad(lambda given: network(given).sum())(values),
+        lambda network, values: torch.func.grad(lambda inputs: network(inputs).sum())(values),
     ],
     ids=["plain", "autocast", "vmap", "grad"],
 )
@@ -94,9 +94,9 @@ def test_observers_work_on_plain_values_whatever_is_under_way(
 ) -> None:
     with capture(network, module_index(network)[0], plain_sum) as captured:
         forward(network, torch.randn(2, 3, 8, 8))
-    found = [each.value for each in captured.observations]
-    assert len(found) == 6
-    assert {each[2:] for each in found if each is not None} == {(None, (False, False))}
+    actual = [observation.value for observation in captured.observations]
+    assert len(actual) == 6
+    assert {each[2:] for each in actual if each is not None} == {(None, (False, False))}
 
 
 def test_a_gradient_that_is_differentiated_again_is_observed_without_a_graph(network: nn.Module) -> None:
@@ -159,14 +159,16 @@ def test_calls_of_several_threads_are_kept_apart(network: nn.Sequential) -> None
         time.sleep(0)  # another thread runs, up to the lock
         return float(tensor.detach().sum())
 
-    given = [torch.full((1, 3, 8, 8), float(at)) for at in range(60)]
-    expected = sorted(float(network(each).detach().sum()) for each in given)
+    inputs = [torch.full((1, 3, 8, 8), float(at)) for at in range(60)]
+    expected = sorted(float(network(each).detach().sum()) for each in inputs)
     part = network[:2]
     held = {"part": part, "part.0": part[0]}
     with capture(network, {"whole": network, **held}, observe) as captured, ThreadPoolExecutor(8) as pool:
-        assert len([*pool.map(network, given)]) == len([*pool.map(part, given)]) == 60
-    assert sorted(each.value for each in captured.observations if each.layer == "whole") == pytest.approx(expected)
-    assert {each.call for each in captured.observations if each.layer == "part"} == {*range(60)}
+        assert len([*pool.map(network, inputs)]) == len([*pool.map(part, inputs)]) == 60
+    assert sorted(
+        observation.value for observation in captured.observations if observation.layer == "whole"
+    ) == pytest.approx(expected)
+    assert {observation.call for observation in captured.observations if observation.layer == "part"} == {*range(60)}
 
 
 def growth_of_200_passes() -> int:

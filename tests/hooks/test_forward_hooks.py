@@ -204,9 +204,9 @@ OVERWRITING = [
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", OVERWRITING)
 def test_torchs_activations_overwrite_their_input_whenever_they_are_told_to(kind: Any, training: bool) -> None:
-    given = {"threshold": 0.1, "value": 20.0} if kind is nn.Threshold else {}
+    options = {"threshold": 0.1, "value": 20.0} if kind is nn.Threshold else {}
     for inplace in (False, True):
-        module = kind(**given, inplace=inplace).train(training)
+        module = kind(**options, inplace=inplace).train(training)
         for values in ([0.5, -0.5], [3.0, 4.0], []):
             x = torch.tensor(values)
             seen = observed(module, x)
@@ -258,15 +258,15 @@ def test_a_module_that_catches_its_own_failing_call_is_not_taken_for_it(keyword:
             raise AssertionError
 
     model = Retry()
-    given: list[float] = []
+    inputs: list[float] = []
 
     def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> float:
-        given.append(call.inputs[0][1].item())
+        inputs.append(call.inputs[0][1].item())
         return tensor.item()
 
     with capture(model, {"": model}, observe) as captured:
         model(x=torch.ones(1)) if keyword else model(torch.ones(1))
-    assert given == [1]
+    assert inputs == [1]
     assert [(item.call, item.value) for item in captured.observations] == [(0, 11)]
 
 
@@ -468,8 +468,8 @@ def test_counting_versions_of_a_view_holds_none_of_its_memory() -> None:
 
 
 def test_a_parameter_that_a_module_returns_keeps_no_hook() -> None:
-    given = Written(lambda net: net.weight, weight=nn.Parameter(torch.ones(2)))
-    model: Any = Written(lambda net, x: x * net.given() + net.given.weight * 10, given=given)
+    inputs = Written(lambda net: net.weight, weight=nn.Parameter(torch.ones(2)))
+    model: Any = Written(lambda net, x: x * net.given() + net.given.weight * 10, given=inputs)
     _, sites, _ = watched(model, lambda: model(torch.full((2,), 3.0)).sum())
     assert arrived(sites["given", 0, "", "output"]) == [3, 3]
     assert not model.given.weight._backward_hooks

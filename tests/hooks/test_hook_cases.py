@@ -61,7 +61,9 @@ def test_a2_a_hook_that_doubles_a_gradient_doubles_those_before_it(edit: Any, ex
     with hookscope.tensor_gradients(tensors, edits={"z": edit} if edit else {}) as gradients:
         o.backward()
     assert {name: gradients[name].item() for name in tensors} == expected
-    assert [each.grad.item() for each in (x, y, w) if each.grad is not None] == [expected[name] for name in "xyw"]
+    assert [parameter.grad.item() for parameter in (x, y, w) if parameter.grad is not None] == [
+        expected[name] for name in "xyw"
+    ]
 
 
 @pytest.mark.parametrize(("edits", "expected"), [({}, [13, 7, 1]), ({"c": lambda g: g + 2}, [39, 21, 3])])
@@ -102,7 +104,7 @@ def test_a4_edits_come_before_the_recording_and_can_be_removed(removed: str) -> 
         assert first == [8]
         assert (seen["c"], seen["a"], seen["b"]) == (10, 30, 20)
     assert a.grad.item() == seen["a"]
-    assert not any(each._backward_hooks for each in tensors.values())
+    assert not any(tensor._backward_hooks for tensor in tensors.values())
 
 
 class TwoLayers(nn.Module):
@@ -125,8 +127,8 @@ class TwoLayers(nn.Module):
 
 def test_b1_inputs_and_outputs_of_two_layers() -> None:
     def observe(call: ModuleCall, _slot: str, output: Tensor) -> tuple[list[float], list[float]]:
-        ((_, given),) = call.inputs
-        return given.flatten().tolist(), output.flatten().tolist()
+        ((_, inputs),) = call.inputs
+        return inputs.flatten().tolist(), output.flatten().tolist()
 
     model = TwoLayers()
     with hookscope.capture(model, dict(model.named_children()), observe) as captured:

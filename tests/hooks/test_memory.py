@@ -82,12 +82,12 @@ def test_what_a_tensor_is_made_of_is_looked_at(make: Callable[[], Tensor], part:
 
 
 def test_values_inside_a_transform_have_no_storage_that_could_lack() -> None:
-    found: list[str] = []
+    actual: list[str] = []
 
     def function(values: Tensor) -> Any:
-        found.append(missing_memory(values))
+        actual.append(missing_memory(values))
         return values.sum()
 
     torch.vmap(function)(torch.randn(3, 4))
     torch.func.grad(function)(torch.randn(4))
-    assert found == ["", ""]
+    assert actual == ["", ""]

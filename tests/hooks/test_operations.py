@@ -46,7 +46,7 @@ def clone(_call: object, _slot: str, tensor: Tensor) -> Tensor:
 
 
 def labels(seen: list[Observation[Tensor]]) -> list[tuple[str, int, str]]:
-    return [(each.layer, each.call, each.slot) for each in seen]
+    return [(row.layer, row.call, row.slot) for row in seen]
 
 
 X = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
@@ -73,7 +73,7 @@ ONE_OPERATION: dict[str, tuple[Callable[[Tensor], Any], str, Tensor]] = {
 def test_an_operation_has_the_name_that_torch_gives_it(name: str) -> None:
     function, operation, expected = ONE_OPERATION[name]
     seen = [
-        each for each in observed(Written(lambda _, x: function(x)), X.clone()) if each.layer == f"(model):{operation}"
+        row for row in observed(Written(lambda _, x: function(x)), X.clone()) if row.layer == f"(model):{operation}"
     ]
     assert len(seen) == 1
     torch.testing.assert_close(seen[0].value, expected, rtol=0, atol=0)
@@ -102,7 +102,7 @@ def test_what_is_written_in_place_is_seen_as_it_is_then() -> None:
 
     add, setitem, mul = observed(Written(add_twice), X.clone())
     assert labels([add, setitem, mul]) == [("(model):add", 0, ""), ("(model):setitem", 0, ""), ("(model):mul", 0, "")]
-    assert all(each.in_place for each in (add, setitem, mul))
+    assert all(case.in_place for case in (add, setitem, mul))
     torch.testing.assert_close(add.value, X + 1, rtol=0, atol=0)
     torch.testing.assert_close(setitem.value, torch.stack([torch.zeros(2), X[1] + 1]), rtol=0, atol=0)
     torch.testing.assert_close(mul.value, torch.stack([torch.zeros(2), 2 * (X[1] + 1)]), rtol=0, atol=0)
@@ -138,7 +138,7 @@ def test_inputs_come_from_rows_parameters_and_the_input() -> None:
     modules = {name: module for name, module in network.named_modules() if not module._modules}
     with torch.no_grad(), capture(network, modules, clone, operations=everything()) as captured:
         network(torch.rand(1, 2, 4, 4))
-    assert [(each.layer, each.sources) for each in captured.observations] == [
+    assert [(observation.layer, observation.sources) for observation in captured.observations] == [
         ("0.conv", ("input",)),
         ("0:relu", (("0.conv", 0, ""),)),
         ("0:mul", (("0:relu", 0, ""), "0.scale")),
@@ -195,7 +195,7 @@ def test_patterns_select_by_module_and_name(patterns: tuple[str, ...]) -> None:
     block = nn.Sequential(Residual(), Residual())
     network = Written(lambda net, x: net.block(x) + 1, block=block)
     seen = observed(network, torch.rand(1, 2, 4, 4), patterns=patterns)
-    assert [each.layer for each in seen] == PATTERNS[patterns]
+    assert [row.layer for row in seen] == PATTERNS[patterns]
 
 
 def test_a_pattern_that_selects_nothing_offers_what_ran_under_a_like_name() -> None:
@@ -225,7 +225,7 @@ def test_what_raises_and_is_caught_leaves_the_count_with_its_own_module() -> Non
         return x
 
     seen = observed(Written(forward, bad=Written(fail)), X)
-    assert [each.layer for each in seen] == ["bad:add", "(model):mul"]
+    assert [row.layer for row in seen] == ["bad:add", "(model):mul"]
 
 
 class Counting(TorchFunctionMode):
@@ -255,7 +255,7 @@ def test_a_mode_of_the_networks_own_sees_the_same_with_ours() -> None:
             network(x)
         names.append(network.mode.names)
     assert names[0] == names[1]
-    assert [each.layer for each in captured.observations] == ["(model):mul", "(model):add"]
+    assert [observation.layer for observation in captured.observations] == ["(model):mul", "(model):add"]
 
 
 def test_attention_runs_the_kernel_that_it_runs_without_hooks() -> None:
@@ -271,7 +271,9 @@ def test_attention_runs_the_kernel_that_it_runs_without_hooks() -> None:
             else:
                 with capture(network, {}, clone, operations=operations):
                     network(x)
-        kernels.append({each.key for each in profile.key_averages()} & {"aten::_native_multi_head_attention"})
+        kernels.append(
+            {key_average.key for key_average in profile.key_averages()} & {"aten::_native_multi_head_attention"}
+        )
     assert kernels == [{"aten::_native_multi_head_attention"}] * 2
 
 
@@ -302,7 +304,7 @@ def test_operations_are_seen_after_a_hooked_layer_of_torchs(forward: Callable[..
     network = Written(forward, linear=nn.Linear(2, 2))
     with torch.no_grad(), capture(network, {"linear": network.linear}, clone, operations=everything()) as captured:
         network(X)
-    seen = [each.operation.name for each in captured.observations if each.operation is not None]
+    seen = [observation.operation.name for observation in captured.observations if observation.operation is not None]
     assert seen == names
     assert torch.overrides._get_current_function_mode() is None
 
@@ -338,36 +340,36 @@ def test_subclasses_stay_what_they_are() -> None:
     with torch.no_grad(), capture(network, {}, lambda *_: None, operations=everything()) as captured:
         seen.append(type(network(x)))
     assert seen == [Marked]
-    assert [each.layer for each in captured.observations] == ["(model):add", "(model):relu"]
+    assert [observation.layer for observation in captured.observations] == ["(model):add", "(model):relu"]
 
 
 def gradients_of(network: nn.Module, *args: Tensor) -> tuple[Capture[Tensor], dict[tuple[str, int, str], Tensor]]:
     choice = everything()
-    found: dict[tuple[str, int, str], Tensor] = {}
+    actual: dict[tuple[str, int, str], Tensor] = {}
     with capture(
         network,
         {},
         lambda *_: torch.empty(0),
-        gradients=lambda site, gradient: found.setdefault((site.layer, site.call, site.slot), gradient.clone()),
+        gradients=lambda site, gradient: actual.setdefault((site.layer, site.call, site.slot), gradient.clone()),
         operations=choice,
     ) as captured:
         loss = network(*args).sum()
         captured.must_repeat(loss)
         loss.backward()
-    return captured, found
+    return captured, actual
 
 
 def test_the_gradient_of_an_operation_is_that_of_all_uses_after_it() -> None:
     """y = relu(x) = (1, 0); z = y * y; loss = sum(z + 3y), so dz = 1, dy = 2y + 3 where y counts."""
     x = torch.tensor([1.0, -2.0], requires_grad=True)
 
-    def forward(_: object, given: Tensor) -> Tensor:
-        y = F.relu(given)
+    def forward(_: object, inputs: Tensor) -> Tensor:
+        y = F.relu(inputs)
         return y * y + y * 3
 
     network = Written(forward)
-    _, found = gradients_of(network, x)
-    assert {key: value.tolist() for key, value in found.items()} == {
+    _, actual = gradients_of(network, x)
+    assert {key: value.tolist() for key, value in actual.items()} == {
         ("(model):relu", 0, ""): [5.0, 3.0],
         ("(model):mul", 0, ""): [1.0, 1.0],
         ("(model):mul", 1, ""): [1.0, 1.0],
@@ -379,13 +381,13 @@ def test_the_gradient_before_an_operation_in_place_is_not_that_after_it() -> Non
     """y = 2x; y *= 3 in place; loss = sum(y): dy after it is 1, before it 3, whichever tensor object holds it."""
     x = torch.tensor([1.0, -2.0], requires_grad=True)
 
-    def forward(_: object, given: Tensor) -> Tensor:
-        y = given * 2
+    def forward(_: object, inputs: Tensor) -> Tensor:
+        y = inputs * 2
         y *= 3
         return y
 
-    _, found = gradients_of(Written(forward), x)
-    assert {key: value.tolist() for key, value in found.items()} == {
+    _, actual = gradients_of(Written(forward), x)
+    assert {key: value.tolist() for key, value in actual.items()} == {
         ("(model):mul", 0, ""): [3.0, 3.0],
         ("(model):mul", 1, ""): [1.0, 1.0],
     }
@@ -395,13 +397,13 @@ def test_writing_through_a_view_keeps_what_the_network_computes() -> None:
     """A copy of the view, which would show its gradient, would leave the base as it was."""
     x = torch.tensor([[1.0, -2.0], [3.0, -4.0]], requires_grad=True)
 
-    def forward(_: object, given: Tensor) -> Tensor:
-        base = given * 1
+    def forward(_: object, inputs: Tensor) -> Tensor:
+        base = inputs * 1
         first = base[0]
         first *= 5
         return base
 
-    _, found = gradients_of(Written(forward), x)
+    _, actual = gradients_of(Written(forward), x)
     torch.testing.assert_close(x.grad, torch.tensor([[5.0, 5.0], [1.0, 1.0]]), rtol=0, atol=0)
-    torch.testing.assert_close(found["(model):mul", 0, ""], x.grad, rtol=0, atol=0)
-    torch.testing.assert_close(found["(model):getitem", 0, ""], torch.tensor([5.0, 5.0]), rtol=0, atol=0)
+    torch.testing.assert_close(actual["(model):mul", 0, ""], x.grad, rtol=0, atol=0)
+    torch.testing.assert_close(actual["(model):getitem", 0, ""], torch.tensor([5.0, 5.0]), rtol=0, atol=0)

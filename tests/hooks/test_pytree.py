@@ -207,23 +207,23 @@ def test_what_objects_lead_to_is_followed_so_far_and_no_farther() -> None:
 @pytest.mark.parametrize("include_inputs", [False, True])
 def test_what_a_cache_holds_has_its_activations_and_gradients(include_inputs: bool) -> None:
     torch.manual_seed(0)
-    network, given = CachingModel().eval(), torch.randn(2, 4)
-    output = network(given)
+    network, inputs = CachingModel().eval(), torch.randn(2, 4)
+    output = network(inputs)
     truth = {"['out']": output["out"], "['seen'][0]": output["seen"][0], "['last']{0}": output["out"]}
     for at, entry in enumerate(output["cache"].layers):
         truth |= {f"['cache'].layers[{at}].keys": entry.keys, f"['cache'].layers[{at}].values": entry.values}
-    rows = {row.slot: row.activation for row in inspect(network, given, ["name:/^$/"]).rows}
+    rows = {row.slot: row.activation for row in inspect(network, inputs, ["name:/^$/"]).rows}
     assert rows.keys() == truth.keys()
     for slot, tensor in truth.items():
         assert rows[slot].mean == pytest.approx(tensor.mean().item(), rel=1e-5)
 
     def loss(output: Any, _target: object = None) -> Tensor:  # of the way out alone: the cache is used inside, too
-        return (output["out"] ** 2).sum() + sum((each.keys**3).sum() for each in output["cache"].layers)
+        return (output["out"] ** 2).sum() + sum((layer.keys**3).sum() for layer in output["cache"].layers)
 
-    found = inspect_gradients(network, given, loss, ["*"], include_inputs=include_inputs)
-    assert found.loss.value == pytest.approx(loss(output).item(), rel=1e-6)
+    actual = inspect_gradients(network, inputs, loss, ["*"], include_inputs=include_inputs)
+    assert actual.loss.value == pytest.approx(loss(output).item(), rel=1e-6)
     gradients = torch.autograd.grad(loss(output), [*network.parameters()])
-    for parameter, gradient in zip(found.parameters, gradients, strict=True):
+    for parameter, gradient in zip(actual.parameters, gradients, strict=True):
         assert parameter.gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-5)
 
 
@@ -231,14 +231,17 @@ def test_the_keys_and_values_of_a_transformer_have_rows() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     network = LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **sizes)).eval()
-    given = torch.arange(6).reshape(2, 3)
+    inputs = torch.arange(6).reshape(2, 3)
     with torch.no_grad():
-        output = network(given)
+        output = network(inputs)
     name_of_cache = "cache" if "cache" in output else "past_key_values"  # from transformers 5.24 on, and before
     cache = output[name_of_cache]
-    rows = {row.label: row.activation for row in inspect(network, given, ["name:/^$/"]).rows}
+    rows = {row.label: row.activation for row in inspect(network, inputs, ["name:/^$/"]).rows}
     for at, layer in enumerate(cache.layers):
         for name in ("keys", "values"):
             expected = getattr(layer, name)
-            found = rows[f"(model)['{name_of_cache}'].layers[{at}].{name}"]
-            assert (found.shape, found.mean) == (tuple(expected.shape), pytest.approx(expected.mean().item(), rel=1e-5))
+            actual = rows[f"(model)['{name_of_cache}'].layers[{at}].{name}"]
+            assert (actual.shape, actual.mean) == (
+                tuple(expected.shape),
+                pytest.approx(expected.mean().item(), rel=1e-5),
+            )

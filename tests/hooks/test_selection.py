@@ -30,8 +30,8 @@ ORDER = ["stem.conv", "stem.norm", "stem", "head.0", "head.conv", "head.act", "h
 
 
 def names(*patterns: str, model: nn.Module | None = None, order: list[str] | None = None) -> list[str]:
-    known = ORDER if order is None else order
-    return list(select_layers(model or network(), patterns, lambda: known))
+    expected = ORDER if order is None else order
+    return list(select_layers(model or network(), patterns, lambda: expected))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_lists_of_modules_and_of_parameters_are_not_meant_but_what_they_are_for_
     lists = {"empty": nn.ModuleList(), "keyed": nn.ModuleDict({"a": nn.ReLU()})}
     model = nn.Sequential(OrderedDict([("blocks", nn.Sequential(weighted())), *lists.items()]))
     assert names(model=model) == ["blocks.0", "keyed.a"]
-    assert sum(each.numel() for each in owned_parameters(model.get_submodule("blocks.0"))) == 6
+    assert sum(owned_parameter.numel() for owned_parameter in owned_parameters(model.get_submodule("blocks.0"))) == 6
 
 
 def test_attention_is_meant_and_the_projection_that_it_does_not_call_is_not() -> None:

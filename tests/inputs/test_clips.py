@@ -54,13 +54,13 @@ def test_each_folder_in_a_folder_is_a_clip(tmp_path: Path) -> None:
     folder, model = str(tmp_path / "in"), Moving().eval()
     expected = torch.cat([model(first[None]), model(second[None])])
     run = hookscope.activations(model, folder, **AS_THEY_ARE, layer="*")
-    assert [each.shape for each in run.inputs] == [(3, 4, 10, 12), (3, 5, 10, 12)]
+    assert [tensor.shape for tensor in run.inputs] == [(3, 4, 10, 12), (3, 5, 10, 12)]
     assert run["(model)"].l2 == pytest.approx(expected.norm().item(), rel=1e-5)
     assert "2 inputs, folders as clips" in str(run)
     gradients = hookscope.grads(model, folder, **AS_THEY_ARE, loss="sum")
-    assert [each.shape for each in gradients.inputs] == [each.shape for each in run.inputs]
+    assert [tensor.shape for tensor in gradients.inputs] == [tensor.shape for tensor in run.inputs]
     report = hookscope.check(model, images=folder, **AS_THEY_ARE)
-    assert (report.error, [each.shape for each in report.inputs]) == ("", [(3, 4, 10, 12), (3, 5, 10, 12)])
+    assert (report.error, [tensor.shape for tensor in report.inputs]) == ("", [(3, 4, 10, 12), (3, 5, 10, 12)])
     compared = hookscope.diff(model, model, folder, **AS_THEY_ARE)
     assert len(compared.inputs) == 2
 

@@ -18,15 +18,15 @@ def touch(*paths: Path) -> None:
 def test_the_first_folder_below_is_the_label(tmp_path: Path) -> None:
     touch(tmp_path / "cat" / "2.png", tmp_path / "cat" / "10.png", tmp_path / "dog" / "more" / "1.jpg")
     touch(tmp_path / ".hidden" / "1.png", tmp_path / "beside.png", tmp_path / "dog" / "notes.txt")
-    found = find_labelled(tmp_path)
-    assert [(Path(path).relative_to(tmp_path).as_posix(), label) for path, (label,) in found.labels.items()] == [
+    labelled = find_labelled(tmp_path)
+    assert [(Path(path).relative_to(tmp_path).as_posix(), label) for path, (label,) in labelled.labels.items()] == [
         ("cat/2.png", "cat"),
         ("cat/10.png", "cat"),
         ("dog/more/1.jpg", "dog"),
     ]
-    assert found.in_folders
-    assert len(found.notes) == 2
-    assert found.notes[1] == f"{tmp_path}: 1 picture outside the class folders left out."
+    assert labelled.in_folders
+    assert len(labelled.notes) == 2
+    assert labelled.notes[1] == f"{tmp_path}: 1 picture outside the class folders left out."
 
 
 def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -
 )
 def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.csv").write_text(text, encoding="utf-8", newline="")
-    found = find_labelled(tmp_path / "labels.csv")
-    assert found.labels == {str(tmp_path / "a.png"): ("cat",), str(tmp_path / "sub/b.png"): ("dog",)}
-    assert not found.in_folders
+    labelled = find_labelled(tmp_path / "labels.csv")
+    assert labelled.labels == {str(tmp_path / "a.png"): ("cat",), str(tmp_path / "sub/b.png"): ("dog",)}
+    assert not labelled.in_folders
 
 
 @pytest.mark.parametrize(
@@ -73,18 +73,18 @@ def test_what_is_wrong_with_a_csv_file_is_one_line(tmp_path: Path, content: byte
 
 def test_one_of_several_inputs_in_a_file_has_the_label_of_the_file(tmp_path: Path) -> None:
     touch(tmp_path / "cat" / "[1].npy", tmp_path / "dog" / "x.npy")
-    found = find_labelled(tmp_path)
-    assert found.labels_of(str(tmp_path / "cat" / "[1].npy")) == ("cat",)
-    assert found.labels_of(f"{tmp_path / 'dog' / 'x.npy'}[2]") == ("dog",)
+    labelled = find_labelled(tmp_path)
+    assert labelled.labels_of(str(tmp_path / "cat" / "[1].npy")) == ("cat",)
+    assert labelled.labels_of(f"{tmp_path / 'dog' / 'x.npy'}[2]") == ("dog",)
 
 
 def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
     touch(*(tmp_path / label / f"{number}.png" for label in ("a", "b") for number in range(8)))
-    found = find_labelled(tmp_path)
-    assert [path.relative_to(tmp_path).as_posix() for path in found.spread(4)] == [
+    labelled = find_labelled(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in labelled.spread(4)] == [
         *("a/0.png", "a/4.png", "b/0.png", "b/4.png")
     ]
-    assert len(found.spread(100)) == 16
+    assert len(labelled.spread(100)) == 16
 
 
 # Several labels for each picture
@@ -103,20 +103,20 @@ def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
 )
 def test_a_picture_has_several_labels_or_none(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    found = find_labelled(tmp_path / name, multi_label=True)
+    labelled = find_labelled(tmp_path / name, multi_label=True)
     labels = {"a.png": ("cat", "dog"), "b.png": (), "c.png": ("dog",)}
-    assert found.labels == {str(tmp_path / path): each for path, each in labels.items()}
-    assert found.columns == (("cat", "dog", "bird") if "bird" in text else ())
+    assert labelled.labels == {str(tmp_path / path): label for path, label in labels.items()}
+    assert labelled.columns == (("cat", "dog", "bird") if "bird" in text else ())
 
 
 def test_equal_files_in_several_class_folders_are_one_picture(tmp_path: Path) -> None:
     for name, content in (("cat/1.png", b"one"), ("dog/7.png", b"one"), ("cat/2.png", b"two"), ("dog/2.png", b"2")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    found = find_labelled(tmp_path, multi_label=True)
-    relative = {Path(path).relative_to(tmp_path).as_posix(): labels for path, labels in found.labels.items()}
+    labelled = find_labelled(tmp_path, multi_label=True)
+    relative = {Path(path).relative_to(tmp_path).as_posix(): labels for path, labels in labelled.labels.items()}
     assert relative == {"cat/1.png": ("cat", "dog"), "cat/2.png": ("cat",), "dog/2.png": ("dog",)}
-    assert found.notes == (f"{tmp_path}: 1 picture in several class folders, by equal content.",)
+    assert labelled.notes == (f"{tmp_path}: 1 picture in several class folders, by equal content.",)
     assert len(find_labelled(tmp_path).labels) == 4
 
 

@@ -191,8 +191,8 @@ def test_deep_greyscale_is_resized_without_8_bit_steps(tmp_path, kind):
     tensor, _ = load_input(path, Preprocessing(kind=kind, channels=1, resize=32, crop=None, mean=(), std=()))
     expected = (20000 + 2 * rows[:32, :32] + 2 * columns[:32, :32] + 1) / 65535
     inside = slice(2, -2)  # at the border the filter is cut off
-    found = tensor.reshape(32, 32).numpy()
-    assert np.abs(found[inside, inside] - expected[inside, inside]).max() < 1e-6
+    actual = tensor.reshape(32, 32).numpy()
+    assert np.abs(actual[inside, inside] - expected[inside, inside]).max() < 1e-6
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
@@ -263,7 +263,7 @@ def test_heic_is_a_picture_where_its_plugin_is_installed(tmp_path, monkeypatch):
         tensor, _ = load_input(path, PLAIN)
         assert (tensor - 200 / 255).abs().max() < 0.01
         path.rename(tmp_path / "photo")  # without a suffix
-        assert [found.name for found in find_inputs([str(tmp_path)])] == ["photo"]
+        assert [actual.name for actual in find_inputs([str(tmp_path)])] == ["photo"]
     finally:
         for name in ("pillow_heif", "pillow_heif.HeifImagePlugin"):
             sys.modules.pop(name, None)

@@ -95,7 +95,7 @@ def test_as_many_threads_read_as_asked_for(tmp_path: Path, monkeypatch: pytest.M
     def slowly(path: Path, preprocessing: Preprocessing) -> prefetch.Loaded:
         nonlocal busiest
         time.sleep(0.02)
-        busiest = max(busiest, sum(each.name == "hookscope-reader" for each in threading.enumerate()))
+        busiest = max(busiest, sum(thread.name == "hookscope-reader" for thread in threading.enumerate()))
         return load_quietly(path, preprocessing)
 
     monkeypatch.setattr(prefetch, "load_quietly", slowly)
@@ -332,12 +332,12 @@ def test_warnings_of_a_model_and_of_a_file_keep_apart(folder):
     paths = [folder[kind] for kind in ("jpeg", "png", "png with broken exif", "jpeg", "jpeg with broken exif")]
     model = Warning_()
     filters = list(warnings.filters)
-    found: list[bool] = []
+    actual: list[bool] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in load_batches(paths, PLAIN, 1):
             model(*batch.args)
-            found += ["warning while reading" in "; ".join(record.steps) for record in batch.records]
-    assert found == [False, False, True, False, True]
-    assert [str(each.message) for each in caught] == ["of the model"] * 5
+            actual += ["warning while reading" in "; ".join(record.steps) for record in batch.records]
+    assert actual == [False, False, True, False, True]
+    assert [str(finding.message) for finding in caught] == ["of the model"] * 5
     assert warnings.filters == filters

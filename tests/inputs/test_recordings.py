@@ -168,9 +168,9 @@ def test_a_folder_of_transformers_tells_its_sampling_rate(tmp_path: Path) -> Non
     samples = write_wave(tmp_path / "a.wav", 16_000, tone(16_000)).astype(np.float64)[:, 0] / 32768
     run = hookscope.activations(str(tmp_path / "net"), tmp_path / "a.wav", layer="classifier")
     model = transformers.Wav2Vec2ForSequenceClassification.from_pretrained(tmp_path / "net").eval()
-    given = extractor(samples, sampling_rate=16_000, return_tensors="pt")
+    options = extractor(samples, sampling_rate=16_000, return_tensors="pt")
     with torch.no_grad():
-        expected = model(**given).logits
+        expected = model(**options).logits
     assert run["classifier"].l2 == pytest.approx(expected.norm().item(), rel=1e-4)
     assert run.inputs[0].sampling_rate == 16_000
     assert example_shape(model, default_preprocessing(model)) == (1, 16_000)

@@ -91,7 +91,7 @@ def write_all(folder: Path, sizes: list[tuple[int, int]]) -> list[Path]:
 
 
 def readers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("hookscope-reader")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hookscope-reader")]
 
 
 def join_readers() -> None:

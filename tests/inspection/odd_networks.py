@@ -80,7 +80,7 @@ def called_by_threads(net: Any, x: Tensor) -> Tensor:
             return net.part(values)
 
     with ThreadPoolExecutor(8) as pool:
-        return torch.stack([*pool.map(run, [x.repeat(50, 50) + each for each in range(40)])])
+        return torch.stack([*pool.map(run, [x.repeat(50, 50) + number for number in range(40)])])
 
 
 def retried(net: Any, x: Tensor) -> Tensor:

@@ -75,10 +75,10 @@ def gradients(model: Any, args: Any, **options: Any) -> Gradients | str:
 
 def differences(label: str, here: TensorStatistics, there: TensorStatistics, rounding: float = 0.0) -> list[str]:
     """List what is not the same; sums are taken in another order there, and single values differ by `rounding`."""
-    found = [name for name in _COUNTED if getattr(here, name) != getattr(there, name)]
+    actual = [name for name in _COUNTED if getattr(here, name) != getattr(there, name)]
     if here.unmeasured or there.unmeasured:
-        found += ["unmeasured"] * (here.unmeasured != there.unmeasured)
-        return [f"{label}: {name}" for name in found]
+        actual += ["unmeasured"] * (here.unmeasured != there.unmeasured)
+        return [f"{label}: {name}" for name in actual]
     largest = max(abs(here.min or 0), abs(here.max or 0))
     for name in _COMPARED:
         ours, theirs = getattr(here, name), getattr(there, name)
@@ -86,19 +86,19 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics, rou
         same = ours == theirs or (
             None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=slack)
         )
-        found += [] if same else [f"{name} {ours} {theirs}"]
+        actual += [] if same else [f"{name} {ours} {theirs}"]
     if (here.kept_values is None) != (there.kept_values is None):
-        found.append("kept values")
+        actual.append("kept values")
     elif here.kept_values is not None and there.kept_values is not None:
         far = np.nan_to_num(here.kept_values - there.kept_values, posinf=0, neginf=0)
         slack = 1e-3 * (here.l2 or 0) / math.sqrt(here.element_count or 1) + 1e-5 * largest + rounding
-        found += [] if np.abs(far).max(initial=0) <= 3 * slack else [f"kept values {np.abs(far).max()}"]
+        actual += [] if np.abs(far).max(initial=0) <= 3 * slack else [f"kept values {np.abs(far).max()}"]
     pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
     same = all(
         math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0) + rounding) for ours, theirs in pairs
     )
-    found += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
-    return [f"{label}: {name}" for name in found]
+    actual += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
+    return [f"{label}: {name}" for name in actual]
 
 
 def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
@@ -108,14 +108,14 @@ def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     models_own = looks_of_the_model(far_device.network_sent(model), far_device.sent(args))
     far_device.looks.clear()
     there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True, keeps_values=True)
-    looks = [each for each in far_device.looks if each != "equal"]  # the buffers, before and after the passes
-    found = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
+    looks = [look for look in far_device.looks if look != "equal"]  # the buffers, before and after the passes
+    actual = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
     for ours, theirs in zip(here.rows, there.rows, strict=False):
-        found += differences(ours.label, ours.activation, theirs.activation)
-        found += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
+        actual += differences(ours.label, ours.activation, theirs.activation)
+        actual += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
     for each in models_own:
         looks.remove(each)
-    return len(here.rows), found, looks
+    return len(here.rows), actual, looks
 
 
 def token_norms_there() -> tuple[list[str], Any, Any]:
@@ -157,14 +157,14 @@ def compare_gradients(name: str, with_inputs: bool) -> list[str]:
     if isinstance(here, str) or isinstance(there, str):
         return [] if here == there else [str(here), str(there)]
     same = math.isclose(here.loss.value, there.loss.value, rel_tol=1e-3, abs_tol=1e-3)
-    found = [] if same or (math.isnan(here.loss.value) and math.isnan(there.loss.value)) else ["loss"]
+    actual = [] if same or (math.isnan(here.loss.value) and math.isnan(there.loss.value)) else ["loss"]
     for ours, theirs in zip(here.gradients, there.gradients, strict=True):
-        found += [f"{ours.label}: {ours.status} {theirs.status}"] * (ours.status != theirs.status)
-        found += differences(ours.label, ours.gradient, theirs.gradient)
+        actual += [f"{ours.label}: {ours.status} {theirs.status}"] * (ours.status != theirs.status)
+        actual += differences(ours.label, ours.gradient, theirs.gradient)
     for mine, other in zip(here.parameters, there.parameters, strict=True):
-        found += differences(mine.name, mine.gradient, other.gradient)
-        found += [f"{mine.name}: norm"] * (not math.isclose(mine.weight_l2 or 0, other.weight_l2 or 0, rel_tol=1e-5))
-    return found
+        actual += differences(mine.name, mine.gradient, other.gradient)
+        actual += [f"{mine.name}: norm"] * (not math.isclose(mine.weight_l2 or 0, other.weight_l2 or 0, rel_tol=1e-5))
+    return actual
 
 
 def looks_by_moment() -> dict[str, list[str]]:
@@ -194,7 +194,9 @@ def operations_per_call() -> tuple[float, float]:
     def counted(run: Callable[[], Any]) -> int:
         far_device.launches.clear()
         run()
-        return len([each for each in far_device.launches if each not in ("equal", "clone")])  # of buffers, samples
+        return len(
+            [launch for launch in far_device.launches if launch not in ("equal", "clone")]
+        )  # of buffers, samples
 
     with torch.no_grad():
         plain = counted(lambda: far_model(*far_args))
@@ -210,9 +212,9 @@ def operations_per_call() -> tuple[float, float]:
 def test_activations_are_those_of_the_cpu_and_come_in_a_single_transfer(
     elsewhere: ProcessPoolExecutor, name: str
 ) -> None:
-    rows, found, looks = elsewhere.submit(compare_activations, name).result()
+    rows, actual, looks = elsewhere.submit(compare_activations, name).result()
     assert rows > 0
-    assert found == []
+    assert actual == []
     assert looks == [far_device.TRANSFER]
 
 
@@ -249,15 +251,15 @@ def staged_a_few_at_a_time() -> list[tuple[float | None, ...]]:
         reducer = Reducer()
         reductions = [reducer.reduce(part, 1) for part in parts]
         reducer.settle()
-    return [(each.min, each.max, each.mean, each.std) for each in summarise(collect(reductions))]
+    return [(tensor.min, tensor.max, tensor.mean, tensor.std) for tensor in summarise(collect(reductions))]
 
 
 _PARTS = [torch.randn(1, 3, 10, 10, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(25)]
 
 
 def test_many_small_tensors_overflow_the_stage_unharmed(elsewhere: ProcessPoolExecutor) -> None:
-    found = elsewhere.submit(staged_a_few_at_a_time).result()
-    for part, numbers in zip(_PARTS, found, strict=True):
+    actual = elsewhere.submit(staged_a_few_at_a_time).result()
+    for part, numbers in zip(_PARTS, actual, strict=True):
         values = part.double().numpy()
         assert numbers == pytest.approx((values.min(), values.max(), values.mean(), values.std()), rel=1e-5, abs=1e-5)
 
@@ -285,4 +287,4 @@ def test_token_norms_are_those_of_the_cpu_and_nobody_waits_for_them(elsewhere: P
     assert [each.massive_count for each in here] == [each.massive_count for each in there] == [0, 0, 24, 24]
     for ours, theirs in zip(here, there, strict=True):
         assert [theirs.median, theirs.max] == pytest.approx([ours.median, ours.max], rel=1e-4)
-        assert [each.channel for each in ours.massive] == [each.channel for each in theirs.massive]
+        assert [token.channel for token in ours.massive] == [token.channel for token in theirs.massive]

@@ -135,7 +135,7 @@ def test_a_network_of_functions_is_pointed_to_its_operations() -> None:
 
 def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
     result = hookscope.attribute(Functions(), torch.randn(1, 3, 8, 8), method="gradient")
-    assert "weights" not in {each.name for each in result.sanity}
+    assert "weights" not in {check.name for check in result.sanity}
     assert "Sanity: no weights test, because the network has no parameters to shuffle." in result.notes
 
 

@@ -582,8 +582,8 @@ def test_the_norm_of_weights_whose_squares_float64_cannot_hold(value: float, dty
     model = nn.Linear(4, 1, bias=False, dtype=dtype)
     with torch.no_grad():
         model.weight.fill_(value)
-    found = inspect_gradients(model, torch.ones(1, 4, dtype=dtype), lambda output, _: output.abs().sum())
-    assert found.parameters[0].weight_l2 == pytest.approx(2 * value, rel=1e-15)  # the root of 4 squares
+    gradients = inspect_gradients(model, torch.ones(1, 4, dtype=dtype), lambda output, _: output.abs().sum())
+    assert gradients.parameters[0].weight_l2 == pytest.approx(2 * value, rel=1e-15)  # the root of 4 squares
 
 
 def test_a_target_that_differs_from_batch_to_batch_is_that_of_the_first() -> None:

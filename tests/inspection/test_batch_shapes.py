@@ -56,7 +56,7 @@ class Mixed(nn.Module):
 def test_rows_of_a_run_in_batches_have_the_shape_of_one_batch(batch_size: int) -> None:
     torch.manual_seed(0)
     model, inputs = Mixed().eval(), torch.randn(20, 5, 2)
-    whole = {name: tuple(each.shape) for name, each in _outputs(model, inputs).items()}
+    whole = {name: tuple(output.shape) for name, output in _outputs(model, inputs).items()}
     assert whole == {"table": (7, 3), "line": (20, 5, 3), "turned": (5, 20, 3), "": (20, 5, 3)}
     run = hookscope.activations(model, inputs, batch_size=batch_size, layer="*")
     assert {row.layer: row.shape for row in run} == whole
@@ -66,16 +66,16 @@ def test_rows_of_a_run_in_batches_have_the_shape_of_one_batch(batch_size: int) -
     assert {row.layer: row.shape for row in gradients.rows} == whole
     compared = hookscope.diff(model, model, inputs, batch_size=batch_size, layer="*")
     assert {row.layer: row.shape for row in compared.rows} == whole
-    assert [each.shape for each in compared.outputs] == [(20, 5, 3)]
+    assert [output.shape for output in compared.outputs] == [(20, 5, 3)]
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     handles = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: found.update({name: output}))
+        module.register_forward_hook(lambda _module, _args, output, name=name: actual.update({name: output}))
         for name, module in model.named_modules()
     ]
     model(inputs)
     for handle in handles:
         handle.remove()
-    return found
+    return actual

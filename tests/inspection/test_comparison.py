@@ -47,7 +47,7 @@ def test_rows_are_compared_with_those_of_the_same_place_and_the_equal_ones_left_
     before = passed({"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a.w": 5, "b.w": 6}, 7)
     after = passed({"a": 1, "b": 1}, {"a": 6, "b": 4}, {"a.w": 0, "b.w": 6}, 8)
     comparison = compare(before, after, ["first", "second"])
-    assert [(each.what, each.label, each.l2_ratio) for each in comparison.changes] == [
+    assert [(change.what, change.label, change.l2_ratio) for change in comparison.changes] == [
         ("activation", "b", 0.5),
         ("grad_output", "a", 2.0),
         ("gradient", "a.w", 0.0),
@@ -59,7 +59,7 @@ def test_rows_that_one_run_alone_has_are_changes_without_a_ratio_those_of_the_fi
     before = Activations(model=MODEL, inputs=(), rows=(layer("gone", 2), layer("both", 1)))
     after = Activations(model=MODEL, inputs=(), rows=(layer("both", 1), layer("both", 3, call=1)))
     changes = compare(before, after, []).changes
-    assert [(each.label, each.l2_ratio) for each in changes] == [("both#1", None), ("gone", None)]
+    assert [(change.label, change.l2_ratio) for change in changes] == [("both#1", None), ("gone", None)]
     assert (changes[0].before, changes[1].after) == (None, None)
 
 

@@ -35,8 +35,8 @@ class Computes(nn.Module):
         self.compute = compute
         self.weight = None if weight is None else nn.Parameter(weight)
 
-    def forward(self, *given: Any) -> Any:
-        return self.compute(*given) if self.weight is None else self.compute(*given, self.weight)
+    def forward(self, *arguments: Any) -> Any:
+        return self.compute(*arguments) if self.weight is None else self.compute(*arguments, self.weight)
 
 
 def cost_of(network: nn.Module, *args: Any, timed: bool = False, **kwargs: Any) -> NetworkCost:
@@ -120,9 +120,9 @@ def test_multiply_adds_are_those_of_the_closed_form(network: Any, args: list[Ten
 def test_inside_inference_mode_operations_are_taken_apart() -> None:
     layer = nn.Linear(10, 7).requires_grad_(False)
 
-    def infers(given: Tensor) -> Tensor:
+    def infers(inputs: Tensor) -> Tensor:
         with torch.inference_mode():
-            return layer(given * 1)
+            return layer(inputs * 1)
 
     assert multiply_adds_of(infers, X(3, 10)) == 210
 
@@ -134,18 +134,18 @@ def test_resnet18_takes_1_81_billion_also_on_the_meta_device() -> None:
             cost = cost_of(network, torch.empty(1, 3, side, side))
             # All but the head falls with the number of pixels.
             assert cost.whole.total.multiply_adds == (1_814_073_344 - 512_000) * side**2 // 224**2 + 512_000
-            assert cost.whole.total.multiply_adds == sum(each.own.multiply_adds for each in cost.modules)
+            assert cost.whole.total.multiply_adds == sum(module.own.multiply_adds for module in cost.modules)
 
 
 def test_operations_without_a_formula_are_listed_and_not_guessed() -> None:
     class Transforms(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return torch.fft.rfft(torch.fft.rfft(given).real).abs() + torch.linalg.inv(given)[:, :1].abs()
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.fft.rfft(torch.fft.rfft(inputs).real).abs() + torch.linalg.inv(inputs)[:, :1].abs()
 
     network = nn.Sequential(nn.Linear(4, 4), Transforms())
     cost = cost_of(network, torch.eye(4))
     assert cost.whole.total.multiply_adds == 64
-    assert {each.name: (each.call_count, each.layer) for each in cost.uncounted} == {
+    assert {row.name: (row.call_count, row.layer) for row in cost.uncounted} == {
         "aten._fft_r2c": (2, "1"),
         "aten.linalg_inv_ex": (1, "1"),
     }
@@ -153,8 +153,8 @@ def test_operations_without_a_formula_are_listed_and_not_guessed() -> None:
 
 def test_a_formula_that_was_registered_with_torch_counts() -> None:
     @torch.library.custom_op("hookscope_test::triple", mutates_args=())
-    def triple(given: Tensor) -> Tensor:
-        return given * 3
+    def triple(inputs: Tensor) -> Tensor:
+        return inputs * 3
 
     triple.register_fake(torch.empty_like)
     frozen = Computes(torch.ops.hookscope_test.triple)
@@ -168,8 +168,8 @@ def test_a_formula_that_was_registered_with_torch_counts() -> None:
 
 
 def test_deformable_convolution_counts_as_convolution() -> None:
-    def deformed(given: Tensor, weight: Tensor) -> Tensor:
-        return torchvision.ops.deform_conv2d(given, torch.zeros(2, 18, 6, 6), weight)
+    def deformed(inputs: Tensor, weight: Tensor) -> Tensor:
+        return torchvision.ops.deform_conv2d(inputs, torch.zeros(2, 18, 6, 6), weight)
 
     network = Computes(deformed, torch.ones(5, 3, 3, 3))
     assert multiply_adds_of(network, torch.rand(2, 3, 8, 8)) == 2 * 5 * 36 * 27
@@ -189,13 +189,13 @@ def test_networks_cost_half_of_torchs_flops_and_leaves_and_the_rest_are_the_whol
     cost = cost_of(network, *args)
     after = network.state_dict()
     assert all(torch.equal(value, after[key]) or value.isnan().any() for key, value in before.items())
-    assert all(each.grad is None for each in network.parameters())
+    assert all(parameter.grad is None for parameter in network.parameters())
     whole = cost.whole.total
     assert whole == cost.leaves + cost.outside
-    assert whole == sum((each.own for each in cost.modules), CostSums())
-    assert whole.parameter_count == sum(each.numel() for each in network.parameters())
-    for each in cost.modules:
-        assert each.own.multiply_adds <= each.total.multiply_adds <= whole.multiply_adds, each.layer
+    assert whole == sum((module.own for module in cost.modules), CostSums())
+    assert whole.parameter_count == sum(parameter.numel() for parameter in network.parameters())
+    for module in cost.modules:
+        assert module.own.multiply_adds <= module.total.multiply_adds <= whole.multiply_adds, module.layer
     if name not in NOT_FOR_TORCHS_COUNTER:
         assert whole.multiply_adds * 2 == flops_of(network, *args)
 
@@ -218,13 +218,13 @@ def test_bytes_saved_for_backward_are_those_by_hand() -> None:
     two = nn.Sequential(nn.Linear(10, 7), nn.ReLU(), nn.Linear(7, 3))
     cost = cost_of(two, X(4, 10))
     assert cost.whole.total.saved_bytes == 4 * (10 + 7) * FLOAT
-    assert [each.own.saved_bytes for each in cost.modules] == [0, 160, 112, 0], "where it is saved first"
-    assert [each.output_bytes for each in cost.modules] == [4 * 3 * FLOAT, 112, 112, 48]
+    assert [module.own.saved_bytes for module in cost.modules] == [0, 160, 112, 0], "where it is saved first"
+    assert [module.output_bytes for module in cost.modules] == [4 * 3 * FLOAT, 112, 112, 48]
     # A sigmoid keeps its output, a product both factors, an exponential its output, once.
-    square = Computes(lambda given, weight: (given * weight).exp() * 2, torch.ones(5))
+    square = Computes(lambda inputs, weight: (inputs * weight).exp() * 2, torch.ones(5))
     assert saved_by(square, X(3, 5)) == (15 + 15) * FLOAT
     # A view keeps all that it looks into: the first row of the input of 4 x 10.
-    assert saved_by(Computes(lambda given, weight: given[:1] @ weight, torch.ones(10, 7)), X(4, 10)) == 160
+    assert saved_by(Computes(lambda inputs, weight: inputs[:1] @ weight, torch.ones(10, 7)), X(4, 10)) == 160
     # A maximum keeps its input and where it was, in 8 bytes each.
     pooled = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2))
     assert saved_by(pooled, X(1, 3, 4, 4)) == (3 * 16 + 4 * 16) * FLOAT + 4 * 4 * 8
@@ -240,9 +240,9 @@ def test_checkpointing_shows_in_the_bytes_saved() -> None:
             super().__init__()
             self.first, self.inner, self.recomputes = nn.Linear(10, 10), inner, recomputes
 
-        def forward(self, given: Tensor) -> Tensor:
-            given = self.first(given)
-            return checkpoint(self.inner, given, use_reentrant=False) if self.recomputes else self.inner(given)
+        def forward(self, inputs: Tensor) -> Tensor:
+            inputs = self.first(inputs)
+            return checkpoint(self.inner, inputs, use_reentrant=False) if self.recomputes else self.inner(inputs)
 
     row = 4 * 10 * FLOAT
     assert saved_by(Saves(recomputes=False), X(4, 10)) == 4 * row  # two inputs, two outputs of the sigmoids
@@ -256,8 +256,8 @@ def test_a_tied_parameter_counts_once_and_belongs_to_the_first() -> None:
             self.encode, self.decode = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
             self.decode.weight = self.encode.weight
 
-        def forward(self, given: Tensor) -> Tensor:
-            return self.decode(self.encode(given))
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.decode(self.encode(inputs))
 
     network = Tied().to(torch.float64)
     network.encode.weight.requires_grad_(False)
@@ -277,14 +277,14 @@ def test_shared_modules_lists_and_forward_called_by_name_are_counted_where_they_
             self.parts = nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 1)])
             self.silent = nn.Sequential(nn.Linear(1, 3))
 
-        def forward(self, given: Tensor) -> Tensor:
-            given = self.b(self.a(given)) @ torch.ones(4, 4)
+        def forward(self, inputs: Tensor) -> Tensor:
+            inputs = self.b(self.a(inputs)) @ torch.ones(4, 4)
             for part in self.parts:
-                given = part(given)
-            return self.silent.forward(given)
+                inputs = part(inputs)
+            return self.silent.forward(inputs)
 
     cost = cost_of(Shares(), X(5, 4))
-    counted = {each.layer: (each.total.multiply_adds, each.own.multiply_adds) for each in cost.modules}
+    counted = {module.layer: (module.total.multiply_adds, module.own.multiply_adds) for module in cost.modules}
     assert counted == {
         "": (5 * (16 * 3 + 8 + 2 + 3), 80),
         "a": (80, 0),
@@ -309,9 +309,9 @@ def test_networks_that_raise_with_gradients_are_counted_without_and_say_so() -> 
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
-        def forward(self, given: Tensor) -> Tensor:
+        def forward(self, inputs: Tensor) -> Tensor:
             self.layer.weight.mul_(1)  # torch refuses this where gradients are wanted
-            return self.layer(given)
+            return self.layer(inputs)
 
     cost = cost_of(Overwrites(), X(2, 4))
     assert cost.whole.total.multiply_adds == 32
@@ -324,14 +324,14 @@ def test_networks_that_raise_with_gradients_are_counted_without_and_say_so() -> 
 def test_a_network_comes_out_as_it_went_in() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    given = torch.rand(2, 3, 8, 8)
-    kept, state = given.clone(), torch.get_rng_state()
+    inputs = torch.rand(2, 3, 8, 8)
+    kept, state = inputs.clone(), torch.get_rng_state()
     enabled = torch.backends.mha.get_fastpath_enabled()
-    network_cost(Call(network, [given], {}))
+    network_cost(Call(network, [inputs], {}))
     assert network.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert torch.equal(given, kept)
-    assert not given.requires_grad
+    assert torch.equal(inputs, kept)
+    assert not inputs.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.mha.get_fastpath_enabled() == enabled
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
@@ -346,9 +346,9 @@ def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> N
             super().__init__()
             self.seconds = seconds
 
-        def forward(self, given: Tensor) -> Tensor:
+        def forward(self, inputs: Tensor) -> Tensor:
             time.sleep(self.seconds())
-            return given
+            return inputs
 
     passes: list[float] = []
 
@@ -358,7 +358,7 @@ def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> N
 
     network = nn.Sequential(nn.Sequential(Sleeps(lambda: 0.03)), Sleeps(now_and_then), nn.Identity())
     cost = cost_of(network, X(1), timed=True)
-    seconds: Mapping[str, float | None] = {each.layer: each.seconds for each in cost.modules}
+    seconds: Mapping[str, float | None] = {module.layer: module.seconds for module in cost.modules}
     assert 0.03 <= (seconds["0.0"] or 0) <= (seconds["0"] or 0) < 0.1
     assert 0.01 <= (seconds["1"] or 0) < 0.1
     assert (seconds["2"] or 1) < 0.01

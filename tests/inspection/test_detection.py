@@ -79,7 +79,7 @@ def test_loss_and_gradients_in_train_mode_are_those_of_the_networks_own_losses(n
     assert total.isfinite()
     assert all(loss.item() > 0 for loss in losses.values()), "every head has something to learn from the target"
     assert inspection.loss.value == total.item()
-    expected = {f"{each} grad": p.grad for each, p in alone.named_parameters() if p.grad is not None}
+    expected = {f"{parameter} grad": p.grad for parameter, p in alone.named_parameters() if p.grad is not None}
     assert expected
     assert expected.keys() == {label for label in seen if label.endswith(" grad")}
     for label, gradient in expected.items():

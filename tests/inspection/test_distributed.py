@@ -91,16 +91,16 @@ def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(kin
     loss = outputs[-1].square().mean()
     loss.backward()
     for rank in (0, 1):
-        found = json.loads((folder_of_both / f"{kind} {rank}.json").read_bytes())
-        assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        record = json.loads((folder_of_both / f"{kind} {rank}.json").read_bytes())
+        assert record["loss"] == pytest.approx(loss.item(), rel=1e-6)
         for name, parameter in model.named_parameters():
             norms = (parameter.grad.norm().item(), parameter.grad.mean().item(), parameter.norm().item())
-            assert found["parameters"][name] == pytest.approx(norms, rel=1e-5, abs=1e-8)
-            torch.testing.assert_close(torch.tensor(found["tensors"][f"{name} grad"]), parameter.grad)
-            torch.testing.assert_close(torch.tensor(found["after"][name]), parameter.grad)
+            assert record["parameters"][name] == pytest.approx(norms, rel=1e-5, abs=1e-8)
+            torch.testing.assert_close(torch.tensor(record["tensors"][f"{name} grad"]), parameter.grad)
+            torch.testing.assert_close(torch.tensor(record["after"][name]), parameter.grad)
         for index, output in enumerate(outputs[1:]):
             expected = [output.mean().item(), output.norm().item()]
-            assert found["outputs"][str(index)][0] == [*output.shape]
-            assert found["outputs"][str(index)][1:] == pytest.approx(expected, rel=1e-4, abs=1e-7)
-            assert found["output gradients"][str(index)] == pytest.approx(output.grad.norm().item(), rel=1e-5)
-        assert found["check"] == [True, []]
+            assert record["outputs"][str(index)][0] == [*output.shape]
+            assert record["outputs"][str(index)][1:] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+            assert record["output gradients"][str(index)] == pytest.approx(output.grad.norm().item(), rel=1e-5)
+        assert record["check"] == [True, []]

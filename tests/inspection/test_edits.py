@@ -43,8 +43,8 @@ def edited(operation: str, tensor: Tensor, channel_axis: int | None = 1) -> Tens
 def test_an_expression_is_a_pattern_a_place_and_an_operation(
     text: str, pattern: str, place: str, operation: str, arguments: dict[str, float]
 ) -> None:
-    found = parse_edit(text)
-    assert found == Edit(text, pattern, place, False, operation, arguments)  # type: ignore[arg-type] # place is a str here
+    edit = parse_edit(text)
+    assert edit == Edit(text, pattern, place, False, operation, arguments)  # type: ignore[arg-type] # place is a str here
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_an_expression_is_a_pattern_a_place_and_an_operation(
 def test_channels_take_all_numbers_up_to_the_next_name(
     operation: str, arguments: dict[str, float], channels: tuple[int, ...], seed: int
 ) -> None:
-    found = parse_edit(f"x:output:{operation}")
-    assert (found.arguments, found.channels, found.seed) == (arguments, channels, seed)
+    edit = parse_edit(f"x:output:{operation}")
+    assert (edit.arguments, edit.channels, edit.seed) == (arguments, channels, seed)
 
 
 def test_param_says_that_the_pattern_names_parameters() -> None:
-    found = parse_edit("param:fc*bias:grad:zero")
-    assert (found.pattern, found.parameters_only, found.place) == ("fc*bias", True, "grad")
+    edit = parse_edit("param:fc*bias:grad:zero")
+    assert (edit.pattern, edit.parameters_only, edit.place) == ("fc*bias", True, "grad")
 
 
 # --- What is wrong, and where ---
@@ -144,7 +144,7 @@ _PIECES = st.sampled_from([*OPERATIONS, *_MARKS, *_WORDS])
 @pytest.mark.exhaustive
 def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
     try:
-        found = parse_edit(text)
+        edit = parse_edit(text)
     except UsageError as error:
         lines = str(error).split("\n")
         assert len(lines) == 3
@@ -152,10 +152,10 @@ def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
         assert lines[2].strip() == "^"
         assert len(lines[2]) <= len(lines[1]) + 1
     else:
-        assert found.text == text
-        assert found.operation in OPERATIONS
-        if not found.channels:
-            assert found.apply(torch.ones(1, 2), None).shape == (1, 2)
+        assert edit.text == text
+        assert edit.operation in OPERATIONS
+        if not edit.channels:
+            assert edit.apply(torch.ones(1, 2), None).shape == (1, 2)
 
 
 # --- What edits do ---
@@ -322,8 +322,8 @@ def network() -> nn.Module:
 
 
 def bound(*texts: str) -> list[tuple[str, str, str]]:
-    found = bind_edits([parse_edit(text) for text in texts], network())
-    return [(name, edit.place, edit.operation) for name, edit in found]
+    actual = bind_edits([parse_edit(text) for text in texts], network())
+    return [(name, edit.place, edit.operation) for name, edit in actual]
 
 
 @pytest.mark.parametrize(

@@ -122,14 +122,14 @@ def test_an_error_of_the_callers_own_observer_is_not_blamed_on_the_model() -> No
 
 
 def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwritten() -> None:
-    given = torch.tensor([[1.0], [3.0]])
+    inputs = torch.tensor([[1.0], [3.0]])
     seen: list[tuple[list[float], list[float]]] = []
 
     def keep(batch: Batch, output: object) -> None:
         assert isinstance(output, dict)
         seen.append((batch.args[0].flatten().tolist(), output["out"].flatten().tolist()))
 
-    inspect(Apply(lambda x: {"out": x.mul_(2)}), batches_of(given, 1), on_output=keep)
+    inspect(Apply(lambda x: {"out": x.mul_(2)}), batches_of(inputs, 1), on_output=keep)
     assert seen == [([1.0], [2.0]), ([3.0], [6.0])]
 
 

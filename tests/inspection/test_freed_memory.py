@@ -227,12 +227,12 @@ def test_what_a_network_holds_and_frees_is_not_read(run: str, place: str, lose: 
         expected = network.state_dict()["conv.weight"].clone()
         if at_first:
             network.lose_it()
-        told = ""
+        message = ""
         try:
             RUNS[run](network, image)
         except HookscopeError as error:
-            told = str(error)
-        assert not told or MISSING in told
+            message = str(error)
+        assert not message or MISSING in message
         assert torch.equal(network.conv.weight, expected)
 
 

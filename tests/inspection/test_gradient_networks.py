@@ -373,6 +373,6 @@ def test_most_gradients_agree_to_the_last_bit() -> None:
         pytest.skip("only a part of the networks ran")
     assert len({name.rpartition("-")[0] for name in TALLIES["grad_output"]}) >= 27
     for tallies in TALLIES.values():
-        exact, close = (sum(getattr(each, kind) for each in tallies.values()) for kind in ("exact", "close"))
+        exact, close = (sum(getattr(tally, kind) for tally in tallies.values()) for kind in ("exact", "close"))
         # The rest differs in the order of addition, which the copies change.
         assert exact > 5 * close

@@ -51,14 +51,14 @@ def test_activations_are_those_of_a_plain_call(network: nn.Module) -> None:
 
 def test_gradients_of_outputs_and_of_inputs_by_name_are_those_of_autograd(network: nn.Module) -> None:
     batch = batch_of()
-    found = inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)
+    actual = inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)
     x, b = batch.args[0].clone().requires_grad_(), batch.kwargs["b"].clone().requires_grad_()
     output = network(x, b=b, rate=2.0)
     wanted = {"x": x, "b": b, **dict(network.named_parameters())}
     gradients = dict(zip(wanted, torch.autograd.grad(output.sum(), [*wanted.values()]), strict=True))
-    for row in found.parameters:
+    for row in actual.parameters:
         assert row.gradient.l2 == pytest.approx(gradients[row.name].norm().item(), rel=1e-5)
-    inputs = {row.slot: row.gradient.l2 for row in found.gradients if row.role == "input" and not row.layer}
+    inputs = {row.slot: row.gradient.l2 for row in actual.gradients if row.role == "input" and not row.layer}
     assert inputs == {
         "[0]": pytest.approx(gradients["x"].norm().item(), rel=1e-5),
         "['b']": pytest.approx(gradients["b"].norm().item(), rel=1e-5),
@@ -77,9 +77,9 @@ def test_the_target_self_may_be_an_input_by_name() -> None:
     copies = Written(lambda net, *, ids, values: values[ids] * net.scale, scale=scale)
     values = torch.tensor([1.0, 2.0, 3.0])
     batch = Batch((), (0,), batch_of(0).records, {"ids": torch.tensor([0, 1, 2]), "values": values})
-    found = inspect_gradients(copies, batch, "mse", target="self")
-    assert found.loss.value == pytest.approx((values**2).mean().item())  # (2v - v)^2
-    assert found.loss.target == "the input itself"
+    gradients = inspect_gradients(copies, batch, "mse", target="self")
+    assert gradients.loss.value == pytest.approx((values**2).mean().item())  # (2v - v)^2
+    assert gradients.loss.target == "the input itself"
 
 
 def test_inputs_by_name_are_not_overwritten() -> None:

@@ -110,8 +110,8 @@ class Heads(Tokens):
 
 def test_heads_of_attention_are_no_maps_of_the_picture() -> None:
     run = summaries_of(Heads(), torch.randn(2, 3, 16, 24))
-    assert {each.label for each in run.map_summaries} == {"patches", "norm"}
-    assert {each.size for each in run.map_summaries} == {(4, 6)}
+    assert {summary.label for summary in run.map_summaries} == {"patches", "norm"}
+    assert {summary.size for summary in run.map_summaries} == {(4, 6)}
 
 
 def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
@@ -151,8 +151,8 @@ def shown_channel(x: Tensor) -> int:
 @pytest.mark.parametrize("layer", [nn.Conv1d(3, 5, 4), nn.Linear(7, 5)], ids=["a signal", "words"])
 def test_sequences_have_magnitudes_at_each_step(layer: nn.Module) -> None:
     x = torch.randn(2, 3, 7)
-    given, summary = layer(x).detach().numpy(), summaries_of(layer, x).map_summaries[0]
-    steps = given[0] if isinstance(layer, nn.Conv1d) else given[0].T  # (C, L)
+    inputs, summary = layer(x).detach().numpy(), summaries_of(layer, x).map_summaries[0]
+    steps = inputs[0] if isinstance(layer, nn.Conv1d) else inputs[0].T  # (C, L)
     assert summary.size == (1, steps.shape[1])
     np.testing.assert_allclose(summary.combined[0], np.sqrt((steps.astype(np.float64) ** 2).mean(0)), rtol=1e-5)
     assert summary.channel == (steps**2).sum(1).argmax()
@@ -170,13 +170,13 @@ def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_le
     refused: list[UnfitInputError] = []
     for size in (1, 2, 6):
         run = inspect(Fragile(), batches_of(inputs, size), summaries=True, on_error=refused.append)
-        shown = [(each.input_index, float(each.combined[0, 0])) for each in run.map_summaries]
+        shown = [(summary.input_index, float(summary.combined[0, 0])) for summary in run.map_summaries]
         assert shown == [(0, 0.0), (1, 2.0), (2, 3.0)]
     assert len(refused) == 3
 
 
 def one(summaries: tuple[MapSummary, ...], label: str) -> MapSummary:
-    return next(each for each in summaries if each.label == label)
+    return next(summary for summary in summaries if summary.label == label)
 
 
 def test_a_mean_that_is_zero_up_to_rounding_is_zero_and_other_small_means_are_not() -> None:
@@ -217,24 +217,24 @@ def every_summary(network: nn.Module, x: Tensor) -> tuple[MapSummary, ...]:
 def test_an_overview_has_the_first_row_the_last_of_each_size_and_some_between_as_every_row_has_them() -> None:
     torch.manual_seed(4)
     network, x = Stages(torch.sigmoid), torch.randn(2, 3, 8, 12)
-    every = {(each.label, each.input_index): each for each in every_summary(network, x)}
+    every = {(row.label, row.input_index): row for row in every_summary(network, x)}
     shown = inspect(network, x, summaries=True).map_summaries
     assert len(every) == 2 * 46
     # Of the 41 rows of the second size, row 16 is body.15 and row 32 is body.31.
     labels = ["stem.0", "stem.2", "body.15", "body.31", "body.39", "end", "back"]
-    assert [(each.label, each.input_index) for each in shown] == [(label, at) for label in labels for at in (0, 1)]
-    for each in shown:
-        same = every[each.label, each.input_index]
-        np.testing.assert_array_equal(each.combined, same.combined)
-        np.testing.assert_array_equal(each.strongest, same.strongest)
+    assert [(row.label, row.input_index) for row in shown] == [(label, at) for label in labels for at in (0, 1)]
+    for row in shown:
+        same = every[row.label, row.input_index]
+        np.testing.assert_array_equal(row.combined, same.combined)
+        np.testing.assert_array_equal(row.strongest, same.strongest)
 
 
 def test_outputs_that_a_function_overwrites_are_summarised_before_it_does() -> None:
     torch.manual_seed(5)
     network, x = Stages(torch.relu_), torch.randn(1, 3, 8, 12)
-    every = {each.label: each for each in every_summary(network, x)}
+    every = {row.label: row for row in every_summary(network, x)}
     shown = inspect(network, x, summaries=True).map_summaries
     # stem.2 is lost, as it was overwritten before it was known to be the last; from then on no row is.
-    assert [each.label for each in shown] == ["stem.0", *(label for label in every if not label.startswith("stem"))]
-    for each in shown:
-        np.testing.assert_array_equal(each.strongest, every[each.label].strongest)
+    assert [row.label for row in shown] == ["stem.0", *(label for label in every if not label.startswith("stem"))]
+    for row in shown:
+        np.testing.assert_array_equal(row.strongest, every[row.label].strongest)

@@ -31,13 +31,13 @@ def test_best_classes_are_sigmoids_in_every_command() -> None:
         hookscope.diff(net, net, x, **options).outputs[0].predictions[1],
     ]
     for predictions in runs:
-        assert [each.reading for each in predictions] == ["sigmoid"] * 2
-        for each, expected in zip(predictions, best, strict=True):
-            assert each.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
-    for each in hookscope.attribute(net, x, top=2, sanity="none", **options).maps:
-        index = NAMES.index(each.target.label)
-        expected = float(net(x)[each.input_index, index].sigmoid().detach())
-        assert (each.target.reading, each.target.probability) == ("sigmoid", pytest.approx(expected, abs=1e-6))
+        assert [prediction.reading for prediction in predictions] == ["sigmoid"] * 2
+        for prediction, expected in zip(predictions, best, strict=True):
+            assert prediction.probabilities == pytest.approx(expected.tolist(), abs=1e-6)
+    for heat_map in hookscope.attribute(net, x, top=2, sanity="none", **options).maps:
+        index = NAMES.index(heat_map.target.label)
+        expected = float(net(x)[heat_map.input_index, index].sigmoid().detach())
+        assert (heat_map.target.reading, heat_map.target.probability) == ("sigmoid", pytest.approx(expected, abs=1e-6))
 
 
 def test_without_the_option_they_are_a_softmax_and_say_so() -> None:
@@ -66,7 +66,7 @@ def test_the_divergence_of_labels_is_that_of_coins() -> None:
     with torch.no_grad():
         other[-1].bias.add_(torch.tensor([1.0, -2.0, 0.5, 0.0]))
         p, q = net(x).double().sigmoid(), other(x).double().sigmoid()
-    coins = [torch.distributions.Bernoulli(each) for each in (p, q)]
+    coins = [torch.distributions.Bernoulli(case) for case in (p, q)]
     expected = float(torch.distributions.kl_divergence(*coins).sum(1).mean())
     assert hookscope.diff(net, other, x, multi_label=True).outputs[0].kl == pytest.approx(expected, rel=1e-5)
 
@@ -74,7 +74,7 @@ def test_the_divergence_of_labels_is_that_of_coins() -> None:
 def test_deletion_and_runner_up_follow_the_labels() -> None:
     net, x = network(), pictures() * 5
     checks = hookscope.attribute(net, x, target=1, multi_label=True).sanity
-    deletions = [each for each in checks if each.name == "deletion"]
+    deletions = [check for check in checks if check.name == "deletion"]
     assert deletions
     assert deletions[0].compared_with[0] == pytest.approx(float(net(x)[:, 1].sigmoid().mean().detach()), abs=1e-6)
 

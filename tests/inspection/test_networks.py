@@ -219,7 +219,7 @@ def snapshot(network: nn.Module) -> SimpleNamespace:
         values=[None if each is None else clone(each) for each in (*buffers.values(), *gradients.values())],
         parameters=parameters,
         sums={name: parameter.detach().sum(dtype=torch.float64).item() for name, parameter in parameters.items()},
-        versions=[0 if each.is_inference() else each._version for each in parameters.values()],
+        versions=[0 if parameter.is_inference() else parameter._version for parameter in parameters.values()],
         gradients=gradients,
         requires_grad={name: parameter.requires_grad for name, parameter in parameters.items()},
         torch_state=torch.get_rng_state(),

@@ -108,7 +108,7 @@ def test_a_module_that_raises_when_asked_is_inspected_as_its_plain_twin(kind: ty
         [each.norm().item() for each in expected], rel=1e-5
     )
     assert len(hookscope.layers(model, input_shape=(1, 3, 8, 8)).rows) == len([*twin.modules()])
-    surveys = [hookscope.survey(each, X.expand(2, 3, 8, 8), layer="*") for each in (model, twin)]
+    surveys = [hookscope.survey(case, X.expand(2, 3, 8, 8), layer="*") for case in (model, twin)]
     assert [row.label for row in surveys[0].rows] == [row.label for row in surveys[1].rows]
 
 

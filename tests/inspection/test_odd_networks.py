@@ -46,7 +46,9 @@ def plain(name: str) -> tuple[float, list[tuple[str, Tensor]]]:
     model = built(name)
     loss = total(model(X.clone()))
     loss.backward()
-    gradients = [(each, parameter.grad) for each, parameter in model.named_parameters() if parameter.grad is not None]
+    gradients = [
+        (weight, parameter.grad) for weight, parameter in model.named_parameters() if parameter.grad is not None
+    ]
     return loss.item(), gradients
 
 
@@ -98,8 +100,8 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
 def test_an_input_inside_a_transform_has_no_gradient_rather_than_that_of_all_its_uses(transform: str) -> None:
     model = built(f"plain input inside {transform}")
     run = hookscope.grads(model, X.clone(), loss="sum", layer="*", inputs=True)
-    [given] = [row for row in run.gradients if (row.layer, row.role) == ("block", "input")]
-    assert (given.status, given.gradient.l2) == ("no gradient path", None)
+    [x] = [row for row in run.gradients if (row.layer, row.role) == ("block", "input")]
+    assert (x.status, x.gradient.l2) == ("no gradient path", None)
     hidden = model.get_submodule("linear")(X)
     used = torch.autograd.grad(model(X), [*model.parameters()])
     assert run["linear.bias"].gradient.l2 == pytest.approx(used[1].norm().item(), rel=1e-5)
@@ -234,7 +236,7 @@ def test_rows_inside_vmap_say_so_have_its_axis_in_front_and_the_channels_of_the_
     assert (row.shape, row.activation.channel_axis, row.activation.dead_channel_count) == ((2, 5, 2, 3), 2, 1)
     assert ("vmap" in row.flags, "vmap" in run["(model)"].flags) == (True, False)
     listed = {
-        each.layer: (each.input_shapes, each.output_shapes) for each in hookscope.layers(model, input_shape=(2, 3)).rows
+        row.layer: (row.input_shapes, row.output_shapes) for row in hookscope.layers(model, input_shape=(2, 3)).rows
     }
     assert listed["conv"] == (((2, 5, 1, 3),), ((2, 5, 2, 3),))
     assert hookscope.grads(model, X.clone(), layer="conv", batch_axis=0)["conv"].gradient.shape == (2, 5, 2, 3)
@@ -267,12 +269,12 @@ def test_gradients_of_nested_tensors_are_those_of_their_parts(name: str, inputs:
         assert run[f"part.{key}"].gradient.element_count == gradient.numel()
     for parameter_name, parameter in model.named_parameters():
         assert run[parameter_name].gradient.l2 == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
-    given = [row for row in run.gradients if row.role == "input"]
+    x = [row for row in run.gradients if row.role == "input"]
     if inputs and "jagged nested, written" in name:  # torch has no derivative of writing to a view of one
-        assert {row.remark for row in given} == {
+        assert {row.remark for row in x} == {
             "torch cannot differentiate the network if its inputs are replaced by aliases"
         }
-    assert bool(given) == inputs
+    assert bool(x) == inputs
 
 
 def rows_of(inspection: Gradients) -> dict[str, tuple[str, float | None]]:
@@ -409,7 +411,7 @@ def test_an_encoder_that_drops_padding_is_listed_drawn_written_and_explained(tmp
     assert (row.shape, len(values)) == ((2, -1, 8), 6 * 8)
     assert (row.statistics.element_count, row.std) == (6 * 8, pytest.approx(values.std(correction=0).item()))
     assert read_run(run.save(tmp_path / "run")).result["encoder.layers.0"].shape == row.shape
-    listed = {each.layer: each.output_shapes for each in hookscope.layers(model, input_shape=(2, 3, 8, 8)).rows}
+    listed = {row.layer: row.output_shapes for row in hookscope.layers(model, input_shape=(2, 3, 8, 8)).rows}
     assert (listed["encoder.layers.0"], listed["head"]) == (((2, -1),), ((2, 2),))
     looks = hookscope.attribute(model, x, layer="encoder.layers.0", tokens="grid=2x2", sanity="none")
     assert looks.maps[0].values.shape == (2, 2)

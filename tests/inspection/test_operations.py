@@ -110,12 +110,12 @@ def test_operations_are_those_of_the_traced_graph_in_order_with_the_same_values(
     network, x = build().eval(), torch.rand(1, 3, size, size)
     with torch.no_grad():
         expected = network(x)
-        output, found = rows_of(network, x)
+        output, actual = rows_of(network, x)
         graph = Recorder(fx.symbolic_trace(network))
         graph.run(x)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tensors_in(output), tensors_in(expected), strict=True))
-    assert [each[:2] for each in found] == [each[:2] for each in graph.seen]
-    for ours, theirs in zip(found, graph.seen, strict=True):
+    assert [each[:2] for each in actual] == [each[:2] for each in graph.seen]
+    for ours, theirs in zip(actual, graph.seen, strict=True):
         assert len(ours.tensors) == len(theirs.tensors), ours.owner
         assert all(torch.equal(a, b) for a, b in zip(ours.tensors, theirs.tensors, strict=True)), ours[:2]
 
@@ -171,16 +171,16 @@ def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) ->
     torch.manual_seed(0)
     network, x = build().eval(), torch.rand(1, 3, size, size)
     with torch.no_grad():
-        _, found = rows_of(network, x)
-        ours = [(each.owner, each.name, tensor) for each in found for tensor in each.tensors]
+        _, actual = rows_of(network, x)
+        ours = [(each.owner, each.name, tensor) for each in actual for tensor in each.tensors]
         with torchlens_unwrapped() as trace:
             theirs = [
-                (owner, IN_PLACE.get(bare, bare), each.out)
-                for each in trace(network, [x])
-                if (bare := (each.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
-                if have_own_operations([network.get_submodule(owner := owner_of(each.modules))])
+                (owner, IN_PLACE.get(bare, bare), layer.out)
+                for layer in trace(network, [x])
+                if (bare := (layer.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
+                if have_own_operations([network.get_submodule(owner := owner_of(layer.modules))])
             ]
-    assert [each[:2] for each in ours] == [each[:2] for each in theirs]
+    assert [our[:2] for our in ours] == [their[:2] for their in theirs]
     for (owner, operation, tensor), (_, _, other) in zip(ours, theirs, strict=True):
         assert torch.equal(tensor, other), (owner, operation)
 
@@ -214,7 +214,11 @@ def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(n
     with capture(network, {}, at_once, gradients=arrived, operations=OperationChoice(EVERYTHING)) as captured:
         loss = network(x.double()).square().sum()
         assert not captured.must_repeat(loss)
-        passed = {(each.layer, each.call, each.slot) for each in captured.observations if each.passed_through}
+        passed = {
+            (observation.layer, observation.call, observation.slot)
+            for observation in captured.observations
+            if observation.passed_through
+        }
         captured.listen(on=False)
         expected = torch.autograd.grad(loss, [*edges.values()], retain_graph=True, allow_unused=True)
         captured.listen(on=True)
@@ -245,10 +249,10 @@ def test_an_exported_program_shows_the_operations_of_the_network_with_their_line
     eager, exported = (
         [
             (row.label, row.source, row.inputs, row.activation.mean)
-            for row in inspect(each, x, ops=True).rows
+            for row in inspect(case, x, ops=True).rows
             if row.owner is not None
         ]
-        for each in (network, loaded)
+        for case in (network, loaded)
     )
     assert len(eager) == 9
     assert [(each[0], each[2]) for each in exported] == [(each[0], each[2]) for each in eager]
@@ -299,14 +303,14 @@ def line_of(method: Callable[..., object], line: int) -> str:
 def test_a_module_that_is_called_by_its_forward_is_said_to_be_with_the_line(
     calls: Callable[[Mixed, Tensor], Tensor], layers: list[str], line: str, backward: bool
 ) -> None:
-    network, given = Mixed(calls), torch.ones(2, 4)
-    seen = (inspect_gradients if backward else inspect)(network, given, layers=["*"])
-    reasons = {each.layer: each.reason for each in seen.uncalled}
+    network, inputs = Mixed(calls), torch.ones(2, 4)
+    seen = (inspect_gradients if backward else inspect)(network, inputs, layers=["*"])
+    reasons = {row.layer: row.reason for row in seen.uncalled}
     assert {name for name, reason in reasons.items() if "forward(…)" in reason} == {*layers}
     for name in layers:
         assert reasons[name] == f"called as {name}.forward(…) at {line}, which skips hooks: call {name}(…) instead"
     assert reasons["spare"] == "the forward pass did not call it in eval mode, or used its weight directly"
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 @pytest.mark.exhaustive  # torch traces it

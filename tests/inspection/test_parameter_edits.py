@@ -38,9 +38,9 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def channels(values: Tensor, axis: int, kept: int) -> Tensor:
-    found = torch.zeros_like(values)
-    found.select(axis, kept).copy_(values.select(axis, kept))
-    return found
+    actual = torch.zeros_like(values)
+    actual.select(axis, kept).copy_(values.select(axis, kept))
+    return actual
 
 
 EDITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
@@ -57,18 +57,18 @@ def test_the_run_is_that_of_a_network_whose_state_dict_was_edited(operation: str
     name, edited = EDITS[operation]
     model, other = network(), network()
     other.load_state_dict({**other.state_dict(), name: edited(other.state_dict()[name])})
-    found = hookscope.grads(model, X, loss="sum", layer="*", edit=f"param:{name}:value:{operation}", save_tensors=True)
+    run = hookscope.grads(model, X, loss="sum", layer="*", edit=f"param:{name}:value:{operation}", save_tensors=True)
     expected = hookscope.grads(other, X, loss="sum", layer="*", save_tensors=True)
-    assert found.loss == expected.loss
-    assert found.parameters == expected.parameters  # with the norms of edited weights
-    assert found.tensors is not None
+    assert run.loss == expected.loss
+    assert run.parameters == expected.parameters  # with the norms of edited weights
+    assert run.tensors is not None
     assert expected.tensors is not None
-    assert all(torch.equal(values, expected.tensors[label]) for label, values in found.tensors.items())
-    assert found.comparison is not None
+    assert all(torch.equal(values, expected.tensors[label]) for label, values in run.tensors.items())
+    assert run.comparison is not None
     plain = hookscope.grads(network(), X, loss="sum", layer="*")
-    assert found.loss is not None
+    assert run.loss is not None
     assert plain.loss is not None
-    assert found.comparison.losses == (plain.loss.value, found.loss.value)
+    assert run.comparison.losses == (plain.loss.value, run.loss.value)
     before = network().state_dict()
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
 
@@ -155,9 +155,9 @@ def test_values_come_back_when_the_network_raises() -> None:
 def test_a_network_is_compared_with_itself_edited() -> None:
     model, other = network(), network()
     other.load_state_dict({**other.state_dict(), "5.weight": rounded(other.state_dict()["5.weight"])})
-    found = hookscope.diff(model, "same", X, edit_b="param:5.weight:value:round(int8)")
+    result = hookscope.diff(model, "same", X, edit_b="param:5.weight:value:round(int8)")
     expected = hookscope.diff(model, other, X)
-    assert [row.measures for row in found.rows] == [row.measures for row in expected.rows]
-    assert found.rows[-1].measures is not None
-    assert found.rows[-1].measures.max_abs
+    assert [row.measures for row in result.rows] == [row.measures for row in expected.rows]
+    assert result.rows[-1].measures is not None
+    assert result.rows[-1].measures.max_abs
     assert torch.equal(model[5].weight, network()[5].weight)

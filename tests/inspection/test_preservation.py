@@ -107,14 +107,17 @@ def cast(network: Any) -> None:
 def test_what_code_is_seen_to_write_to_is_put_back_in_a_large_network(write: Callable[..., object]) -> None:
     network: Any = Large(write)
     network.optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    before = [(each, each.data_ptr(), each._version, each.detach().clone()) for each in network.parameters()]
+    before = [
+        (parameter, parameter.data_ptr(), parameter._version, parameter.detach().clone())
+        for parameter in network.parameters()
+    ]
     with preserved(network, seed=0):
         network(torch.ones(1, 1000))
         assert any(not torch.equal(each, values) for each, _, _, values in before) or write is cast
-    for each, address, version, values in before:
-        assert (each.data_ptr(), each._version) == (address, version)
-        assert torch.equal(each, values)
-        assert each.grad is None
+    for parameter, address, version, values in before:
+        assert (parameter.data_ptr(), parameter._version) == (address, version)
+        assert torch.equal(parameter, values)
+        assert parameter.grad is None
     assert network.optimiser.state == {}
 
 
@@ -146,14 +149,14 @@ class Caching(nn.Module):
 def test_gradients_stay_where_a_network_of_known_layers_keeps_something(backward: bool) -> None:
     network = nn.Sequential(nn.Linear(3, 3), Caching())
     parameters = [*network.parameters()]
-    gradients = [torch.ones_like(each) for each in parameters]
+    gradients = [torch.ones_like(parameter) for parameter in parameters]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     parameters[0].requires_grad_(False)
     batch = torch.randn(2, 3)
     inspect_gradients(network, batch, "sum") if backward else inspect(network, batch)
     assert "mask" not in vars(network[1])
-    assert [each.requires_grad for each in parameters] == [False, True, True]
+    assert [parameter.requires_grad for parameter in parameters] == [False, True, True]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         assert parameter.grad is gradient
         assert torch.equal(gradient, torch.ones_like(parameter))

@@ -115,8 +115,8 @@ def test_the_map_of_a_square_lies_on_the_square(
         looks = hookscope.attribute(network, picture, target=0, layer=names, sanity="none")
         drawn = np.concatenate([rows for _, rows in resampled(looks.maps[0], Region(0, 0, 224, 224, 224, 224))])
         y, x = np.mgrid[:224, :224] + 0.5
-        found = (float((drawn * each).sum() / drawn.sum()) for each in (y, x))
-        assert [*found] == pytest.approx([top + 16, left + 16], abs=1.6), "a twentieth of a cell"
+        actual = (float((drawn * case).sum() / drawn.sum()) for case in (y, x))
+        assert [*actual] == pytest.approx([top + 16, left + 16], abs=1.6), "a twentieth of a cell"
         assert not looks.notes
 
 
@@ -127,8 +127,8 @@ def test_swins_lie_at_their_patches_and_what_moves_values_is_stretched_and_says_
         assert not any("cannot be computed" in note for note in swin.notes)
 
     class Rolls(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return given.roll(1, 2)
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.roll(1, 2)
 
     network = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), Rolls(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -166,7 +166,7 @@ def windows_of(compute: Callable[[Tensor], Tensor], *size: int) -> list[tuple[fl
 def test_windows_are_those_of_the_closed_form(
     compute: Callable[[Tensor], Tensor], windows: list[tuple[float, float]]
 ) -> None:
-    assert windows_of(compute) == [pytest.approx(each) for each in windows]
+    assert windows_of(compute) == [pytest.approx(window) for window in windows]
 
 
 def test_sequences_and_clips_have_fields_too() -> None:
@@ -183,8 +183,8 @@ def test_sequences_and_clips_have_fields_too() -> None:
 
 def seen_by_gradients(network: nn.Module, size: tuple[int, ...]) -> tuple[list[int], Tensor, Tensor]:
     """Return how many pixels along each axis move the middle cell of positive weights, the picture and the output."""
-    for each in network.parameters():
-        nn.init.uniform_(each, 0.5, 1.0)
+    for parameter in network.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.0)
     picture = torch.rand(1, 2, *size, dtype=torch.float64, requires_grad=True)
     output = network.double().eval()(picture * 1)
     middle = tuple(cells // 2 for cells in output.shape[2:])
@@ -192,14 +192,14 @@ def seen_by_gradients(network: nn.Module, size: tuple[int, ...]) -> tuple[list[i
     moves = gradient[0].abs().sum(0) > 0
     extents = []
     for axis in range(len(size)):
-        along = moves.any(dim=[each for each in range(len(size)) if each != axis]) if len(size) > 1 else moves
+        along = moves.any(dim=[number for number in range(len(size)) if number != axis]) if len(size) > 1 else moves
         places = along.nonzero().flatten()
         extents.append(int(places[-1] - places[0]) + 1)
     return extents, picture, output
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(4, 10))]
+    "seed", [*range(4), *(pytest.param(number, marks=pytest.mark.exhaustive) for number in range(4, 10))]
 )
 def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
     """Random stacks of convolutions and pooling, in one to three axes, against the pixels that have a gradient."""
@@ -211,8 +211,8 @@ def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
         if draw.random() < 0.25:
             layers.append(kinds[1](int(draw.integers(1, 4)), stride=int(draw.integers(1, 3))))
             continue
-        kernel = tuple(int(each) for each in draw.integers(1, 5, axes))
-        dilation = tuple(int(each) for each in draw.integers(1, 3, axes))
+        kernel = tuple(int(integer) for integer in draw.integers(1, 5, axes))
+        dilation = tuple(int(integer) for integer in draw.integers(1, 3, axes))
         layers.append(
             kinds[0](2, 2, kernel, int(draw.integers(1, 3)), dilation=dilation, groups=int(draw.integers(1, 3)))
         )
@@ -258,9 +258,9 @@ def test_what_else_enters_makes_the_window_a_lower_bound(compute: Callable[[Tens
 
 
 def field_at(network: nn.Module, layer: str, *size: int) -> CostField:
-    found = network_cost(Call(network, [torch.empty(1, 3, *size, device="meta")], {}))[layer].receptive_field
-    assert found is not None
-    return found
+    actual = network_cost(Call(network, [torch.empty(1, 3, *size, device="meta")], {}))[layer].receptive_field
+    assert actual is not None
+    return actual
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_the_runs_say_that_all_inputs_share_it(network: PictureAndMeta, pictures
 def test_zeros_of_one_row_are_no_finding_about_all_inputs(network: PictureAndMeta, pictures: Tensor) -> None:
     select = ["dead-channels", "constant-activation", "batchnorm-statistics"]
     rows = torch.randn(120, 4, generator=torch.Generator().manual_seed(3))
-    found = hookscope.check(network, images=pictures, input={"meta": rows}, select=select).findings
-    assert {each.rule for each in found} == {"dead-channels", "constant-activation"}
-    assert all("over all 120 inputs" in each.message for each in found)
+    actual = hookscope.check(network, images=pictures, input={"meta": rows}, select=select).findings
+    assert {finding.rule for finding in actual} == {"dead-channels", "constant-activation"}
+    assert all("over all 120 inputs" in finding.message for finding in actual)
     assert hookscope.check(network, images=pictures, input={"meta": ROW}, select=select).findings == ()
     assert hookscope.activations(network, pictures, input={"meta": rows}).verdicts
     assert hookscope.activations(network, pictures, input={"meta": ROW}).verdicts == ()

@@ -85,24 +85,24 @@ def seeded_calls(model: nn.Module) -> list[bytes | str]:
 
 
 def look(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    _look(value, "", found, {})
-    return found
+    actual: dict[str, Any] = {}
+    _look(value, "", actual, {})
+    return actual
 
 
-def _look(value: Any, path: str, found: dict[str, Any], seen: dict[int, Any]) -> None:
-    known = isinstance(value, int | float | str | bytes | type(None) | types.FunctionType | types.MethodType)
-    found[path] = (type(value), value if known else id(value))
-    if known or id(value) in seen:
+def _look(value: Any, path: str, actual: dict[str, Any], seen: dict[int, Any]) -> None:
+    expected = isinstance(value, int | float | str | bytes | type(None) | types.FunctionType | types.MethodType)
+    actual[path] = (type(value), value if expected else id(value))
+    if expected or id(value) in seen:
         return
     seen[id(value)] = value
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            found[path] += tuple(_tensor(value))
+            actual[path] += tuple(_tensor(value))
             gradient = value.grad if value.is_leaf else None
-        _look(gradient, path + ".grad", found, seen)
+        _look(gradient, path + ".grad", actual, seen)
     for step, child in _children(value):
-        _look(child, path + step, found, seen)
+        _look(child, path + step, actual, seen)
 
 
 STATES: dict[type, Callable[[Any], object]] = {
@@ -121,7 +121,7 @@ LOOKED_INTO = ("tests.", "torch.nn", "torch.optim", "torch.fx", "torch._tensor",
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
-    yield from ((" state", repr(read(value))) for each, read in STATES.items() if isinstance(value, each))
+    yield from ((" state", repr(read(value))) for state, read in STATES.items() if isinstance(value, state))
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", child) for key, child in value.items())
     if isinstance(value, list | tuple | deque):
@@ -267,10 +267,10 @@ def test_attention_biases_cached_by_a_pass_of_our_own_are_forgotten_before_the_n
     assert_same(look(model), before, str(options))
     biases = [parameter for name, parameter in model.named_parameters() if "attention_biases" in name]
     expected = torch.autograd.grad(sum(output.square().sum() for output in outputs), biases)
-    found = [row for row in rows if "attention_biases" in row.name]
-    assert [row.status for row in found] == ["gradient" if gradient.any() else "zero" for gradient in expected]
+    actual = [row for row in rows if "attention_biases" in row.name]
+    assert [row.status for row in actual] == ["gradient" if gradient.any() else "zero" for gradient in expected]
     assert any(gradient.any() for gradient in expected)
-    for row, gradient in zip(found, expected, strict=True):
+    for row, gradient in zip(actual, expected, strict=True):
         assert row.gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-4)
 
 

@@ -65,9 +65,9 @@ def vision(*planted: nn.Module) -> nn.Module:
 
 
 def tokens_of(network: nn.Module, x: Tensor, layer: str, batch_size: int = 8) -> TokenNorms:
-    found = hookscope.activations(network, x, layer=["*"], batch_size=batch_size)[layer].tokens
-    assert found is not None
-    return found
+    actual = hookscope.activations(network, x, layer=["*"], batch_size=batch_size)[layer].tokens
+    assert actual is not None
+    return actual
 
 
 class Graded(nn.Module):
@@ -91,15 +91,15 @@ def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int, middle: nn.
     spreads = 1.4826 * np.median(np.abs(norms - medians[:, None]), axis=1)
     limits = np.maximum(2 * medians, medians + 6 * spreads)
     assert (limits > 2 * medians).all() == isinstance(middle, Graded)
-    found = tokens_of(network, pictures, "planted.1", batch_size)
-    assert (found.token_count, found.prefix, found.grid) == (GRID * GRID + 1, 1, (GRID, GRID))
-    assert found.median == pytest.approx(np.median(medians), rel=1e-6)
-    assert found.max == pytest.approx(norms.max(), rel=1e-6)
-    assert found.high_count == int((norms > limits[:, None]).sum()) == 3
-    for each in found.high:
-        assert each.norm == pytest.approx(norms[each.input_index, each.token], rel=1e-6)
-        assert each.limit == pytest.approx(limits[each.input_index], rel=1e-5)
-    assert sorted(each.input_index for each in found.high) == [0, 1, 2]
+    tokens = tokens_of(network, pictures, "planted.1", batch_size)
+    assert (tokens.token_count, tokens.prefix, tokens.grid) == (GRID * GRID + 1, 1, (GRID, GRID))
+    assert tokens.median == pytest.approx(np.median(medians), rel=1e-6)
+    assert tokens.max == pytest.approx(norms.max(), rel=1e-6)
+    assert tokens.high_count == int((norms > limits[:, None]).sum()) == 3
+    for row in tokens.high:
+        assert row.norm == pytest.approx(norms[row.input_index, row.token], rel=1e-6)
+        assert row.limit == pytest.approx(limits[row.input_index], rel=1e-5)
+    assert sorted(row.input_index for row in tokens.high) == [0, 1, 2]
 
 
 def _patches(network: nn.Module, pictures: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ def _patches(network: nn.Module, pictures: Tensor) -> Tensor:
 
 def test_planted_tokens_are_named_with_their_place(pictures: Tensor) -> None:
     network = vision(Planted(PREFIX + 2 * GRID + 4, 7, 30.0), Planted(0, 5, 60.0))
-    found = tokens_of(network, pictures[:1], "planted.1")
-    assert [found.place(each.token) for each in found.high] == ["token 0 (prefix)", "token 17 (row 2, column 4)"]
-    assert not found.massive
+    tokens = tokens_of(network, pictures[:1], "planted.1")
+    assert [tokens.place(row.token) for row in tokens.high] == ["token 0 (prefix)", "token 17 (row 2, column 4)"]
+    assert not tokens.massive
     assert not tokens_of(network, pictures[:1], "norm").high
 
 
@@ -121,16 +121,16 @@ def test_massive_activations_are_those_of_sun_et_al(pictures: Tensor, value: flo
     row = hookscope.activations(network, pictures[:2], layer="planted.0")["planted.0"]
     assert row.tokens is not None
     assert ("massive activations" in row.flags) == is_massive == bool(row.tokens.massive)
-    for each in row.tokens.massive:
-        assert (each.token, each.channel) == (5, 11)
+    for token in row.tokens.massive:
+        assert (token.token, token.channel) == (5, 11)
         with torch.no_grad():
             whole = network.planted(
                 network.norm(torch.cat([network.cls.expand(3, -1, -1), _patches(network, pictures)], 1))
             )
-        values = whole[each.input_index].numpy()
-        assert each.value == pytest.approx(float(values[5, 11]))
-        assert each.median == pytest.approx(float(np.median(np.abs(values))), rel=1e-6)
-        assert abs(each.value) >= 1000 * each.median
+        values = whole[token.input_index].numpy()
+        assert token.value == pytest.approx(float(values[5, 11]))
+        assert token.median == pytest.approx(float(np.median(np.abs(values))), rel=1e-6)
+        assert abs(token.value) >= 1000 * token.median
 
 
 @pytest.mark.parametrize(("ratio", "is_massive"), [(999.9, False), (1000.1, True)])
@@ -143,8 +143,8 @@ def test_the_median_is_that_of_all_values(shape: tuple[int, ...], ratio: float, 
     values[:, 3, 5] = -ratio * median
     (row,) = hookscope.activations(nn.Sequential(nn.Identity()), values, layer="0", batch_axis=0)
     assert row.tokens is not None
-    assert [(each.token, each.channel) for each in row.tokens.massive] == [(3, 5)] * is_massive
-    assert [each.median for each in row.tokens.massive] == [pytest.approx(median, rel=1e-6)] * is_massive
+    assert [(token.token, token.channel) for token in row.tokens.massive] == [(3, 5)] * is_massive
+    assert [token.median for token in row.tokens.massive] == [pytest.approx(median, rel=1e-6)] * is_massive
 
 
 def test_the_rule_is_a_warning_and_off_until_it_is_selected(pictures: Tensor) -> None:
@@ -153,7 +153,7 @@ def test_the_rule_is_a_warning_and_off_until_it_is_selected(pictures: Tensor) ->
     assert (finding.level, finding.where) == ("warn", "planted.0:setitem")
     assert "in channel 11 of token 5 (row 0, column 4)" in finding.message
     assert "3 tokens with such a value" in finding.message
-    assert "massive-activation" not in {each.rule for each in hookscope.check(network, images=pictures).findings}
+    assert "massive-activation" not in {finding.rule for finding in hookscope.check(network, images=pictures).findings}
 
 
 def test_only_batches_of_tokens_are_measured(pictures: Tensor) -> None:
@@ -176,9 +176,9 @@ def test_only_batches_of_tokens_are_measured(pictures: Tensor) -> None:
 
 def test_inputs_that_are_not_finite_are_left_out(pictures: Tensor) -> None:
     pictures[1] = float("nan")
-    found = tokens_of(vision(Planted(9, 3, 40.0)), pictures, "planted.0")
-    assert sorted(each.input_index for each in found.high) == [0, 2]
-    assert np.isfinite([found.median, found.max]).all()
+    tokens = tokens_of(vision(Planted(9, 3, 40.0)), pictures, "planted.0")
+    assert sorted(row.input_index for row in tokens.high) == [0, 2]
+    assert np.isfinite([tokens.median, tokens.max]).all()
 
 
 SMALL = {
@@ -198,8 +198,8 @@ def test_healthy_random_networks_are_silent(name: str) -> None:
         run = inspect(network, torch.randn(2, 3, side, side), ["*"], tokens=True)
     norms = [row.tokens for row in run.rows if row.tokens is not None]
     assert len(norms) > 15
-    assert {(each.high_count, each.massive_count) for each in norms} == {(0, 0)}
-    assert all(each.grid is not None for each in norms)
+    assert {(norm.high_count, norm.massive_count) for norm in norms} == {(0, 0)}
+    assert all(norm.grid is not None for norm in norms)
 
 
 def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path) -> None:
@@ -223,17 +223,19 @@ def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path)
 def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) -> None:
     network = vision(nn.Identity(), Planted(9, 3, 900.0))
     run = hookscope.activations(network, pictures, layer=["norm", "planted.*"])
-    assert [(each.label, each.input_index) for each in run.token_maps] == [("planted.1", at) for at in range(3)]
+    assert [(token_map.label, token_map.input_index) for token_map in run.token_maps] == [
+        ("planted.1", at) for at in range(3)
+    ]
     with torch.no_grad():
         tokens = network.patches(pictures).flatten(2).transpose(1, 2)  # type: ignore[operator, union-attr]
         tokens = torch.cat([network.cls.expand(3, -1, -1), tokens], 1)  # type: ignore[list-item, operator, union-attr]
         tokens = network.planted(network.norm(tokens))  # type: ignore[operator]
     norms = np.linalg.norm(tokens.double().numpy(), axis=2)
-    for each in run.token_maps:
-        expected = norms[each.input_index]
-        assert each.values == pytest.approx(expected[1:].reshape(GRID, GRID), rel=1e-4)
-        assert each.prefix_norms == [("class token", pytest.approx(expected[0], rel=1e-4))]
-        assert each.high == ["row 1, column 2"]
+    for token_map in run.token_maps:
+        expected = norms[token_map.input_index]
+        assert token_map.values == pytest.approx(expected[1:].reshape(GRID, GRID), rel=1e-4)
+        assert token_map.prefix_norms == [("class token", pytest.approx(expected[0], rel=1e-4))]
+        assert token_map.high == ["row 1, column 2"]
 
 
 @pytest.mark.parametrize("name", ["dist_token", "distillation_token"])
@@ -247,7 +249,7 @@ def test_a_distillation_token_is_named_behind_the_class_token(name: str) -> None
 
 def test_without_high_tokens_the_last_block_is_drawn_and_one_that_ends_in_a_norm_is_not(pictures: Tensor) -> None:
     run = hookscope.activations(vision(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), pictures[:1], layer="*")
-    assert [each.label for each in run.token_maps] == ["planted.0"]
+    assert [token_map.label for token_map in run.token_maps] == ["planted.0"]
     assert run.token_maps[0].high == []
 
 

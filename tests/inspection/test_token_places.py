@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
     def forward(self, tokens: Tensor, others: Tensor | None = None) -> Tensor:
         key, value = self.pair(tokens if others is None else others).chunk(2, -1)
-        query, key, value = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.query(tokens), key, value))
+        query, key, value = (case.unflatten(-1, (2, -1)).transpose(1, 2) for case in (self.query(tokens), key, value))
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
@@ -55,7 +55,7 @@ class Encoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.patches(pixels).flatten(2).transpose(1, 2)
-        front, behind = (each.expand(len(pixels), -1, -1) for each in (self.front, self.behind))
+        front, behind = (case.expand(len(pixels), -1, -1) for case in (self.front, self.behind))
         return self.block(torch.cat([front, tokens, behind], 1))  # type: ignore[no-any-return]
 
 
@@ -146,11 +146,11 @@ class LinearPatches(nn.Module):
         return self.block(torch.cat([self.front.expand(inputs, -1, -1), tokens], 1))  # type: ignore[no-any-return]
 
 
-def run(make: Callable[[], nn.Module], **given: Tensor) -> tuple[nn.Module, Activations]:
+def run(make: Callable[[], nn.Module], **options: Tensor) -> tuple[nn.Module, Activations]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = make().eval()
-    return network, hookscope.activations(network, input=given, layer="*")
+    return network, hookscope.activations(network, input=options, layer="*")
 
 
 def layouts(result: Activations) -> dict[str, tuple[int | None, tuple[int, ...] | None]]:
@@ -163,7 +163,10 @@ def assert_each_lies_where_it_changes(network: nn.Module, result: Activations, p
     assert grid is not None
     assert prefix is not None
     outputs: list[Tensor] = []
-    with torch.no_grad(), network.get_submodule(layer).register_forward_hook(lambda *given: outputs.append(given[2])):
+    with (
+        torch.no_grad(),
+        network.get_submodule(layer).register_forward_hook(lambda *arguments: outputs.append(arguments[2])),
+    ):
         network(pixels)
         high, wide = pixels.shape[2] // grid[0], pixels.shape[3] // grid[1]
         for row, column in [(0, 0), (0, grid[1] - 1), (grid[0] - 1, 1), (1, 2)]:
@@ -179,19 +182,19 @@ def assert_maps_are_weights_on_patches(network: nn.Module, front: int, behind: i
     seen = hookscope.attention(network, PICTURES, query=["mean", "9,1"], tokens=layout)
     outputs: list[Tensor] = []
     attention = network.get_submodule("block.attention")
-    with torch.no_grad(), attention.register_forward_hook(lambda *given: outputs.append(given[1][0])):
+    with torch.no_grad(), attention.register_forward_hook(lambda *arguments: outputs.append(arguments[1][0])):
         network(PICTURES)
         query = attention.get_submodule("query")(outputs[0]).unflatten(-1, (2, -1)).transpose(1, 2)
         key = attention.get_submodule("pair")(outputs[0]).chunk(2, -1)[0].unflatten(-1, (2, -1)).transpose(1, 2)
     weights = (query @ key.transpose(2, 3) / (WIDTH / 2) ** 0.5).softmax(-1).mean(1)[0].numpy()
     expected = {"mean of queries": weights.mean(0), "patch 0,1": weights[front + 1]}
-    drawn = {each.query: each for each in seen.maps if each.input_index == 0}
+    drawn = {heat_map.query: heat_map for heat_map in seen.maps if heat_map.input_index == 0}
     assert {*drawn} == {*expected}
     for name, row in expected.items():
         on_patches = row[front : front + 64]
         np.testing.assert_allclose(drawn[name].values, on_patches.reshape(8, 8), rtol=1e-4)
         assert drawn[name].elsewhere == pytest.approx(1 - on_patches.sum(), abs=1e-5)
-    assert [(each.prefix, each.key_grid) for each in seen.blocks] == [(front, (8, 8))]
+    assert [(block.prefix, block.key_grid) for block in seen.blocks] == [(front, (8, 8))]
 
 
 class Scores(nn.Module):
@@ -213,7 +216,9 @@ def test_attribute_looks_at_patches_between_other_tokens(at: int) -> None:
     options = {"target": "2", "tokens": "prefix=1,grid=8x8,suffix=4", "sanity": "none"}
     result = hookscope.attribute(network, PICTURES, layer="encoder.block.norm", **options)
     kept: list[Tensor] = []
-    with network.get_submodule("encoder.block.norm").register_forward_hook(lambda *given: kept.append(given[2])):
+    with network.get_submodule("encoder.block.norm").register_forward_hook(
+        lambda *arguments: kept.append(arguments[2])
+    ):
         score = network(PICTURES)[:, 2].sum()
     (gradient,) = torch.autograd.grad(score, kept)
     tokens, gradients = kept[0][0, 1:65].detach(), gradient[0, 1:65]
@@ -230,7 +235,7 @@ def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, be
     network, result = run(lambda: Encoder(PATCH, front, behind), pixels=PICTURES)
     assert layouts(result)["block"] == (prefix, None if prefix is None else (8, 8))
     seen = hookscope.attention(network, PICTURES, query="mean")
-    assert [each.prefix for each in seen.blocks] == [prefix]
+    assert [block.prefix for block in seen.blocks] == [prefix]
     if prefix is None:
         assert "and those of the picture may not be the last of them" in seen.blocks[0].remark
         assert "give `tokens` grid=HEIGHTxWIDTH,suffix=N" in " ".join(seen.notes)
@@ -243,9 +248,9 @@ def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, be
 @pytest.mark.parametrize(("count", "more"), [(16, 0), (15, 1)])
 def test_words_have_no_place(count: int, more: int) -> None:
     _, result = run(lambda: TwoTowers(more), pixels=PICTURES, ids=words(count))
-    found = layouts(result)
-    assert {each for label, each in found.items() if label.startswith("text")} == {(None, None)}
-    assert {each for label, each in found.items() if label.startswith("vision")} == {(0, (4, 4))}
+    actual = layouts(result)
+    assert {each for label, each in actual.items() if label.startswith("text")} == {(None, None)}
+    assert {each for label, each in actual.items() if label.startswith("vision")} == {(0, (4, 4))}
 
 
 @pytest.mark.parametrize("words_first", [True, False])
@@ -253,15 +258,15 @@ def test_words_have_no_place(count: int, more: int) -> None:
 def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_first: bool) -> None:
     network, result = run(lambda: Fused(words_first=words_first), pixels=PICTURES, ids=words(count))
     assert layouts(result)["block"] == (None, None)
-    given = {"pixels": PICTURES, "ids": words(count)}
-    refused = hookscope.attention(network, input=given).blocks[0]
+    options = {"pixels": PICTURES, "ids": words(count)}
+    refused = hookscope.attention(network, input=options).blocks[0]
     assert (refused.prefix, refused.key_grid) == (None, None)
     assert f"its {16 + count} keys are patches and words together" in refused.remark
     if words_first:
         placed = hookscope.attention(
-            network, input=given, tokens=f"prefix={count},grid=4x4", query="mean", save_tensors=True
+            network, input=options, tokens=f"prefix={count},grid=4x4", query="mean", save_tensors=True
         )
-        assert {(each.class_share, each.register_share) for each in placed.rows} == {(None, None)}
+        assert {(row.class_share, row.register_share) for row in placed.rows} == {(None, None)}
         weights = placed.tensors["block.attention"].double().numpy()[0].mean((0, 1))
         np.testing.assert_allclose(placed.maps[0].values.reshape(-1), weights[count:], atol=1e-6)
 
@@ -270,10 +275,10 @@ def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_f
 def test_tokens_of_the_network_s_own_have_no_place(count: int) -> None:
     """16 are as many as patches of a grid halved, 64 as patches."""
     network, result = run(lambda: Latents(count), pixels=PICTURES)
-    found = layouts(result)
-    assert {each for label, each in found.items() if label.startswith("vision")} == {(0, (8, 8))}
-    assert {found[label] for label in ("cross", "block.norm", "block", "head") if label in found} == {(None, None)}
-    seen = [(each.query_grid, each.key_grid) for each in hookscope.attention(network, PICTURES).blocks]
+    actual = layouts(result)
+    assert {each for label, each in actual.items() if label.startswith("vision")} == {(0, (8, 8))}
+    assert {actual[label] for label in ("cross", "block.norm", "block", "head") if label in actual} == {(None, None)}
+    seen = [(block.query_grid, block.key_grid) for block in hookscope.attention(network, PICTURES).blocks]
     assert seen == [((8, 8), (8, 8)), (None, (8, 8)), (None, None)]
 
 
@@ -330,7 +335,7 @@ class Pyramid(nn.Module):
     def forward(self, pixels: Tensor) -> list[Tensor]:
         large = self.first(pixels)
         levels = [large, self.second(large), self.third(self.second(large))]
-        return [each.flatten(2).transpose(1, 2) for each in levels]
+        return [level.flatten(2).transpose(1, 2) for level in levels]
 
 
 class DeformableLayer(nn.Module):
@@ -361,7 +366,7 @@ def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() ->
     (seen,) = hookscope.attention(network, PICTURES).blocks
     assert (seen.keys, seen.query_grid, seen.key_grid) == (16, None, None)
     assert "tokens of a decoder" in seen.remark
-    assert {each for label, each in layouts(result).items() if label.startswith("layer")} == {(None, None)}
+    assert {layout for label, layout in layouts(result).items() if label.startswith("layer")} == {(None, None)}
 
 
 class PaddedBlock(nn.Module):
@@ -394,7 +399,9 @@ class Padded(nn.Module):
 def test_tokens_of_a_padded_map_do_not_lie_on_another_that_has_as_many_places(swins: bool) -> None:
     """2 x 2 patches are padded to 4 x 4, as many as those of the level before."""
     network, result = run(lambda: Padded(swins), pixels=PICTURES)
-    assert {each for label, each in layouts(result).items() if label.startswith("block.attention")} == {(None, None)}
+    assert {layout for label, layout in layouts(result).items() if label.startswith("block.attention")} == {
+        (None, None)
+    }
     (seen,) = hookscope.attention(network, PICTURES).blocks
     assert seen.key_grid == ((2, 2) if swins else None)
     assert seen.remark == ("" if swins else "it has 16 tokens in windows that reach beyond the picture")

@@ -54,8 +54,10 @@ def chosen(net: Net, x: Tensor) -> Tensor:
 
 
 def chosen_with_a_dict(net: Net, x: Tensor) -> Tensor:
-    given = {"x": x}
-    return torch.cond(x.sum() * 0 > -1, lambda d: net.taken(d["x"]).sin(), lambda d: net.other(d["x"]).cos(), (given,))
+    options = {"x": x}
+    return torch.cond(
+        x.sum() * 0 > -1, lambda d: net.taken(d["x"]).sin(), lambda d: net.other(d["x"]).cos(), (options,)
+    )
 
 
 def chosen_twice(net: Net, x: Tensor) -> Tensor:

@@ -93,60 +93,60 @@ def rows_of(inspection: Activations | Gradients) -> list[tuple[object, ...]]:
 def test_the_others_come_out_as_if_the_unfit_had_never_been(run: Callable[..., Any]) -> None:
     errors: list[UnfitInputError] = []
     network = build(Picky)
-    state = {name: each.clone() for name, each in network.state_dict().items()}
-    found = run(network, batches(VALUES, 1), on_error=errors.append)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    actual = run(network, batches(VALUES, 1), on_error=errors.append)
     expected = run(build(Picky), batches(GOOD, 1))
     assert [error.names for error in errors] == [("-3.npy",), ("-6.npy",)]
     assert str(errors[0]) == (
         "-3.npy: Picky raised in its forward pass at (model) (Picky), given an input of shape (1, 3): "
         "ValueError: negative"
     )
-    assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
-    assert rows_of(found) == rows_of(expected)
-    assert found.failure is None
-    assert all(torch.equal(state[name], each) for name, each in network.state_dict().items())
-    if isinstance(found, Gradients):
-        assert [row.gradient for row in found.parameters] == [row.gradient for row in expected.parameters]
-        assert [row.gradient for row in found.gradients] == [row.gradient for row in expected.gradients]
-        assert found.loss.value == expected.loss.value
+    assert [record.name for record in actual.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
+    assert rows_of(actual) == rows_of(expected)
+    assert actual.failure is None
+    assert all(torch.equal(state[name], tensor) for name, tensor in network.state_dict().items())
+    if isinstance(actual, Gradients):
+        assert [row.gradient for row in actual.parameters] == [row.gradient for row in expected.parameters]
+        assert [row.gradient for row in actual.gradients] == [row.gradient for row in expected.gradients]
+        assert actual.loss.value == expected.loss.value
 
 
 @pytest.mark.parametrize("kind", [Picky, PickyBackwards])
 def test_of_a_batch_that_the_model_refuses_each_input_is_tried_alone(kind: type[nn.Module]) -> None:
     errors: list[UnfitInputError] = []
-    found = inspect_gradients(build(kind), batches(VALUES, 4), loss="sum", on_error=errors.append)
+    gradients = inspect_gradients(build(kind), batches(VALUES, 4), loss="sum", on_error=errors.append)
     assert [error.names for error in errors] == [("-3.npy",), ("-6.npy",)]
-    assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
-    (told,) = [warning for warning in found.warnings if "one by one" in warning]
-    assert told.startswith("The model raised on a batch of 4 inputs (1.npy to 4.npy) and on 1 other batch: ")
+    assert [record.name for record in gradients.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
+    (message,) = [warning for warning in gradients.warnings if "one by one" in warning]
+    assert message.startswith("The model raised on a batch of 4 inputs (1.npy to 4.npy) and on 1 other batch: ")
 
 
 def test_a_backward_pass_that_raises_leaves_no_gradient_behind() -> None:
     network = build(PickyBackwards)
     errors: list[UnfitInputError] = []
-    found = inspect_gradients(network, batches(VALUES, 1), loss="sum", on_error=errors.append)
+    gradients = inspect_gradients(network, batches(VALUES, 1), loss="sum", on_error=errors.append)
     assert "raised in its backward pass" in str(errors[0])
     outputs = sum(network(next(batches([value], 1)).args[0]).sum() for value in GOOD)
     names, parameters = zip(*network.named_parameters(), strict=True)
     expected = torch.autograd.grad(outputs, parameters)
-    assert [row.name for row in found.parameters] == list(names)
-    for row, gradient in zip(found.parameters, expected, strict=True):
+    assert [row.name for row in gradients.parameters] == list(names)
+    for row, gradient in zip(gradients.parameters, expected, strict=True):
         assert row.gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-5)
-    assert found.loss.value == pytest.approx(outputs.item(), rel=1e-5)
+    assert gradients.loss.value == pytest.approx(outputs.item(), rel=1e-5)
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_maps_and_predictions_belong_to_the_inputs_that_are_left() -> None:
     network = nn.Sequential(_Refusing(), nn.Conv2d(1, 2, 1))
     pictures = [torch.full((1, 1, 2, 2), value) for value in (-1.0, 2.0, -3.0, 4.0)]
-    given = [
+    inputs = [
         Batch((picture,), (index,), (InputRecord(f"{index}", "digest", None, (1, 2, 2), ()),))
         for index, picture in enumerate(pictures)
     ]
-    found = inspect(network, given, ["1"], grids_for=2, on_error=lambda _error: None)
-    assert [record.name for record in found.inputs] == ["1", "3"]
-    assert [maps.input_index for maps in found.feature_maps] == [0, 1]
-    for maps, picture in zip(found.feature_maps, (pictures[1], pictures[3]), strict=True):
+    actual = inspect(network, inputs, ["1"], grids_for=2, on_error=lambda _error: None)
+    assert [record.name for record in actual.inputs] == ["1", "3"]
+    assert [maps.input_index for maps in actual.feature_maps] == [0, 1]
+    for maps, picture in zip(actual.feature_maps, (pictures[1], pictures[3]), strict=True):
         with torch.no_grad():
             assert torch.equal(torch.from_numpy(maps.values), network[1](picture)[0])
 
@@ -178,9 +178,9 @@ def test_if_no_input_is_left_the_first_one_counts(run: Callable[..., Any], raise
 
 def test_in_train_mode_a_batch_is_left_out_as_a_whole() -> None:
     errors: list[UnfitInputError] = []
-    found = inspect_gradients(build(Picky), batches([*VALUES, 7.0, 8.0], 2), mode="train", on_error=errors.append)
+    gradients = inspect_gradients(build(Picky), batches([*VALUES, 7.0, 8.0], 2), mode="train", on_error=errors.append)
     assert [error.names for error in errors] == [("-3.npy", "4.npy"), ("5.npy", "-6.npy")]
-    assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "7.npy", "8.npy"]
+    assert [record.name for record in gradients.inputs] == ["1.npy", "2.npy", "7.npy", "8.npy"]
 
 
 def test_a_model_without_gradients_is_no_matter_of_inputs() -> None:
@@ -212,10 +212,10 @@ def test_inputs_that_are_overwritten_before_their_batch_is_refused_are_given_as_
 
     errors: list[UnfitInputError] = []
     model = Written(forward, scale=nn.Parameter(torch.tensor(2.0)), relu=nn.ReLU())
-    found = run(model, batches([1.0, 2.0, -3.0], 3), on_error=errors.append)
+    actual = run(model, batches([1.0, 2.0, -3.0], 3), on_error=errors.append)
     assert [error.indices for error in errors] == [(2,)]
-    assert found.rows[0].activation.max == 2 * 10 * 2
-    assert found.rows[0].activation.element_count == 6
+    assert actual.rows[0].activation.max == 2 * 10 * 2
+    assert actual.rows[0].activation.element_count == 6
 
 
 def test_what_a_refused_pass_held_is_let_go_before_the_next() -> None:

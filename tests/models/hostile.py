@@ -294,7 +294,7 @@ def torch_members(content: bytes | object = GOOD, storages: Mapping[str, bytes] 
 
 def changed(members: Iterable[Member], ending: str, **changes: Any) -> list[Member]:
     """Return the members with those fields changed in the one whose name ends so."""
-    result = [replace(each, **changes) if each.name.endswith(ending) else each for each in members]
+    result = [replace(member, **changes) if member.name.endswith(ending) else member for member in members]
     assert result != list(members)
     return result
 
@@ -403,7 +403,7 @@ def with_shadows(names: Mapping[str, str], state: "OrderedDict[str, torch.Tensor
     for name, thing in names.items():
         setattr(owner, "~" + name[1:], things[thing])
     body = torch_members(state)
-    data = next(each.body for each in body if each.name.endswith("data.pkl"))
+    data = next(node.body for node in body if node.name.endswith("data.pkl"))
     for name in names:
         assert unicode_opcode("~" + name[1:]) in data
         data = data.replace(unicode_opcode("~" + name[1:]), unicode_opcode(name))
@@ -502,12 +502,12 @@ def _pickled_call(canary: Path) -> bytes:
 
 
 def _evil_inputs(members: dict[str, bytes], canary: Path) -> None:
-    name = next(each for each in members if "sample_inputs" in each)
+    name = next(member for member in members if "sample_inputs" in member)
     members[name] = _pickled_call(canary)
 
 
 def _change_json(members: dict[str, bytes], ending: str, change: Callable[[str], str]) -> None:
-    name = next(each for each in members if each.endswith(ending))
+    name = next(member for member in members if member.endswith(ending))
     before = members[name].decode()
     members[name] = change(before).encode()
     assert members[name] != before.encode()
@@ -515,7 +515,7 @@ def _change_json(members: dict[str, bytes], ending: str, change: Callable[[str],
 
 def _evil_weight(members: dict[str, bytes], canary: Path) -> None:
     _change_json(members, "weights_config.json", lambda text: text.replace('"use_pickle": false', '"use_pickle": true'))
-    name = next(each for each in members if each.endswith("data/weights/weight_0"))
+    name = next(member for member in members if member.endswith("data/weights/weight_0"))
     members[name] = _pickled_call(canary)
 
 
@@ -537,8 +537,8 @@ def _evil_expression(members: dict[str, bytes], canary: Path) -> None:
         document = json.loads(text)
         expressions = list(_expressions(document))
         assert expressions
-        for each in expressions:
-            each["expr_str"] = evil
+        for expression in expressions:
+            expression["expr_str"] = evil
         return json.dumps(document)
 
     _change_json(members, "models/model.json", change)

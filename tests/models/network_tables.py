@@ -34,15 +34,15 @@ def described(library: Library, part: int, parts: int) -> list[Row]:
     """Return every network of a library whose turn it is, but for those that cannot be built."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    known = [*torchvision_networks()] if library == "torchvision" else [*map(timm_network, timm_names())]
-    found = map(pattern_of, known[part::parts])
-    return [(each.model, dict(each.facts), dict(each.sizes)) for each in found if each is not None]
+    expected = [*torchvision_networks()] if library == "torchvision" else [*map(timm_network, timm_names())]
+    actual = map(pattern_of, expected[part::parts])
+    return [(each.model, dict(each.facts), dict(each.sizes)) for each in actual if each is not None]
 
 
 def patterns_of(library: Library, names: list[str], run: Callable[..., Iterator[list[Row]]]) -> list[NetworkPattern]:
     """Return the networks of a library in the order of `names`."""
     parts = os.cpu_count() or 1
-    rows = [row for found in run(partial(described, library, parts=parts), range(parts)) for row in found]
+    rows = [row for actual in run(partial(described, library, parts=parts), range(parts)) for row in actual]
     return sorted((pattern(*row) for row in rows), key=lambda each: names.index(each.model))
 
 
@@ -95,7 +95,7 @@ def torchvision_networks() -> Iterator[KnownNetwork]:
 
 
 def main(libraries: list[str]) -> None:
-    for library in [each for each in LIBRARIES if each in libraries or not libraries]:
+    for library in [library for library in LIBRARIES if library in libraries or not libraries]:
         timm = [f"timm:{name}" for name in timm_names()]
         names = timm if library == "timm" else [network.model for network in torchvision_networks()]
         with ProcessPoolExecutor() as pool:

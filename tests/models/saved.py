@@ -161,14 +161,14 @@ def witness(network: nn.Module, args: tuple[Any, ...]) -> tuple[Witness, list[Te
     seen, calls, handles = Witness(), dict[str, int](), []
 
     def after(layer: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             call = calls.get(layer, 0)
             calls[layer] = call + 1
             seen.kinds[layer] = type(module).__name__
             for position, tensor in enumerate(tensors_of(output)):
                 key = (layer, call, position)
                 seen.activations[key] = tensor.detach().clone()
-                if any(tensor is each for each in tensors_of(given)):
+                if any(tensor is each for each in tensors_of(inputs)):
                     seen.passed_through.add(key)
                 elif tensor.requires_grad:
                     tensor.register_hook(lambda gradient, key=key: seen.gradients.__setitem__(key, gradient.clone()))

@@ -162,7 +162,7 @@ def test_other_heads_and_picture_sizes_are_told(name: str, options: dict[str, An
         "image_size": f"pictures of {options.get('image_size')} pixels",
         "num_classes": f"{options.get('num_classes')} classes instead of",
     }.items():
-        assert any(remark in given for given in candidate.remarks) == (argument in arguments)
+        assert any(remark in inputs for inputs in candidate.remarks) == (argument in arguments)
 
 
 def test_files_without_batch_counters_fit_and_say_so(all_shapes: dict[str, Shapes]) -> None:
@@ -263,7 +263,7 @@ def test_without_timm_an_unknown_checkpoint_is_recognised_as_nothing(monkeypatch
 
 def without(library: Library, *names: str) -> NetworkTable:
     table = network_table(library)
-    return NetworkTable("0.0.1", {name: each for name, each in table.networks.items() if name not in names})
+    return NetworkTable("0.0.1", {name: network for name, network in table.networks.items() if name not in names})
 
 
 @pytest.fixture

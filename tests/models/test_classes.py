@@ -98,9 +98,9 @@ def resnet(classes: int) -> dict[str, torch.Tensor]:
 
 
 def test_names_come_out_of_the_checkpoint_of_a_recognised_network(tmp_path: Path) -> None:
-    found = loaded(tmp_path, {"state_dict": resnet(3), "classes": [*NAMES]})
-    assert found.info.categories == NAMES
-    assert any("3 class names taken from its key 'classes'" in note for note in found.notes)
+    actual = loaded(tmp_path, {"state_dict": resnet(3), "classes": [*NAMES]})
+    assert actual.info.categories == NAMES
+    assert any("3 class names taken from its key 'classes'" in note for note in actual.notes)
     other = loaded(tmp_path, {"state_dict": resnet(5), "classes": [*NAMES]})
     assert other.info.categories == ()  # nothing in the file has three rows
     of_its_own = loaded(tmp_path, {"state_dict": resnet(1000), "classes": [f"c{number}" for number in range(1000)]})
@@ -123,18 +123,18 @@ def test_names_come_out_of_the_metadata_of_a_safetensors_file(
 ) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 3)\n", "utf-8")
     save_file(nn.Linear(4, 3).state_dict(), tmp_path / "w.safetensors", metadata)
-    found = load_model(str(tmp_path / "w.safetensors"), arch=f"{tmp_path / 'net.py'}:build")
-    assert found.info.categories == names
-    assert any("3 class names taken from its key" in note for note in found.notes) == bool(names)
+    actual = load_model(str(tmp_path / "w.safetensors"), arch=f"{tmp_path / 'net.py'}:build")
+    assert actual.info.categories == names
+    assert any("3 class names taken from its key" in note for note in actual.notes) == bool(names)
 
 
 @pytest.mark.exhaustive
 def test_a_recognised_network_with_imagenets_classes_has_their_names(tmp_path: Path) -> None:
-    known = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
-    found = loaded(tmp_path, resnet(1000))
-    assert found.info.categories == known
-    assert any("takes their names" in note for note in found.notes)
-    assert loaded(tmp_path, resnet(1000), arch="resnet18").info.categories == known
+    expected = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
+    actual = loaded(tmp_path, resnet(1000))
+    assert actual.info.categories == expected
+    assert any("takes their names" in note for note in actual.notes)
+    assert loaded(tmp_path, resnet(1000), arch="resnet18").info.categories == expected
     assert loaded(tmp_path, resnet(999)).info.categories == ()
     assert load_model("resnet18", weights="none").info.categories == ()
 
@@ -144,6 +144,6 @@ def test_timms_classifiers_have_imagenets_names_in_a_file_too(tmp_path: Path) ->
     with torch.random.fork_rng(devices=[]):
         state = timm.create_model("mobilenetv3_small_050").state_dict()
         ten = timm.create_model("mobilenetv3_small_050", num_classes=10).state_dict()
-    found = loaded(tmp_path, state, arch="timm:mobilenetv3_small_050")
-    assert "Egyptian cat" in found.info.categories[285]
+    actual = loaded(tmp_path, state, arch="timm:mobilenetv3_small_050")
+    assert "Egyptian cat" in actual.info.categories[285]
     assert loaded(tmp_path, ten, arch="timm:mobilenetv3_small_050").info.categories == ()

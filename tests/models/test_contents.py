@@ -68,8 +68,8 @@ def test_every_tensor_is_listed_with_its_shape_dtype_and_bytes(tmp_path: Path, k
     assert listed.keys() == state.keys()
     for name, tensor in state.items():
         expected = (tuple(tensor.shape), str(tensor.dtype)[6:], tensor.numel() * tensor.element_size(), 0, 0, "")
-        found = listed[name]
-        facts = (found.shape, found.dtype, found.byte_count, found.nan_count, found.inf_count, found.tied_to)
+        actual = listed[name]
+        facts = (actual.shape, actual.dtype, actual.byte_count, actual.nan_count, actual.inf_count, actual.tied_to)
         assert facts == expected, name
 
 
@@ -106,12 +106,12 @@ def test_statistics_are_those_of_the_values_that_were_saved(tmp_path: Path, kind
     listed = by_key(list_contents(saved(tmp_path / "w", kind, state)))
     for name, tensor in state.items():
         values = tensor.double().numpy()
-        finite, found = values[np.isfinite(values)], listed[name]
-        assert (found.min, found.max) == (finite.min(), finite.max())
-        assert (found.nan_count, found.inf_count) == (np.isnan(values).sum(), np.isinf(values).sum())
-        assert found.zero_count == (values == 0).sum()
-        assert found.mean == pytest.approx(finite.mean(), rel=1e-6, abs=1e-7 * finite.std())
-        assert found.std == pytest.approx(finite.std(), rel=1e-6)
+        finite, actual = values[np.isfinite(values)], listed[name]
+        assert (actual.min, actual.max) == (finite.min(), finite.max())
+        assert (actual.nan_count, actual.inf_count) == (np.isnan(values).sum(), np.isinf(values).sum())
+        assert actual.zero_count == (values == 0).sum()
+        assert actual.mean == pytest.approx(finite.mean(), rel=1e-6, abs=1e-7 * finite.std())
+        assert actual.std == pytest.approx(finite.std(), rel=1e-6)
     assert isinstance(listed["count"].min, int)
 
 
@@ -119,14 +119,14 @@ def test_statistics_are_those_of_the_values_that_were_saved(tmp_path: Path, kind
 def test_views_side_by_side_in_one_storage_are_not_tied(tmp_path: Path, kind: Kind) -> None:
     lstm = nn.LSTM(3, 4, 2).state_dict()
     flat = torch.cat([each.flatten() for each in lstm.values()])  # as cuDNN wants them
-    pieces = zip(lstm, flat.split([each.numel() for each in lstm.values()]), strict=True)
+    pieces = zip(lstm, flat.split([tensor.numel() for tensor in lstm.values()]), strict=True)
     state = {name: piece.view(lstm[name].shape) for name, piece in pieces}
     table = torch.zeros(4, 6)
     state |= {"even": table[:, ::2], "odd": table[:, 1::2], "row": table[2], "end": table[2, 3:]}
     contents = list_contents(saved(tmp_path / "lstm.pt", kind, state))
     tied = {name: each.tied_to for name, each in by_key(contents).items() if each.tied_to}
     assert tied == {"row": "even", "end": "even"}
-    assert sum(each.byte_count for each in contents.tensors if each.key in lstm) == flat.nbytes
+    assert sum(tensor.byte_count for tensor in contents.tensors if tensor.key in lstm) == flat.nbytes
 
 
 def test_a_training_checkpoint_says_where_the_weights_are_and_what_else_is_there(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_is_not_finite_in_the_optimiser_is_counted(tmp_path: Path) -> None:
     assert contents.nonfinite_count == 1
     weights, beside = contents.parts
     assert (weights.nonfinite_count, beside.nonfinite_count, beside.key) == (0, 1, "optimizer_states")
-    assert [each.key for each in beside.tensors if each.nan_count] == ["[0].state.0.exp_avg_sq"]
+    assert [tensor.key for tensor in beside.tensors if tensor.nan_count] == ["[0].state.0.exp_avg_sq"]
     alone = list_contents(saved(tmp_path / "optimizer.pt", "torch", optimiser.state_dict()))
     assert [(part.key, part.is_weights, part.nonfinite_count) for part in alone.parts] == [("state", False, 1)]
 
@@ -231,7 +231,7 @@ def test_a_tensor_that_claims_more_than_its_storage_is_listed_with_a_warning_and
     (content["model"] if place == "the weights" else content["optimizer"]["state"][0])["wide"] = wide
     path = saved(tmp_path / "odd.pt", "torch", content)
     contents = list_contents(path)
-    listed = next(each for each in contents.tensors if each.key.endswith("wide"))
+    listed = next(tensor for tensor in contents.tensors if tensor.key.endswith("wide"))
     assert (listed.shape, listed.byte_count, listed.nan_count) == ((count,), 4, count)
     assert "more elements than stored" in contents.warnings[0]
     with pytest.raises(CheckpointError, match="claims"):
@@ -256,7 +256,7 @@ def test_shards_are_listed_as_one(tmp_path: Path, kind: Literal["safetensors", "
     contents = list_contents(index)
     assert contents.kind == f"{kind} index"
     assert contents.byte_count == sum(path.stat().st_size for path in tmp_path.glob("model-*"))
-    assert {each.key: (each.byte_count, each.inf_count) for each in contents.tensors} == {
+    assert {tensor.key: (tensor.byte_count, tensor.inf_count) for tensor in contents.tensors} == {
         "net.a": (24, 0),
         "net.b": (8, 1),
         "net.c": (10, 0),
@@ -277,7 +277,7 @@ def test_the_packed_weights_of_a_quantised_network_are_listed_too(tmp_path: Path
     bias = torch.tensor([1.0, float("nan"), 2.0])
     state = {"fc.scale": torch.tensor(1.0), "fc._packed": (packed, bias), "fc.dtype": torch.qint8}
     listed = by_key(list_contents(saved(tmp_path / "quantised.pt", "torch", state)))
-    assert {name: (each.dtype, each.byte_count, each.nan_count) for name, each in listed.items()} == {
+    assert {name: (tensor.dtype, tensor.byte_count, tensor.nan_count) for name, tensor in listed.items()} == {
         "fc.scale": ("float32", 4, 0),
         "fc._packed[0]": ("qint8", 12, 0),
         "fc._packed[1]": ("float32", 12, 1),

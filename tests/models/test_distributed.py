@@ -38,20 +38,20 @@ def content_of(folder: Path) -> Any:
     return read_verified(kinds, folder.name, lambda *_: None, ReadingRules("", allowed_globals=()))[folder].content
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(actual: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     elif isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(actual) == list(expected)
         for key, value in expected.items():
-            assert_equal(found[key], value)
+            assert_equal(actual[key], value)
     elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for each, value in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for each, value in zip(actual, expected, strict=True):
             assert_equal(each, value)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 def training() -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_a_folder_reads_as_torch_converts_it(tmp_path: Path) -> None:
     assert listing.producer == "torch.distributed.checkpoint, 2 files"
     assert listing.byte_count == sum(file.stat().st_size for file in folder.iterdir())
     weights = listing.parts[0]
-    assert (weights.key, [each.key for each in weights.tensors]) == ("model", list(GOOD))
+    assert (weights.key, [tensor.key for tensor in weights.tensors]) == ("model", list(GOOD))
 
 
 CHUNKS = {

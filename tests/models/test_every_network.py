@@ -41,15 +41,15 @@ def inputs_for(preprocessing: Preprocessing, device: str = "cpu", size: tuple[in
 
 
 def check_output(loaded: LoadedModel, output: object) -> None:
-    found = tensors_of(output)
-    assert found
+    actual = tensors_of(output)
+    assert actual
     classes = {"image": 1000, "video": 400}.get(loaded.preprocessing.kind)
     if classes and isinstance(output, torch.Tensor):
         assert output.shape == (1, classes)
     if isinstance(output, dict):  # segmentation: Pascal VOC's 20 classes and background, at the input's size
         assert output["out"].shape == (1, 21, 128, 160)
     if loaded.preprocessing.kind == "flow":
-        assert found[-1].shape == (1, 2, 128, 160)
+        assert actual[-1].shape == (1, 2, 128, 160)
     if loaded.preprocessing.kind == "detection":
         assert {"boxes", "labels", "scores"} <= output[0].keys()  # type: ignore[index]
 

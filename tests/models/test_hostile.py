@@ -113,8 +113,8 @@ def with_nan() -> "OrderedDict[str, torch.Tensor]":
 def assert_nan_is_seen(state: Any) -> None:
     assert type(state) is OrderedDict
     assert list(state) == list(GOOD)
-    found = {name: torch.isnan(tensor).nonzero().flatten().tolist() for name, tensor in state.items()}
-    assert found == {name: [2] if name == "0.bias" else [] for name in GOOD}
+    actual = {name: torch.isnan(tensor).nonzero().flatten().tolist() for name, tensor in state.items()}
+    assert actual == {name: [2] if name == "0.bias" else [] for name in GOOD}
     assert all(type(tensor) is torch.Tensor and not vars(tensor) for tensor in state.values())
     network = hostile.network()
     load_into(network, state, "model.pt")
@@ -213,10 +213,10 @@ def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     for _ in range(count):
         position = int(generator.integers(len(whole)))
         path.write_bytes(hostile.flipped(whole, position, int(generator.integers(8))))
-        found = outcome(path)
+        outcome_found = outcome(path)
         if name == "torch":  # the other formats have no checksums
-            assert isinstance(found, str) or same(found), position
-        ends["read" if isinstance(found, dict) else found] += 1
+            assert isinstance(outcome_found, str) or same(outcome_found), position
+        ends["read" if isinstance(outcome_found, dict) else outcome_found] += 1
     assert ends.keys() <= {"read", "CheckpointError 3", "UntrustedFileError 4"}
     assert ends["CheckpointError 3"] > count / 20
     assert ends["read"] > 0

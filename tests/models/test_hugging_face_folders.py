@@ -86,9 +86,9 @@ def test_the_network_is_the_one_that_transformers_loads(tmp_path: Path, name: st
     assert not loaded.module.training
     assert not loaded.info.random
     assert loaded.info.weights == "model.safetensors"
-    found = loaded.module.state_dict()
-    assert list(found) == list(expected.state_dict())
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.state_dict().items())
+    actual = loaded.module.state_dict()
+    assert list(actual) == list(expected.state_dict())
+    assert all(torch.equal(actual[key], tensor) for key, tensor in expected.state_dict().items())
     pictures = torch.rand(1, 3, 64, 64) if name == "segmentation" else torch.rand(1, 3, 32, 32)
     pictures = torch.rand(1, 3, 28, 28) if name == "DINOv2" else pictures
     with torch.no_grad():
@@ -120,10 +120,10 @@ def test_pictures_are_prepared_as_by_the_image_processor(vit: Path, name: str) -
     preprocessing = load_model(str(vit)).preprocessing
     [batch] = load_batches([str(CAT)], preprocessing, 1)
     expected = processor(Image.open(CAT), return_tensors="pt")["pixel_values"]
-    (found,) = batch.args
-    assert found.shape == expected.shape
+    (actual,) = batch.args
+    assert actual.shape == expected.shape
     # Pillow and torchvision round to whole colours at different moments: a step is 1/255 over a std of at least 0.26.
-    difference = (found - expected).abs()
+    difference = (actual - expected).abs()
     assert difference.mean() < 1 / 255 / 0.26
     assert difference.max() < 8 / 255 / 0.26
 

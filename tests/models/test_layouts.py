@@ -108,7 +108,7 @@ def test_deepspeed_keeps_whole_weights_below_stage_3(tmp_path: Path) -> None:
     torch.save(model_states(hostile.GOOD, processes=4), path)
     said = "mp_rank_00_model_states.pt: it holds the weights of one of 4 model-parallel processes of DeepSpeed"
     for warnings in (list_contents(path).warnings, read_checkpoint(path).warnings):
-        assert [each.partition(",")[0] for each in warnings] == [said]
+        assert [warning.partition(",")[0] for warning in warnings] == [said]
 
 
 def test_a_part_of_stage_3_says_what_puts_it_together(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_states_of_optimisers_say_where_the_weights_are(
         with pytest.raises(CheckpointError, match=said) as raised:
             read_checkpoint(path)
         assert where in str(raised.value)
-        assert any(said in each for each in list_contents(path).warnings)
+        assert any(said in warning for warning in list_contents(path).warnings)
 
 
 def test_a_folder_of_deepspeed_stands_for_its_weights(tmp_path: Path) -> None:

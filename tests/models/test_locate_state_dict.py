@@ -48,7 +48,7 @@ def test_several_weights_are_listed_with_what_to_give() -> None:
 def test_of_weights_and_their_average_the_weights_are_taken_and_it_is_said(name: str) -> None:
     for content in ({"model": STATE, name: EMA}, {name: EMA, "model": STATE}):
         weights = weights_in(content, "model.pt")
-        assert all(torch.equal(weights.state[each], STATE[each]) for each in STATE)
+        assert all(torch.equal(weights.state[tensor], STATE[tensor]) for tensor in STATE)
         assert weights.notes[1] == f"model.pt: the averaged copy at '{name}' is not used; give --key {name} for it."
 
 

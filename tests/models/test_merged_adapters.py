@@ -73,9 +73,9 @@ def test_the_network_is_what_peft_merges(tmp_path: Path, name: str) -> None:
     expected = adapted(tmp_path, CASES[name]).state_dict()
     for source in ("adapter", "adapter/adapter_model.safetensors"):
         loaded = load_model(str(tmp_path / source), arch=f"{tmp_path / 'net.py'}:build")
-        found = loaded.module.state_dict()
-        assert list(found) == list(expected)
-        for each, tensor in found.items():
+        actual = loaded.module.state_dict()
+        assert list(actual) == list(expected)
+        for each, tensor in actual.items():
             torch.testing.assert_close(tensor, expected[each], rtol=1e-6, atol=1e-6)
         assert "LoRA adapter" in loaded.notes[-1]
         assert loaded.info.weights.endswith("with adapter_model.safetensors merged")

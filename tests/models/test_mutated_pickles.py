@@ -117,18 +117,22 @@ def loaded_by_torch(content: bytes) -> Listed | None:
     except Exception:  # noqa: BLE001 - whatever it runs into
         return None
     return Counter(
-        (tuple(each.shape), str(each.dtype)[6:], int((~torch.isfinite(each)).sum()) if each.numel() < 1e6 else -1)
-        for each in _tensors(loaded)
+        (
+            tuple(tensor.shape),
+            str(tensor.dtype)[6:],
+            int((~torch.isfinite(tensor)).sum()) if tensor.numel() < 1e6 else -1,
+        )
+        for tensor in _tensors(loaded)
     )
 
 
 def listed(path: Path) -> Listed | None:
     """Return what hookscope lists; None if it refuses."""
     try:
-        found = list_contents(path).tensors
+        actual = list_contents(path).tensors
     except HookscopeError:
         return None
-    return Counter((each.shape, each.dtype, (each.nan_count or 0) + (each.inf_count or 0)) for each in found)
+    return Counter((tensor.shape, tensor.dtype, (tensor.nan_count or 0) + (tensor.inf_count or 0)) for tensor in actual)
 
 
 @pytest.fixture(autouse=True)
@@ -146,11 +150,11 @@ ROUNDS = [pytest.param(seed, count, id=f"{count} from {seed}") for seed, count i
 @pytest.mark.parametrize(("seed", "count"), ROUNDS)
 def test_what_torch_loads_of_a_mutated_pickle_is_listed_so_or_refused(tmp_path: Path, seed: int, count: int) -> None:
     generator, path = np.random.default_rng(seed), tmp_path / "model.pt"
-    originals = [hostile.torch_members(each) for each in _contents()]
+    originals = [hostile.torch_members(content) for content in _contents()]
     loads, agrees = 0, 0
     for number in range(count):
         members = originals[number % len(originals)]
-        body = next(each.body for each in members if each.name.endswith("data.pkl"))
+        body = next(member.body for member in members if member.name.endswith("data.pkl"))
         mutated = _mutated(body, generator)
         if mutated == body:
             continue
@@ -158,12 +162,12 @@ def test_what_torch_loads_of_a_mutated_pickle_is_listed_so_or_refused(tmp_path: 
         path.write_bytes(whole)
         expected = loaded_by_torch(whole)
         with without_worker():
-            found = listed(path)
+            actual = listed(path)
         if expected is None:
             continue
         loads += 1
-        if found is not None:
-            assert found == expected, mutated
+        if actual is not None:
+            assert actual == expected, mutated
             agrees += 1
     assert loads > count / 20  # or nothing was compared
     assert agrees > loads / 3
@@ -208,7 +212,7 @@ def test_nothing_that_a_mutated_pickle_names_is_looked_up_or_called(tmp_path: Pa
     for number in range(count):
         content, in_torch, plain = originals[number % len(originals)]
         members = hostile.torch_members(content) if in_torch else []
-        body = next((each.body for each in members if each.name.endswith("data.pkl")), plain)
+        body = next((member.body for member in members if member.name.endswith("data.pkl")), plain)
         mutated = _mutated(body, generator, FRAGMENTS + FOREIGN_FRAGMENTS)
         if mutated == body:
             continue
@@ -273,8 +277,8 @@ def test_a_state_for_a_stand_in_changes_no_number(tmp_path: Path, target: str, s
     path = tmp_path / "model.pt"
     path.write_bytes(_built(TARGETS[target], STATES[state]))
     expected = loaded_by_torch(path.read_bytes())
-    found = listed(path)
-    assert found is None or found == expected == Counter({((4,), "float32", 1): 1})
+    actual = listed(path)
+    assert actual is None or actual == expected == Counter({((4,), "float32", 1): 1})
 
 
 def test_the_file_without_the_state_is_listed_with_its_nan(tmp_path: Path) -> None:
@@ -287,8 +291,10 @@ def test_the_documents_say_of_every_instruction_what_it_may_do() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
     table = page[page.index("| instructions | effect |") :].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
-    told = [name for names, _ in rows for name in names.split(", ")]
-    assert sorted(told) == sorted(each.name for each in pickletools.opcodes)
+    message = [name for names, _ in rows for name in names.split(", ")]
+    assert sorted(message) == sorted(opcode.name for opcode in pickletools.opcodes)
     refused = {name for names, effect in rows if effect == "An error" for name in names.split(", ")}
-    read = {each.name for each in pickletools.opcodes if each.code.encode("latin-1") in unpickler._HANDLERS} | {"STOP"}
-    assert refused == {each.name for each in pickletools.opcodes} - read
+    read = {opcode.name for opcode in pickletools.opcodes if opcode.code.encode("latin-1") in unpickler._HANDLERS} | {
+        "STOP"
+    }
+    assert refused == {opcode.name for opcode in pickletools.opcodes} - read

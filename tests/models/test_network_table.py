@@ -44,13 +44,13 @@ def test_a_timm_network_has_the_names_and_shapes_in_the_table(name: str) -> None
 
 @functools.cache
 def described(model: str) -> tuple[object, ...]:
-    known = timm_network(model.removeprefix("timm:")) if model.startswith("timm:") else torchvision_network(model)
-    return comparable(pattern_of(known))
+    expected = timm_network(model.removeprefix("timm:")) if model.startswith("timm:") else torchvision_network(model)
+    return comparable(pattern_of(expected))
 
 
-def comparable(found: object) -> tuple[object, ...]:
+def comparable(actual: object) -> tuple[object, ...]:
     names = ("model", "class_count", "grid", "heads", "auxiliary", "switches", "has_auxiliary", "optional_count")
-    return tuple(getattr(found, name) for name in (*names, "counts", "sizes"))
+    return tuple(getattr(actual, name) for name in (*names, "counts", "sizes"))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_table_is_read_as_it_was_written() -> None:
         "b.head": (Free("classes", 9), Free("patches", 0), 5),
     }
     facts = {"classes": 7, "heads": ["b.head"], "grid": [4, 8], "auxiliary": ["b.a.weight"], "switches": ["aux"]}
-    known = [pattern("one", facts, sizes), pattern("two", {}, {"a.weight": (2,)})]
-    table = unpacked(packed("1.2", known))
+    expected = [pattern("one", facts, sizes), pattern("two", {}, {"a.weight": (2,)})]
+    table = unpacked(packed("1.2", expected))
     assert table.version == "1.2"
-    assert [*map(comparable, table.networks.values())] == [*map(comparable, known)]
+    assert [*map(comparable, table.networks.values())] == [*map(comparable, expected)]
     one = table.networks["one"]
     assert one.counts == {"a": 2, "b": 3}
     assert one.optional_count == 2 + 1 + 1  # counters, the head, what is auxiliary

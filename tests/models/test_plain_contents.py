@@ -38,17 +38,17 @@ def with_planted(state: State) -> State:
 
 CHANGES: dict[str, Callable[[State], State]] = {
     "as published": lambda state: state,
-    "half precision": lambda state: {name: each.half() for name, each in state.items()},
-    "bfloat16": lambda state: {name: each.bfloat16() for name, each in state.items()},
-    "int8": lambda state: {name: (100 * each).to(torch.int8) for name, each in state.items()},
+    "half precision": lambda state: {name: tensor.half() for name, tensor in state.items()},
+    "bfloat16": lambda state: {name: tensor.bfloat16() for name, tensor in state.items()},
+    "int8": lambda state: {name: (100 * tensor).to(torch.int8) for name, tensor in state.items()},
     "values that are rare": with_planted,
-    "large float64": lambda state: {name: each.double() * 1e200 for name, each in state.items()},
+    "large float64": lambda state: {name: tensor.double() * 1e200 for name, tensor in state.items()},
 }
 
 
 def small_state() -> State:
     torch.manual_seed(0)
-    return {name: each.clone() for name, each in torchvision.models.shufflenet_v2_x0_5().state_dict().items()}
+    return {name: tensor.clone() for name, tensor in torchvision.models.shufflenet_v2_x0_5().state_dict().items()}
 
 
 def save(state: State, path: Path) -> Path:
@@ -84,27 +84,27 @@ def with_torch(path: Path, key: str | None = None) -> CheckpointContents:
 @pytest.mark.sample("net.pt-int8", "net.safetensors-bfloat16")
 def test_weights_are_listed_as_with_torch(tmp_path: Path, change: str, name: str) -> None:
     path = save(CHANGES[change](small_state()), tmp_path / name)
-    found = without_torch(path)
-    assert found is not None
-    assert found.parts[0].architectures[0].startswith("shufflenet_v2_x0_5: all ")
-    assert found.to_json() == with_torch(path).to_json()
+    actual = without_torch(path)
+    assert actual is not None
+    assert actual.parts[0].architectures[0].startswith("shufflenet_v2_x0_5: all ")
+    assert actual.to_json() == with_torch(path).to_json()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_every_pattern_of_float8_is_listed_as_with_torch(tmp_path: Path, dtype: torch.dtype) -> None:
     patterns = torch.arange(256, dtype=torch.uint8).view(dtype)
     path = save({"w": patterns, "half": patterns[::2].contiguous()}, tmp_path / "net.safetensors")
-    found = without_torch(path)
-    assert found is not None
-    assert found == with_torch(path)
+    actual = without_torch(path)
+    assert actual is not None
+    assert actual == with_torch(path)
 
 
 def test_weights_in_another_order_of_axes_are_listed_as_with_torch(tmp_path: Path) -> None:
     network = torchvision.models.squeezenet1_1().to(memory_format=torch.channels_last)
     torch.save(network.state_dict(), tmp_path / "net.pt")  # an OrderedDict with torch's _metadata
-    found = without_torch(tmp_path / "net.pt")
-    assert found is not None
-    assert found == with_torch(tmp_path / "net.pt")
+    actual = without_torch(tmp_path / "net.pt")
+    assert actual is not None
+    assert actual == with_torch(tmp_path / "net.pt")
 
 
 def tied(state: State) -> State:
@@ -123,7 +123,7 @@ def trained(_state: State) -> State:
         "epoch": 3,
         "state_dict": network.state_dict(),
         "optimizer": optimiser.state_dict(),
-        "ema": {f"module.{name}": each.half() for name, each in network.state_dict().items()},
+        "ema": {f"module.{name}": tensor.half() for name, tensor in network.state_dict().items()},
         "scale": nn.Parameter(torch.ones(2)),
         "args": {"lr": 1e-3, "names": ["a", None], "flags": (True, False), "steps": 10**12, "below": -3},
         "losses": [0.5, 0.25],
@@ -148,9 +148,9 @@ NESTED: dict[str, Callable[[State], object]] = {
 @pytest.mark.sample("a training checkpoint")
 def test_what_is_around_weights_is_listed_as_with_torch(tmp_path: Path, kind: str) -> None:
     torch.save(NESTED[kind](small_state()), tmp_path / "net.pt")
-    found = without_torch(tmp_path / "net.pt")
-    assert found is not None
-    assert found.to_json() == with_torch(tmp_path / "net.pt").to_json()
+    actual = without_torch(tmp_path / "net.pt")
+    assert actual is not None
+    assert actual.to_json() == with_torch(tmp_path / "net.pt").to_json()
 
 
 @pytest.mark.parametrize("key", ["ema.module", "optimizer", "args"])
@@ -161,9 +161,9 @@ def test_what_is_at_a_key_is_listed_as_with_torch(tmp_path: Path, key: str) -> N
     if key == "args":
         assert without_torch(path, key) is None  # to say that it holds no tensors
         return
-    found = without_torch(path, key)
-    assert found is not None
-    assert found == with_torch(path, key)
+    actual = without_torch(path, key)
+    assert actual is not None
+    assert actual == with_torch(path, key)
 
 
 def test_shards_are_listed_as_with_torch(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_shards_are_listed_as_with_torch(tmp_path: Path) -> None:
         save({each: state[each] for each in held}, tmp_path / name)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {each: name for name, held in files.items() for each in held}}))
-    found = without_torch(index)
-    assert found is not None
-    assert found == with_torch(index)
+    actual = without_torch(index)
+    assert actual is not None
+    assert actual == with_torch(index)
 
 
 LEFT: dict[str, Callable[[State, Path], object]] = {
     "views of larger storages": lambda state, path: torch.save(
-        {name: torch.stack([each, each], -1)[..., 0] for name, each in state.items()}, path
+        {name: torch.stack([tensor, tensor], -1)[..., 0] for name, tensor in state.items()}, path
     ),
     "legacy format": lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
     "other byte order": save_big_endian,
@@ -203,8 +203,8 @@ def test_other_files_are_left_to_torch(tmp_path: Path, kind: str) -> None:
 
 def listed_alike(path: Path) -> bool:
     """Say whether a file is listed without torch; then what is listed is what torch lists."""
-    found = without_torch(path)
-    return found is not None and found == with_torch(path)
+    actual = without_torch(path)
+    return actual is not None and actual == with_torch(path)
 
 
 def test_no_hostile_file_is_listed_without_torch_or_run(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_a_file_with_one_byte_changed_is_listed_as_with_torch_or_left_to_it(tmp_
     for at in range(0, len(content), max(1, len(content) // 25)):
         changed.write_bytes(hostile.flipped(content, at, at % 8))
         try:
-            found = without_torch(changed)
+            actual = without_torch(changed)
         except HookscopeError:  # by what the file starts with, which torch is not asked about
             continue
-        assert found is None or found == with_torch(changed), f"listed differently with byte {at} changed"
+        assert actual is None or actual == with_torch(changed), f"listed differently with byte {at} changed"
 
 
 COMMANDS: dict[str, tuple[Callable[[State], object], list[str], str]] = {
@@ -242,7 +242,7 @@ COMMANDS: dict[str, tuple[Callable[[State], object], list[str], str]] = {
     "a key": (trained, ["--key", "ema"], "fits squeezenet1_1 (num_classes=3): all 52 names and shapes fit"),
     "tied": (tied, [], "nearest: shufflenet_v2_x0_5: 338 of 338 names and shapes; unknown to it 'again', 'half'"),
     "near": (
-        lambda state: {name: each for name, each in state.items() if name != "fc.bias"},
+        lambda state: {name: tensor for name, tensor in state.items() if name != "fc.bias"},
         [],
         "nearest: shufflenet_v2_x0_5: 337 of 338 names and shapes; missing 'fc.bias'",
     ),
@@ -265,7 +265,7 @@ def test_the_command_imports_no_torch(tmp_path: Path) -> None:
     for name, (changed, _, _) in COMMANDS.items():
         files[name] = tmp_path / f"{name}.pt"
         torch.save(changed(small_state()), files[name])
-    state = {name: each.clone() for name, each in timm.create_model("test_vit", num_classes=3).state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in timm.create_model("test_vit", num_classes=3).state_dict().items()}
     lines = [[str(files[name]), *options] for name, (_, options, _) in COMMANDS.items()]
     lines.append([str(save(state, tmp_path / "net.safetensors"))])
     said = [text for _, _, text in COMMANDS.values()] + ["fits timm:test_vit (num_classes=3): all"]

@@ -164,13 +164,13 @@ def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
 def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
-    for name, what in {
+    for name, subject in {
         "absent": "absent.py does not exist",
         "folder": "not a file",
         "pipe": "not a file",
         "a\0": "not a path",
     }.items():
-        with pytest.raises(InputError, match=what):
+        with pytest.raises(InputError, match=subject):
             load(str(tmp_path / f"{name}.py"))
 
 
@@ -189,7 +189,7 @@ def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("source", "factory", "arguments", "what"),
+    ("source", "factory", "arguments", "subject"),
     [
         ("def build(): return [1]\n", "build", [], "returned a value of type list"),
         ("def build(): pass\n", "build", [], "returned a value of type NoneType"),
@@ -198,9 +198,9 @@ def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Pat
     ],
 )
 def test_factory_that_makes_something_else_is_a_usage_error(
-    tmp_path: Path, source: str, factory: str, arguments: list[str], what: str
+    tmp_path: Path, source: str, factory: str, arguments: list[str], subject: str
 ) -> None:
-    with pytest.raises(UsageError, match=what):
+    with pytest.raises(UsageError, match=subject):
         load(write(tmp_path, source), factory, model_arguments=arguments)
 
 

@@ -80,13 +80,13 @@ WRITERS: dict[str, Callable[[State, Path], Path]] = {
 @pytest.fixture(scope="module", autouse=True)
 def _recognised_once() -> Iterator[None]:
     """Recognise the same names and shapes once, not for every kind of file; a prefix makes them others."""
-    recognise, known = architecture.recognise, {}
+    recognise, expected = architecture.recognise, {}
 
     def remember(shapes: Mapping[str, tuple[int, ...]]) -> Any:
         key = frozenset(shapes.items())
-        if key not in known:
-            known[key] = recognise(shapes)
-        return known[key]
+        if key not in expected:
+            expected[key] = recognise(shapes)
+        return expected[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(architecture, "recognise", remember)

@@ -53,13 +53,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_names_and_classes_of_modules_and_tensors_are_the_original_ones(case: Case) -> None:
     module = case.loaded.module
-    kinds = {name: type(each).__name__ for name, each in case.eager.named_modules()}
+    kinds = {name: type(module).__name__ for name, module in case.eager.named_modules()}
     if case.form == "exported":  # layers that are in no graph have no class
         assert dict(module.named_modules()).keys() <= kinds.keys()
         assert not any(each.training for each in module.modules())
     else:
         assert {name: type(each).__name__ for name, each in module.named_modules()} == kinds
-        assert all(isinstance(each, nn.Parameter) and each.requires_grad for each in module.parameters())
+        assert all(isinstance(parameter, nn.Parameter) and parameter.requires_grad for parameter in module.parameters())
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in case.eager.named_parameters()]
     assert module.state_dict().keys() == case.eager.state_dict().keys()
     for name, tensor in case.eager.state_dict().items():
@@ -114,4 +114,4 @@ def test_the_expected_input_is_the_eager_networks_and_the_exports(case: Case) ->
     assert example_shape(case.loaded.module, case.loaded.preprocessing) == (1, *sizes)
     text = f"({', '.join(map(str, (count, *sizes)))})"
     said = f"model.pt: exported for inputs of shape {text}, so it takes batches of exactly {count}."
-    assert [each for each in case.loaded.warnings if "batches" in each] == ([] if count == 1 else [said])
+    assert [warning for warning in case.loaded.warnings if "batches" in warning] == ([] if count == 1 else [said])

@@ -155,7 +155,7 @@ def test_allowance_covers_what_its_glob_matches_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "own", "copied"),
+    ("inputs", "own", "copied"),
     [
         (torch.float64, torch.float32, True),
         (torch.int64, torch.float32, True),
@@ -164,15 +164,15 @@ def test_allowance_covers_what_its_glob_matches_and_nothing_else() -> None:
         (torch.float32, torch.complex64, True),
     ],
 )
-def test_values_lose_precision_at_most(given: torch.dtype, own: torch.dtype, copied: bool) -> None:
+def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, copied: bool) -> None:
     module = nn.Module()
     module.register_buffer("values", torch.zeros(2, dtype=own))
-    state = {"values": torch.tensor([1, 2]).to(given)}
+    state = {"values": torch.tensor([1, 2]).to(inputs)}
     if copied:
         load_into(module, state, "model.pt")
         assert module.values.tolist() == [1, 2]
     else:
-        shown = f"{str(given).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
+        shown = f"{str(inputs).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
         with pytest.raises(MisfitError, match=f"values: file {shown}"):
             load_into(module, state, "model.pt")
 
@@ -244,7 +244,7 @@ def counting_state(network: nn.Module, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("make", "given"),
+    ("make", "arguments"),
     [
         (Tied, ["words.weight"]),
         (Tied, ["head.weight"]),
@@ -256,12 +256,12 @@ def counting_state(network: nn.Module, *names: str) -> dict[str, Any]:
         (Packed, ["parts.0", "parts.1", "parts.2"]),
     ],
 )
-def test_what_shares_memory_with_loaded_tensors_is_loaded(make: Any, given: list[str]) -> None:
+def test_what_shares_memory_with_loaded_tensors_is_loaded(make: Any, arguments: list[str]) -> None:
     network = make()
-    state = counting_state(network, *given)
+    state = counting_state(network, *arguments)
     assert load_into(network, state, "model.pt") == ()
     loaded = network.state_dict()
-    assert all(torch.equal(loaded[name], state[name]) for name in given)
+    assert all(torch.equal(loaded[name], state[name]) for name in arguments)
     assert all(value.all() for value in loaded.values())  # Packed begins with zeros
 
 
@@ -270,7 +270,9 @@ def test_tied_tensors_that_are_both_missing_are_missing_or_keep_their_values() -
         load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", FileOptions(allow_unexpected=("head.bias",)))
     options = FileOptions(allow_missing=("*.weight",), allow_unexpected=("head.bias",))
     warnings = load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", options)
-    assert any("2 of the network's tensors are not in it and keep their initial values" in each for each in warnings)
+    assert any(
+        "2 of the network's tensors are not in it and keep their initial values" in warning for warning in warnings
+    )
 
 
 @pytest.mark.parametrize(

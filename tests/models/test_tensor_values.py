@@ -20,21 +20,21 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_values, "PIECE_ELEMENTS", 16)
 
 
-def assert_values(found: Values | None, elements: np.ndarray) -> None:
+def assert_values(actual: Values | None, elements: np.ndarray) -> None:
     """Hold what was found against NumPy's statistics of float64 or complex128 elements."""
-    assert found is not None
+    assert actual is not None
     nans = np.isnan(elements)
     infs = np.isinf(elements) & ~nans
     finite = elements[~nans & ~infs]
     finite = np.abs(finite) if np.iscomplexobj(finite) else finite
-    assert found[:3] == (nans.sum(), infs.sum(), (elements == 0).sum())
+    assert actual[:3] == (nans.sum(), infs.sum(), (elements == 0).sum())
     if not finite.size:
-        assert found[3:] == (None,) * 4
+        assert actual[3:] == (None,) * 4
         return
-    assert (found.min, found.max) == (finite.min(), finite.max())
+    assert (actual.min, actual.max) == (finite.min(), finite.max())
     size = max(abs(finite.min()), abs(finite.max()))
-    assert found.mean == pytest.approx(finite.mean(), abs=1e-6 * size)
-    assert found.std == pytest.approx(finite.std(), rel=1e-5, abs=1e-6 * size)
+    assert actual.mean == pytest.approx(finite.mean(), abs=1e-6 * size)
+    assert actual.std == pytest.approx(finite.std(), rel=1e-5, abs=1e-6 * size)
 
 
 def planted(shape: tuple[int, ...], dtype: torch.dtype, nans: list[int], infs: list[int]) -> torch.Tensor:
@@ -51,10 +51,10 @@ def plain(tensor: torch.Tensor) -> np.ndarray:
 
 
 def test_the_extremes_of_large_whole_numbers_are_exact() -> None:
-    found = values_of_tensor(torch.tensor([2**62 + 1, 2**62 + 3, -(2**62) - 1]))
-    assert (found.min, found.max) == (-(2**62) - 1, 2**62 + 3)
-    found = values_of_tensor(torch.tensor([2**63 + 1, 2**64 - 1], dtype=torch.uint64))
-    assert (found.min, found.max) == (2**63 + 1, 2**64 - 1)
+    actual = values_of_tensor(torch.tensor([2**62 + 1, 2**62 + 3, -(2**62) - 1]))
+    assert (actual.min, actual.max) == (-(2**62) - 1, 2**62 + 3)
+    actual = values_of_tensor(torch.tensor([2**63 + 1, 2**64 - 1], dtype=torch.uint64))
+    assert (actual.min, actual.max) == (2**63 + 1, 2**64 - 1)
 
 
 @pytest.mark.parametrize("dtype", [*EIGHT_BITS, torch.float16, torch.bfloat16])
@@ -86,7 +86,7 @@ def test_little_spread_about_a_large_mean_is_not_lost() -> None:
 )
 def test_views_show_their_own_elements_alone(order: list[int], slices: list[slice], nans: set[int]) -> None:
     whole = planted((6, 5, 7), torch.float32, nans=sorted(nans), infs=[])
-    forward = [slice(each.start, each.stop, abs(each.step or 1)) for each in slices]
+    forward = [slice(step.start, step.stop, abs(step.step or 1)) for step in slices]
     view = whole.permute(order)[tuple(forward)]
     assert_values(values_of_tensor(view), plain(view))
 

@@ -47,7 +47,7 @@ def _safetensors(path: Path, state: dict[str, Any], name: str) -> Path:
 def test_the_network_that_the_file_names_is_built_if_it_fits(tmp_path: Path, write: Any) -> None:
     state = timm.create_model("resnetblur18", num_classes=7).state_dict()
     loaded = load_model(str(write(tmp_path / "model.pt", state, "resnetblur18")))
-    assert any(type(each).__name__ == "BlurPool2d" for each in loaded.module.modules())
+    assert any(type(module).__name__ == "BlurPool2d" for module in loaded.module.modules())
     assert "timm:resnetblur18" in loaded.info.name
     assert "the file names it" in " ".join(loaded.notes)
     other = load_model(str(write(tmp_path / "model.pt", state, "vgg11")))  # which does not fit

@@ -98,7 +98,7 @@ def plain(path: Path) -> Any:
 
 
 def copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
+    return tuple(argument.clone() if isinstance(argument, Tensor) else argument for argument in args)
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -111,10 +111,10 @@ def test_conditions_loops_and_random_numbers_are_those_of_the_plain_archive(
     script = plain(tmp_path / "model.pt").train(train)
     modules = dict(network.named_modules())
     results, states = [], []
-    for each in (script, network):
+    for case in (script, network):
         torch.manual_seed(3)
         with torch.no_grad(), capture(network, modules, lambda *_: None) as captured:
-            results.append(tensors_of(each(*copies(args))))
+            results.append(tensors_of(case(*copies(args))))
         states.append(torch.get_rng_state())
     assert captured.observations
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -127,8 +127,8 @@ def gradients(network: nn.Module, args: tuple[Any, ...]) -> list[Tensor | None]:
     """Differentiate a fixed projection of the outputs; return the gradients of the parameters."""
     network.zero_grad()
     generator = torch.Generator().manual_seed(1)
-    outputs = [each for each in tensors_of(network(*args)) if each.requires_grad]
-    loss = torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in outputs]).sum()
+    outputs = [parameter for parameter in tensors_of(network(*args)) if parameter.requires_grad]
+    loss = torch.stack([(output * torch.randn(output.shape, generator=generator)).sum() for output in outputs]).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     return [parameter.grad for _, parameter in sorted(network.named_parameters())]
 
@@ -215,10 +215,10 @@ def test_a_torch_with_other_graphs_leaves_output_and_parameter_gradients(
     x = torch.randn(2, 3, 8, 8)
     loaded.module(x).square().sum().backward()
     eager(x).square().sum().backward()
-    for (name, parameter), (known, expected) in zip(
+    for (name, parameter), (reference, expected) in zip(
         loaded.module.named_parameters(), eager.named_parameters(), strict=True
     ):
-        assert name == known
+        assert name == reference
         torch.testing.assert_close(parameter.grad, expected.grad)
 
 

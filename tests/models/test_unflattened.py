@@ -169,8 +169,8 @@ def test_a_program_given_from_python_has_its_layers_and_their_cost() -> None:
     assert cost is not None
     # Maps of 5x6 and 3x4, kernels of 3x3x3 and 4x3x3, 2 inputs.
     assert [cost[name].total.multiply_adds for name in ("0", "2")] == [2 * 4 * 30 * 27, 2 * 5 * 12 * 36]
-    fields = [each.receptive_field for each in cost.modules if each.layer in ("0", "2")]
-    assert [(each.size, each.stride) for each in fields if each] == [((3, 3), (2, 2)), ((7, 7), (2, 2))]
+    fields = [module.receptive_field for module in cost.modules if module.layer in ("0", "2")]
+    assert [(field.size, field.stride) for field in fields if field] == [((3, 3), (2, 2)), ((7, 7), (2, 2))]
     differences = hookscope.diff(network, program, inputs, batch_axis=0)
     assert [row.layer for row in differences.rows] == ["0", "1", "2"]
     assert differences.first_differences == ()

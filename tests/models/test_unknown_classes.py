@@ -62,13 +62,13 @@ def test_a_pickled_module_reads_as_its_own_state_dict(tmp_path: Path, name: str,
     with torch.random.fork_rng(devices=[]):
         network = NETWORKS[name]()
     torch.save(network, tmp_path / "net.pt", _use_new_zipfile_serialization=in_zip)
-    expected, found = network.state_dict(), read(tmp_path / "net.pt")
-    assert type(found) is ModuleState
-    assert found.class_name == f"{type(network).__module__}.{type(network).__qualname__}"
-    assert list(found) == list(expected)
+    expected, actual = network.state_dict(), read(tmp_path / "net.pt")
+    assert type(actual) is ModuleState
+    assert actual.class_name == f"{type(network).__module__}.{type(network).__qualname__}"
+    assert list(actual) == list(expected)
     for key, tensor in expected.items():
-        assert (found[key].dtype, found[key].stride()) == (tensor.dtype, tensor.stride()), key
-        assert torch.equal(found[key], tensor), key
+        assert (actual[key].dtype, actual[key].stride()) == (tensor.dtype, tensor.stride()), key
+        assert torch.equal(actual[key], tensor), key
 
 
 ARRAYS: dict[str, Any] = {
@@ -88,20 +88,20 @@ SCALARS = {"float64": np.float64(0.1), "float32": np.float32(0.5), "int64": np.i
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_of_numpy_are_tensors_of_the_same_numbers(tmp_path: Path, name: str, protocol: int) -> None:
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": ARRAYS[name], "again": ARRAYS[name]}, protocol))
-    found = read(tmp_path / "a.pkl")
-    assert isinstance(found["w"], Tensor)
-    assert found["w"].shape == ARRAYS[name].shape
-    assert found["w"].numpy().dtype == ARRAYS[name].dtype.newbyteorder("=")
-    assert np.array_equal(found["w"].numpy(), ARRAYS[name])
-    assert found["again"] is found["w"]
+    actual = read(tmp_path / "a.pkl")
+    assert isinstance(actual["w"], Tensor)
+    assert actual["w"].shape == ARRAYS[name].shape
+    assert actual["w"].numpy().dtype == ARRAYS[name].dtype.newbyteorder("=")
+    assert np.array_equal(actual["w"].numpy(), ARRAYS[name])
+    assert actual["again"] is actual["w"]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", SCALARS)
 def test_numbers_of_numpy_are_numbers(tmp_path: Path, name: str, protocol: int) -> None:
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([SCALARS[name]], protocol))
-    [found] = read(tmp_path / "a.pkl")
-    assert (type(found), found) == (type(SCALARS[name].item()), SCALARS[name].item())
+    [actual] = read(tmp_path / "a.pkl")
+    assert (type(actual), actual) == (type(SCALARS[name].item()), SCALARS[name].item())
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -117,17 +117,17 @@ def test_tensors_read_as_torch_loads_them(tmp_path: Path, protocol: int) -> None
         "args": argparse.Namespace(),
     }
     torch.save(held, tmp_path / "t.pt", pickle_protocol=protocol)
-    found, expected = read(tmp_path / "t.pt"), loaded_by_torch(tmp_path / "t.pt")
+    actual, expected = read(tmp_path / "t.pt"), loaded_by_torch(tmp_path / "t.pt")
     for key in ("views", "dtypes", "young", "parameters"):
-        for mine, theirs in zip(found[key], expected[key], strict=True):
+        for mine, theirs in zip(actual[key], expected[key], strict=True):
             assert (type(mine), mine.dtype, mine.stride()) == (type(theirs), theirs.dtype, theirs.stride())
             assert mine.requires_grad == theirs.requires_grad
             assert torch.equal(
                 mine.view(torch.uint8) if key == "young" else mine,
                 theirs.view(torch.uint8) if key == "young" else theirs,
             )
-    assert found["views"][1].untyped_storage().data_ptr() == found["views"][0].untyped_storage().data_ptr()
-    assert found["empty"].shape == (0, 3)
+    assert actual["views"][1].untyped_storage().data_ptr() == actual["views"][0].untyped_storage().data_ptr()
+    assert actual["empty"].shape == (0, 3)
 
 
 def with_namespace(view: View, storages: dict[str, bytes]) -> bytes:

@@ -218,8 +218,8 @@ def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> 
         if isinstance(own[key], torch.Tensor):
             assert torch.equal(own[key], state[key]), key
     assert own.keys() == state.keys()
-    known = torchvision.models.get_model_weights(name).DEFAULT.meta.get("categories", ())
-    assert loaded.info.categories == (tuple(known) if len(known) == 1000 else ())
+    expected = torchvision.models.get_model_weights(name).DEFAULT.meta.get("categories", ())
+    assert loaded.info.categories == (tuple(expected) if len(expected) == 1000 else ())
 
 
 @pytest.mark.parametrize("classes", [91, 3])

@@ -32,8 +32,8 @@ class Opened:
         return names
 
     def axe_violations(self) -> list[str]:
-        found = axe.Axe().run(self.page).response["violations"]
-        return [f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}" for each in found]
+        actual = axe.Axe().run(self.page).response["violations"]
+        return [f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}" for each in actual]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ HOSTILE_NAME = "=cmd|' /C calc'!A0[/nope]\x1b[31m\n::error::\u202egnp.\ud800"
 def statistics(shape: tuple[int, ...], dtype: str = "float32", **values: object) -> TensorStatistics:
     """Return statistics of a plausible activation, with `values` in place of its own."""
     element_count = math.prod(shape)
-    known: dict[str, object] = {
+    expected: dict[str, object] = {
         "mean": 0.125,
         "std": 0.75,
         "min": -2.5,
@@ -46,7 +46,7 @@ def statistics(shape: tuple[int, ...], dtype: str = "float32", **values: object)
         "dead_channel_count": 0,
         "quantiles": Quantiles(-1.5, -1.0, -0.25, 0.0625, 0.5, 1.25, 2.0),
     }
-    return TensorStatistics(shape, dtype, element_count, **{**known, **values})  # type: ignore[arg-type]
+    return TensorStatistics(shape, dtype, element_count, **{**expected, **values})  # type: ignore[arg-type]
 
 
 def _row(
@@ -191,7 +191,7 @@ MODULES = (
 
 def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: object) -> TensorStatistics:
     """Return statistics of a plausible gradient of some size, with `values` in place of its own."""
-    known: dict[str, object] = {
+    expected: dict[str, object] = {
         "mean": 0.001 * scale,
         "std": 0.02 * scale,
         "min": -0.25 * scale,
@@ -201,10 +201,10 @@ def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: ob
         "channel_axis": None,
         "channel_count": None,
         "dead_channel_count": None,
-        "quantiles": Quantiles(*(scale * each for each in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05))),
+        "quantiles": Quantiles(*(scale * case for case in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05))),
         "distribution": distribution_of(scale * np.linspace(-0.05, 0.05, 101) ** 3 / 0.0025),
     }
-    return statistics(shape, **{**known, **values})
+    return statistics(shape, **{**expected, **values})
 
 
 NO_GRADIENT = {"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0, "mean_abs": 0.0, "l2": 0.0, "zero_fraction": 1.0}

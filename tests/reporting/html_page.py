@@ -48,23 +48,25 @@ class Page(HTMLParser):
             element.words.append(data)
 
     def all(self, tag: str, **wanted: str) -> list[Element]:
-        return [each for each in self.elements if each.tag == tag and wanted.items() <= each.attributes.items()]
+        return [
+            element for element in self.elements if element.tag == tag and wanted.items() <= element.attributes.items()
+        ]
 
     def said(self, tag: str, **wanted: str) -> list[str]:
         return [each.text for each in self.all(tag, **wanted)]
 
     def named(self, identifier: str) -> str:
-        [text] = [each.text for each in self.elements if each.attributes.get("id") == identifier]
+        [text] = [element.text for element in self.elements if element.attributes.get("id") == identifier]
         return text
 
     def assert_self_contained(self) -> None:
         """Fail if headings skip a level, anything is loaded, or more is allowed than its own style and script."""
-        levels = [int(each.tag[1]) for each in self.elements if re.fullmatch("h[1-6]", each.tag)]
+        levels = [int(element.tag[1]) for element in self.elements if re.fullmatch("h[1-6]", element.tag)]
         assert levels[0] == 1
         assert levels.count(1) == 1
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
         [policy] = [
-            each.attributes["content"] for each in self.all("meta", **{"http-equiv": "Content-Security-Policy"})
+            element.attributes["content"] for element in self.all("meta", **{"http-equiv": "Content-Security-Policy"})
         ]
         allowed = ["default-src 'none'"]
         for tag in ("style", "script"):
@@ -74,23 +76,23 @@ class Page(HTMLParser):
                 digest = base64.b64encode(hashlib.sha256("".join(each.words).encode()).digest()).decode()
                 allowed.append(f"{tag}-src 'sha256-{digest}'")
         assert policy == "; ".join([*allowed, "img-src data:", "base-uri 'none'", "form-action 'none'"])
-        for each in self.elements:
-            assert "style" not in each.attributes
-            assert not any(name.startswith("on") for name in each.attributes)
-            links = (each.attributes.get(name) for name in ("src", "href", "action", "xlink:href"))
+        for element in self.elements:
+            assert "style" not in element.attributes
+            assert not any(name.startswith("on") for name in element.attributes)
+            links = (element.attributes.get(name) for name in ("src", "href", "action", "xlink:href"))
             assert all(link.startswith(("#", "data:")) for link in links if link)
 
     def ids(self) -> list[str]:
-        return [each.attributes["id"] or "" for each in self.elements if "id" in each.attributes]
+        return [element.attributes["id"] or "" for element in self.elements if "id" in element.attributes]
 
     def tables(self) -> list[list[list[str]]]:
         """Return the cells of each table by rows."""
         tables: list[list[list[str]]] = []
-        for each in self.elements:
-            if each.tag == "table":
+        for element in self.elements:
+            if element.tag == "table":
                 tables.append([])
-            elif each.tag == "tr":
+            elif element.tag == "tr":
                 tables[-1].append([])
-            elif each.tag in {"td", "th"}:
-                tables[-1][-1].append("".join(each.words))
+            elif element.tag in {"td", "th"}:
+                tables[-1][-1].append("".join(element.words))
         return tables

@@ -43,7 +43,7 @@ def _command(line: str) -> Command | None:
         head, _, data = line[2:].partition("::")
         name, _, listed = head.partition(" ")
         if name.lower() in KNOWN:
-            pairs = (each.partition("=") for each in listed.strip().split(","))
+            pairs = (word.partition("=") for word in listed.strip().split(","))
             return Command(
                 name, {key: read_property(value) for key, _, value in pairs if key and value}, read_data(data)
             )

@@ -52,7 +52,7 @@ def given(name: str, **values: Any) -> dict[str, Any]:
 
 def statistics(**values: Any) -> dict[str, Any]:
     """Return the statistics of a (1, 4, 3, 5) activation, with `values` in place of its own."""
-    known = {
+    expected = {
         "shape": [1, 4, 3, 5],
         "dtype": "float32",
         "element_count": 60,
@@ -72,20 +72,20 @@ def statistics(**values: Any) -> dict[str, Any]:
         "quantiles": {"q01": -2.0, "q05": -1.5, "q25": -0.5, "q50": 0.25, "q75": 1.0, "q95": 2.0, "q99": 3.0},
         "unmeasured": None,
     }
-    return known | values
+    return expected | values
 
 
 def row(index: int, layer: str, kind: str = "Conv2d", **values: Any) -> dict[str, Any]:
     """Return a row of `result.json`; `flags`, `call`, `slot` and so on among the values."""
-    known = {"call": 0, "slot": "", "parameter_count": 10 * index, "flags": [], "aliases": []}
-    return {"index": index, "layer": layer, "kind": kind, "activation": statistics()} | known | values
+    expected = {"call": 0, "slot": "", "parameter_count": 10 * index, "flags": [], "aliases": []}
+    return {"index": index, "layer": layer, "kind": kind, "activation": statistics()} | expected | values
 
 
 def gradient(index: int, layer: str, **values: Any) -> dict[str, Any]:
     """Return a gradient of `result.json`."""
     place = {"index": index, "backward_index": 0, "layer": layer, "kind": "Conv2d", "call": 0, "slot": ""}
-    told = {"role": "output", "status": "gradient", "gradient": statistics(), "remark": "", "aliases": []}
-    return place | told | values
+    message = {"role": "output", "status": "gradient", "gradient": statistics(), "remark": "", "aliases": []}
+    return place | message | values
 
 
 def parameter(index: int, name: str, **values: Any) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def drawn(
     tiles = Tiles(7, 5, columns, count, 1, height, width, down, across, gap)
     rows = -(-count // columns)
     canvas = np.full((5 + rows * (height * down + gap) + 9, 7 + columns * (width * across + gap) + 4), 243, np.uint8)
-    for number, each in enumerate(maps):
+    for number, heat_map in enumerate(maps):
         top = 5 + number // columns * (height * down + gap)
         left = 7 + number % columns * (width * across + gap)
-        tile = each.repeat(down, axis=0).repeat(across, axis=1)
+        tile = heat_map.repeat(down, axis=0).repeat(across, axis=1)
         canvas[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
     image = Image.fromarray(canvas)
     image.putpalette(PALETTE)
@@ -132,7 +132,7 @@ def write_run(
     """Write a run directory: of `grads` if there are gradients, else of `activations`."""
     folder.mkdir(parents=True, exist_ok=True)
     backward = bool(gradients or parameters)
-    known: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": "hookscope",
         "verb": "grads" if backward else "activations",
@@ -158,13 +158,15 @@ def write_run(
             (folder / "grids" / name).write_bytes(content)
     if thumbnails:
         (folder / "inputs").mkdir()
-        known["thumbnails"] = [None if each is None else f"inputs/{i:03d}.png" for i, each in enumerate(thumbnails)]
+        expected["thumbnails"] = [
+            None if thumbnail is None else f"inputs/{i:03d}.png" for i, thumbnail in enumerate(thumbnails)
+        ]
         for number, content in enumerate(thumbnails):
             if content is not None:
                 (folder / f"inputs/{number:03d}.png").write_bytes(content)
-    of_run = {each.name for each in fields(RunRecord)}
+    of_run = {field.name for field in fields(RunRecord)}
     _write(folder / "result.json", result | {name: value for name, value in entries.items() if name not in of_run})
-    _write(folder / "run.json", known | {name: value for name, value in entries.items() if name in of_run})
+    _write(folder / "run.json", expected | {name: value for name, value in entries.items() if name in of_run})
     return folder
 
 

@@ -35,7 +35,7 @@ def of_labels(*rows: tuple[str, int, int, str, int]) -> Accuracy:
         ClassAccuracy(label, (at,), count, right, other, often)
         for at, (label, count, right, other, often) in enumerate(rows)
     )
-    count, right = sum(each.count for each in classes), sum(each.right for each in classes)
+    count, right = sum(class_name.count for class_name in classes), sum(class_name.right for class_name in classes)
     return Accuracy("val", "labels are names of classes", len(rows), count, right, classes)
 
 
@@ -48,7 +48,7 @@ def test_labels_that_are_taken_for_one_another_are_named() -> None:
     names = ["1", "10", "2", "3", "4"]  # sorted as texts, where the network has 1, 2, 3, 4, 10
     shifted = of_labels(
         ("1", 9, 9, "", 0),
-        *((each, 9, 0, other, 9) for each, other in zip(names[1:], ["2", "3", "4", "10"], strict=True)),
+        *((name, 9, 0, other, 9) for name, other in zip(names[1:], ["2", "3", "4", "10"], strict=True)),
     )
     asked = " 4 labels are mostly taken for one another ('10' for '2', '2' for '3', '3' for '4' and 1 more)"
     assert asked in lowest_words(shifted)
@@ -68,8 +68,8 @@ def test_other_mistakes_ask_nothing_about_the_order(rows: list[tuple[str, int, i
 
 
 def test_it_is_not_said_twice_where_a_finding_says_it() -> None:
-    told = replace(LABELLED, outcomes=(outcome("accuracy", Finding("accuracy", "fail", "", WORDS)),))
-    said = checks_to_markdown([told])
+    message = replace(LABELLED, outcomes=(outcome("accuracy", Finding("accuracy", "fail", "", WORDS)),))
+    said = checks_to_markdown([message])
     assert (said.count("labelled pictures"), "- data:" in said) == (1, False)
 
 

@@ -91,7 +91,7 @@ def test_json_has_everything_but_the_values() -> None:
         "region": {"top": 0, "left": 20, "bottom": 15, "right": 35, "height": 60, "width": 100},
         "words": "upper left",
     }
-    assert [each["passed"] for each in document["sanity"]] == [True, False, True]
+    assert [check["passed"] for check in document["sanity"]] == [True, False, True]
 
 
 def test_a_data_frame_has_a_row_a_map() -> None:
@@ -111,7 +111,7 @@ def test_a_run_is_read_back_as_it_was(tmp_path: Path) -> None:
         assert (theirs.input_index, theirs.target, theirs.layer) == (ours.input_index, ours.target, ours.layer)
     assert stored.result == replace(RESULT, maps=stored.result.maps, provenance=None, unchanged=stored.result.unchanged)
     assert dict(stored.result.unchanged) == RESULT.unchanged
-    assert [each.remark for each in stored.record.pictures] == ["", "", "This is what the network saw."]
+    assert [picture.remark for picture in stored.record.pictures] == ["", "", "This is what the network saw."]
     assert np.array_equal(load_file(tmp_path / "run" / ARRAYS)["maps.0.pixels"], pixels.pixels)
 
 

@@ -61,13 +61,13 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
                     "reason": outcome.reason,
                     "findings": [
                         {
-                            "rule": each.rule,
-                            "level": each.level,
-                            "where": each.where,
-                            "message": each.message,
-                            "followed_by": list(each.followed_by),
+                            "rule": finding.rule,
+                            "level": finding.level,
+                            "where": finding.where,
+                            "message": finding.message,
+                            "followed_by": list(finding.followed_by),
                         }
-                        for each in outcome.findings
+                        for finding in outcome.findings
                     ],
                 }
                 for outcome in FAILED.outcomes

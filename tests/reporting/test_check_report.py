@@ -39,7 +39,7 @@ from tests.reporting.runner import commands
 
 def test_an_error_that_differs_in_the_name_alone_is_not_repeated() -> None:
     reports = [CheckReport(f"run/{name}.pt", (), error=f"{name}.pt (net) has an unknown shape.") for name in "abc"]
-    reports = [replace(each, error_code=2) for each in reports]
+    reports = [replace(report, error_code=2) for report in reports]
     other = CheckReport("d.pt", (), error="The worker was killed.", error_code=3)
     lines = shown(*reports, other).splitlines()
     errors = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  error: ")]
@@ -88,8 +88,8 @@ def test_the_summary_of_every_case_is_that_counted_by_hand() -> None:
 
 def test_the_most_severe_comes_first_in_the_order_of_the_exit_codes() -> None:
     # refused 4, unreadable 3, the model raised 6, a rule failed 1, warnings, nothing
-    given = [PASSING, WARNED, FAILED, SKIPPING, RAISED, KILLED, UNTRUSTED, CORRUPT, MANY]
-    assert by_severity(given) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]
+    inputs = [PASSING, WARNED, FAILED, SKIPPING, RAISED, KILLED, UNTRUSTED, CORRUPT, MANY]
+    assert by_severity(inputs) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]
 
 
 def test_an_error_that_a_finding_says_is_not_said_again() -> None:

@@ -117,7 +117,7 @@ KINDS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def test_shortened_names_stay_unlike_each_other() -> None:
-    names = [f"features.{block}.bn{place}.{what}" for block in range(12) for place in (1, 2) for what in KINDS]
+    names = [f"features.{block}.bn{place}.{subject}" for block in range(12) for place in (1, 2) for subject in KINDS]
     short = shown_names(names, 52)
     assert len(set(short)) == len(names)
     assert max(map(len, short)) < max(map(len, names))
@@ -252,17 +252,17 @@ def test_without_a_distribution_there_is_nothing_to_draw() -> None:
     st.sampled_from([1, 1000]),
 )
 def test_any_values_at_all_are_eight_blocks(values: np.ndarray, times: int) -> None:
-    found = drawn(np.repeat(values, times))
-    assert len(found) == 8
-    assert set(found) <= set(" ▁▂▃▄▅▆▇█")
-    assert found.strip()
+    actual = drawn(np.repeat(values, times))
+    assert len(actual) == 8
+    assert set(actual) <= set(" ▁▂▃▄▅▆▇█")
+    assert actual.strip()
 
 
 @pytest.mark.parametrize("width", [40, 50, 60])
 def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
     columns = [
         Drawn("module", [Text("(model)"), Text("  :add")], 0, words=True),
-        *(Drawn(f"number {each}", [Text("123456789")] * 2, 2) for each in range(8)),
+        *(Drawn(f"number {number}", [Text("123456789")] * 2, 2) for number in range(8)),
         Drawn("note", [Text(), Text("net.py:10")], 12, words=True),
     ]
     lines = table_lines(columns, width)
@@ -274,11 +274,11 @@ def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_ta
     columns = [
         Drawn("#", [Text("0"), Text("1")], 1),
         Drawn("layer", [Text("conv"), Text("fc")], 0, words=True),
-        *(Drawn(f"number {each}", [Text("123456789")] * 2, 2) for each in range(4)),
+        *(Drawn(f"number {number}", [Text("123456789")] * 2, 2) for number in range(4)),
         Drawn("note", [Text(remark, style="red"), Text()], 12, words=True, max_width=20),
     ]
     header, _, first, *below, last = table_lines(columns, 54)
-    assert header.split() == ["#", "layer", *(word for each in range(4) for word in ("number", str(each)))]
+    assert header.split() == ["#", "layer", *(word for number in range(4) for word in ("number", str(number)))]
     assert first.split() == ["0", "conv", *["123456789"] * 4]
     assert below[0].startswith("  └ not measured: no")
     assert " ".join(" ".join(below).split()) == f"└ {remark}"

@@ -8,9 +8,9 @@ from hookscope.results.statistics import TensorStatistics
 from tests.reporting.conftest import printed
 
 
-def change(label: str, before: float | None, after: float | None, what: str = "grad_output") -> Change:
+def change(label: str, before: float | None, after: float | None, subject: str = "grad_output") -> Change:
     sides = (None if l2 is None else TensorStatistics((4,), "float32", 4, l2=l2, mean=l2 / 2) for l2 in (before, after))
-    return Change(label, what, *sides)
+    return Change(label, subject, *sides)
 
 
 def comparison(

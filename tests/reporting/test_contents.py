@@ -9,14 +9,14 @@ from tests.reporting.conftest import printed
 
 
 def contents(*tensors: StoredTensor, part: StoredPart | None = None, **values: object) -> CheckpointContents:
-    known: dict[str, object] = {
+    expected: dict[str, object] = {
         "name": "w.pt",
         "kind": "torch",
         "producer": "torch.save, zip format 3",
         "byte_count": 5_000,
         "parts": (part or StoredPart("", is_weights=True, tensors=tensors),),
     }
-    return CheckpointContents(**{**known, **values})  # type: ignore[arg-type]
+    return CheckpointContents(**{**expected, **values})  # type: ignore[arg-type]
 
 
 def stored(key: str, byte_count: int = 16, nans: int | None = 0, infs: int | None = 0, tied: str = "") -> StoredTensor:
@@ -143,7 +143,7 @@ def test_no_tensors_at_all_is_said() -> None:
 def test_long_text_is_cut() -> None:
     entry = StoredEntry("x" * 500, "dict", "y" * 500)
     text = "".join(lines(contents(stored("a"), entries=(entry,), metadata={"z" * 500: "z" * 500})))
-    assert not [each for each in "xyz" if each * 201 in text.replace(" ", "")]
+    assert not [letter for letter in "xyz" if letter * 201 in text.replace(" ", "")]
 
 
 def test_json_holds_everything_in_full() -> None:

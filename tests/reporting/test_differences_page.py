@@ -40,14 +40,19 @@ MEASURES = Measures(0.25, 0.875, 0.5, (0, 3, 1), 4.5, 0.75, None)
 
 def row(index: int, label: str, measures: Measures | None, **changes: Any) -> DifferenceRow:
     shape = (1, 4, 5, 5)
-    known = DifferenceRow(
+    expected = DifferenceRow(
         index, label, label, "Conv2d", label, "Conv2d", "name", shape, shape, "float32", "float32", measures
     )
-    return replace(known, **changes)
+    return replace(expected, **changes)
 
 
 def best(*classes: int) -> Prediction:
-    return Prediction(0, classes, tuple(f"class {each}" for each in classes), tuple(0.5 / each for each in classes))
+    return Prediction(
+        0,
+        classes,
+        tuple(f"class {class_name}" for class_name in classes),
+        tuple(0.5 / class_name for class_name in classes),
+    )
 
 
 RESULT = Differences(
@@ -146,8 +151,8 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
     name = " ".join(HOSTILE_NAMES)
     side = Side(replace(MODEL, name=name, kind=name, weights=name), ways=(name,), run=name)
     rows = tuple(
-        row(at, each, MEASURES, layer=each, kind=each, label_b=f"{each}b", note=each, dtype=each)
-        for at, each in enumerate(HOSTILE_NAMES)
+        row(at, hostile, MEASURES, layer=hostile, kind=hostile, label_b=f"{hostile}b", note=hostile, dtype=hostile)
+        for at, hostile in enumerate(HOSTILE_NAMES)
     )
     hostile = replace(
         RESULT,
@@ -155,9 +160,9 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
         b=side,
         rows=rows,
         gradients=rows,
-        unmatched=tuple(Unmatched("A", each, each, (1,), each) for each in HOSTILE_NAMES),
-        first_differences=tuple(FirstDifference(each, each, False, 0.5) for each in HOSTILE_NAMES),
-        exceeded=tuple(ToleranceFinding(each, "fail", each, each, value=0.5) for each in HOSTILE_NAMES),
+        unmatched=tuple(Unmatched("A", hostile, hostile, (1,), hostile) for hostile in HOSTILE_NAMES),
+        first_differences=tuple(FirstDifference(hostile, hostile, False, 0.5) for hostile in HOSTILE_NAMES),
+        exceeded=tuple(ToleranceFinding(hostile, "fail", hostile, hostile, value=0.5) for hostile in HOSTILE_NAMES),
         inputs=(replace(RESULT.inputs[0], name=name),),
         warnings=HOSTILE_NAMES,
         notes=HOSTILE_NAMES,
@@ -167,7 +172,7 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
     page.assert_self_contained()
     assert len(page.all("script")) == 1
     assert page.all("img") == []
-    assert not any(name.startswith("on") for each in page.elements for name in each.attributes)
+    assert not any(name.startswith("on") for element in page.elements for name in element.attributes)
 
 
 def changed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -240,7 +245,7 @@ def test_a_phone_shows_where_the_difference_begins(open_html: Callable[..., Open
         "svg.plot text:not(.roomy)",
         "texts => texts.map(each => each.getBoundingClientRect()).map(box => [box.top, box.left, box.right])",
     )
-    names = sorted((left, right) for top, left, right in ends if top == max(each[0] for each in ends))
+    names = sorted((left, right) for top, left, right in ends if top == max(end[0] for end in ends))
     assert len(names) > 2
     assert all(right < left for (_, right), (left, _) in pairwise(names))
     assert min(left for _, left, _ in ends) >= 0

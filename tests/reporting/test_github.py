@@ -72,7 +72,7 @@ def test_each_rule_that_objects_is_an_annotation_with_its_findings_line_by_line(
 
 
 def test_what_a_reader_must_see_is_a_warning() -> None:
-    assert [each.data for each in commands(annotations([WARNED]))] == [
+    assert [command.data for command in commands(annotations([WARNED]))] == [
         "layer2.0.relu#1: 12 of 128 channels are zero over 2 inputs (limit 5%).",
         "Only 2 inputs were given.",
     ]
@@ -87,9 +87,9 @@ def test_what_could_not_be_checked_is_an_error_that_is_said_once() -> None:
 
 
 def test_errors_come_before_warnings_and_the_most_severe_of_every_checkpoint_before_the_second_of_any() -> None:
-    found = commands(annotations([WARNED, MANY, FAILED, RAISED, KILLED, UNTRUSTED]))
-    assert [each.name for each in found] == ["error"] * 6 + ["warning"] * 3 + ["notice"]
-    assert [each.properties["title"].removeprefix("hookscope · ") for each in found] == [
+    actual = commands(annotations([WARNED, MANY, FAILED, RAISED, KILLED, UNTRUSTED]))
+    assert [each.name for each in actual] == ["error"] * 6 + ["warning"] * 3 + ["notice"]
+    assert [each.properties["title"].removeprefix("hookscope · ") for each in actual] == [
         "models/pickle.pt · integrity",
         "models/huge.pt · could not be checked",
         "net.py:build · could not be checked",
@@ -105,21 +105,21 @@ def test_errors_come_before_warnings_and_the_most_severe_of_every_checkpoint_bef
 
 def test_ten_broken_checkpoints_all_have_one_of_the_ten_errors_that_github_shows() -> None:
     broken = [replace(FAILED, checkpoint=f"models/{n}.pt") for n in range(10)]
-    shown = [each.properties["title"] for each in commands(annotations(broken)) if each.name == "error"][:10]
+    shown = [command.properties["title"] for command in commands(annotations(broken)) if command.name == "error"][:10]
     assert {title.split(" · ")[1] for title in shown} == {report.checkpoint for report in broken}
 
 
 def test_of_many_findings_ten_are_said_and_the_others_counted() -> None:
     error, warning = commands(annotations([MANY]))
     assert error.data.splitlines()[0] == "blocks.1.weight: 1 of 2000 filters are zero."
-    for each in (error, warning):
-        assert len(each.data.splitlines()) == 11
-        assert each.data.endswith("\n… and 490 more")
+    for case in (error, warning):
+        assert len(case.data.splitlines()) == 11
+        assert case.data.endswith("\n… and 490 more")
 
 
 def test_messages_and_titles_are_no_longer_than_the_runner_and_github_take() -> None:
-    for each in commands(annotations([replace(report, checkpoint="x" * 5000) for report in EVERY])):
-        assert len(each.properties["title"]) <= 255
+    for command in commands(annotations([replace(report, checkpoint="x" * 5000) for report in EVERY])):
+        assert len(command.properties["title"]) <= 255
     findings = [Finding("forward", "fail", "x" * 5000, "y" * 5000) for _ in range(9)]
     (error,) = commands(annotations([replace(PASSING, outcomes=(outcome("forward", *findings),))]))
     *said, more = error.data.splitlines()
@@ -140,7 +140,7 @@ def test_a_file_in_the_repository_is_named_relative_to_it(tmp_path: Path, monkey
 
     def files(*checkpoints: object) -> list[str | None]:
         reports = [replace(KILLED, checkpoint=str(checkpoint)) for checkpoint in checkpoints]
-        return [each.properties.get("file") for each in commands(annotations(reports))]
+        return [command.properties.get("file") for command in commands(annotations(reports))]
 
     assert files("models/a, b:50%.pt", "models/../models/a, b:50%.pt", inside) == ["models/a, b:50%.pt"] * 3
     assert files("latest.pt") == ["latest.pt"]  # and not what it leads to
@@ -156,13 +156,13 @@ def test_hostile_names_are_read_as_text_and_stay_readable() -> None:
     said = commands(annotations(HOSTILE))
     assert len(said) == 4 * len(HOSTILE)
     for name in HOSTILE_NAMES:
-        found = commands(annotations([hostile(name)]))
-        assert [each.name for each in found] == ["error", "error", "warning", "notice"]
-        for each, what in zip(found, ("could not be checked", "forward", "forward", "note"), strict=True):
-            assert each.properties == {"title": f"hookscope · {printable(name)} · {what}".strip()}
+        actual = commands(annotations([hostile(name)]))
+        assert [each.name for each in actual] == ["error", "error", "warning", "notice"]
+        for each, subject in zip(actual, ("could not be checked", "forward", "forward", "note"), strict=True):
+            assert each.properties == {"title": f"hookscope · {printable(name)} · {subject}".strip()}
             assert each in said
-        assert found[1].data == f"{safe_text(name)}: {safe_text(f'It says: {name}.')}"
-        assert found[3].data == f"{safe_text(name)}\n{safe_text(f'Warning: {name}')}"
+        assert actual[1].data == f"{safe_text(name)}: {safe_text(f'It says: {name}.')}"
+        assert actual[3].data == f"{safe_text(name)}\n{safe_text(f'Warning: {name}')}"
 
 
 @given(name=escaped, message=escaped)
@@ -194,7 +194,7 @@ def tokens(markdown: str, *, html: bool = True) -> list[Token]:
     assert markdown.startswith("<!-- hookscope check -->\n")  # tested by itself
     markdown = markdown.split("\n", 1)[1]
     blocks = MarkdownIt("commonmark", {"html": html}).enable(["table", "strikethrough"]).parse(markdown)
-    return [each for block in blocks for each in (block, *(block.children or ()))]
+    return [case for block in blocks for case in (block, *(block.children or ()))]
 
 
 def texts(markdown: str) -> list[str]:
@@ -262,10 +262,10 @@ def test_errors_notes_and_skipped_rules_are_said() -> None:
 @pytest.mark.parametrize("html", [True, False])
 @pytest.mark.parametrize("report", [*EVERY[:-1], *HOSTILE], ids=lambda report: ascii(report.checkpoint))
 def test_there_is_no_markup_but_ours(report: CheckReport, *, html: bool) -> None:
-    found = tokens(checks_to_markdown([report]), html=html)
-    assert {token.type for token in found} <= OURS
-    assert {token.content for token in found if token.type == "text" and GITHUB_ONLY.search(token.content)} == set()
-    bold = {found[n + 1].content for n, token in enumerate(found) if token.type == "strong_open"}
+    actual = tokens(checks_to_markdown([report]), html=html)
+    assert {token.type for token in actual} <= OURS
+    assert {token.content for token in actual if token.type == "text" and GITHUB_ONLY.search(token.content)} == set()
+    bold = {actual[n + 1].content for n, token in enumerate(actual) if token.type == "strong_open"}
     assert bold <= {"error", "fail", "warn"}
 
 
@@ -275,7 +275,7 @@ def test_hostile_names_are_seen_as_text(name: str) -> None:
     words = " ".join(safe_text(name).split())
     assert f"{safe_text(name)}: failed" in seen
     assert f"evidence: {safe_text(name)}" in seen
-    assert f"error: Error: {words}" in [" ".join(each.split()) for each in seen]
+    assert f"error: Error: {words}" in [" ".join(text.split()) for text in seen]
     assert f"fail forward · {safe_text(name)}: It says: {words}." in seen
 
 
@@ -283,7 +283,7 @@ def test_hostile_names_are_seen_as_text(name: str) -> None:
 def test_a_hostile_name_keeps_to_its_cell(name: str) -> None:
     (row,) = table(hostile(name))
     cell = safe_text(name).replace("|", r"\x7c").strip()
-    assert [each.strip() for each in row] == [cell, "failed", "1", "1", cell, "1.0"]
+    assert [text.strip() for text in row] == [cell, "failed", "1", "1", cell, "1.0"]
 
 
 @given(name=markup, message=markup)
@@ -293,11 +293,11 @@ def test_any_text_at_all_makes_no_markup(name: str, message: str) -> None:
         RuleOutcome("drift", "skipped", reason=message),
     )
     markdown = checks_to_markdown([CheckReport(name, rules, warnings=(message,), evidence=name, model=PASSING.model)])
-    found = tokens(markdown)
-    assert {token.type for token in found} <= OURS
-    assert not [token for token in found if token.type == "text" and GITHUB_ONLY.search(token.content)]
-    assert [token.type for token in found].count("tr_open") == 2
-    assert [token.type for token in found].count("list_item_open") == 3 + bool(name)
+    actual = tokens(markdown)
+    assert {token.type for token in actual} <= OURS
+    assert not [token for token in actual if token.type == "text" and GITHUB_ONLY.search(token.content)]
+    assert [token.type for token in actual].count("tr_open") == 2
+    assert [token.type for token in actual].count("list_item_open") == 3 + bool(name)
 
 
 def test_a_thousand_findings_are_all_there() -> None:

@@ -57,7 +57,9 @@ def test_the_title_says_in_which_mode_the_network_ran() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("status", [each for each in get_args(GradientStatus) if each not in ("gradient", "unknown")])
+@pytest.mark.parametrize(
+    "status", [get_arg for get_arg in get_args(GradientStatus) if get_arg not in ("gradient", "unknown")]
+)
 def test_what_became_of_a_gradient_is_in_words_and_in_colour(width: int, status: GradientStatus) -> None:
     odd = replace(PLAIN, layer="odd", status=status, remark="for a reason")
     parameter = replace(PARAMETER_ROWS[0], name="odd", status=status)

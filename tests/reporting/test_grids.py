@@ -342,7 +342,7 @@ def test_an_accent_apart_is_put_on_its_letter() -> None:
 
 def test_letters_of_both_fonts_stand_on_one_line() -> None:
     plain, accented = (np.asarray(lettering.draw_text(text, 20)) for text in ("HEH", "HÉH"))
-    bottoms = [int(np.flatnonzero((each > palettes.BACKGROUND).any(axis=1)).max()) for each in (plain, accented)]
+    bottoms = [int(np.flatnonzero((case > palettes.BACKGROUND).any(axis=1)).max()) for case in (plain, accented)]
     assert abs(bottoms[0] - bottoms[1]) <= 1
 
 

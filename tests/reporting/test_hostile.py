@@ -205,7 +205,7 @@ def test_json_holds_the_text_exactly_and_no_command(kind: str, name: str) -> Non
 
 def tags(page: Page) -> list[tuple[str, ...]]:
     """Return elements and their attributes' names; not those of plots, which have room for some names only."""
-    return [(each.tag, *each.attributes) for each in page.elements if each.tag not in {"path", "text"}]
+    return [(element.tag, *element.attributes) for element in page.elements if element.tag not in {"path", "text"}]
 
 
 @cache

@@ -65,7 +65,7 @@ def shrunk(made: tuple[bytes, Grid], fidelity: Fidelity = LADDER[0]) -> Picture:
 def test_a_thumbnail_is_the_picture_before_normalisation() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), np.uint8)
     how = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (how.mean, how.std))
+    mean, std = (np.array(case, np.float32)[:, None, None] for case in (how.mean, how.std))
     values = (pixels.astype(np.float32) / 255 - mean) / std
     drawn = thumbnails(values, how)
     assert np.array_equal(np.stack(drawn), pixels.transpose(0, 2, 3, 1))
@@ -148,7 +148,7 @@ def test_a_shorter_side_averages_squares_and_fewer_channels_are_the_first() -> N
     levels = maps(4, 6, 5)
     picture = shrunk(drawn(levels, 2), Fidelity(1, 3, 2))
     assert (picture.count, picture.height, picture.width) == (2, 3, 3)
-    squares = [[each[y : y + 2, x : x + 2].mean() for x in (0, 2, 4)] for each in levels[:2] for y in (0, 2, 4)]
+    squares = [[level[y : y + 2, x : x + 2].mean() for x in (0, 2, 4)] for level in levels[:2] for y in (0, 2, 4)]
     expected = np.concatenate(np.array(squares).reshape(2, 3, 3), axis=1)
     assert np.abs(indices(picture.png) - expected).max() <= 0.5  # rounded
     assert picture.caption[1:] == ("here averages of 2 × 2 pixels", "here the first 2 channels")
@@ -164,8 +164,8 @@ def test_a_texture_of_one_pixel_is_grey_when_averaged_and_nan_and_zero_stay_what
     broken = np.full((1, 4, 4), 60)
     broken[0, 1, 2] = 241
     levels = np.concatenate([checkered, zero, nothing, broken]).astype(np.uint8)
-    found = indices(shrunk(drawn(levels, 4), Fidelity(1, 2)).png)
-    assert found.tolist() == [[120, 120, 120, 120, 242, 242, 60, 241], [120, 120, 120, 120, 242, 242, 60, 60]]
+    actual = indices(shrunk(drawn(levels, 4), Fidelity(1, 2)).png)
+    assert actual.tolist() == [[120, 120, 120, 120, 242, 242, 60, 241], [120, 120, 120, 120, 242, 242, 60, 60]]
 
 
 def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
@@ -179,9 +179,9 @@ def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
     for budget in (sizes[LADDER[0]], sizes[LADDER[0]] - 1, sizes[LADDER[3]]):
         pictures, fidelity = shrink_all(grids, read, budget)
         assert fidelity == next(each for each in LADDER if sizes[each] <= budget)
-        assert [each is not None for each in pictures] == [True] * 3
+        assert [picture is not None for picture in pictures] == [True] * 3
     pictures, fidelity = shrink_all(grids, read, sizes[LADDER[-1]] - 1)
-    assert [each is not None for each in pictures] == [True, True, False]
+    assert [picture is not None for picture in pictures] == [True, True, False]
     assert fidelity == LADDER[-1]
     assert "61 of 241 colours" in Fidelity(4).sentence
 
@@ -212,7 +212,7 @@ def plot(values: Sequence[float | None], axis: Literal["log", "percent"] = "log"
 def test_a_logarithmic_plot_puts_equal_ratios_at_equal_distances() -> None:
     figure = plot([1.0, 100.0, 10000.0])
     assert figure is not None
-    heights = [float(each.split()[1]) for each in re.split("[ML]", figure.shapes[0][1])[1:]]
+    heights = [float(word.split()[1]) for word in re.split("[ML]", figure.shapes[0][1])[1:]]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.11)
     assert all(0 < height < HEIGHT for height in heights)
 
@@ -247,7 +247,7 @@ def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected:
     figure = plot([low, high])
     assert figure is not None
     words = [text for _, text in figure.ticks]
-    assert [each for each in words if each in expected] == expected
+    assert [word for word in words if word in expected] == expected
     assert len(words) <= 6
 
 
@@ -258,7 +258,7 @@ def test_of_many_inputs_a_few_are_open(tmp_path: Path) -> None:
     page = Page(report_html(read_run(run)))
     pictured = [each for each in page.all("details", **{"class": "more"}) if ".jpg" in each.text]
     assert [each.text.split()[0] for each in pictured] == names
-    assert ["open" in each.attributes for each in pictured] == [True] * 4 + [False] * 3
+    assert ["open" in element.attributes for element in pictured] == [True] * 4 + [False] * 3
 
 
 def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None:
@@ -288,13 +288,13 @@ def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(
     )
     [table] = [part for part in describe_gradients(run.result, run.record).parts if isinstance(part, DetailedTable)]
     conv, relu, again = table.rows()
-    titles = [{each.title: each.rows for each in row.details.tables} for row in (conv, relu, again)]
-    assert [each.name for each in titles[0]["Parameters"]] == ["conv.weight"]
-    assert [each.rule for each in conv.details.findings] == ["dead-gradient"]
+    titles = [{table.title: table.rows for table in row.details.tables} for row in (conv, relu, again)]
+    assert [weight.name for weight in titles[0]["Parameters"]] == ["conv.weight"]
+    assert [finding.rule for finding in conv.details.findings] == ["dead-gradient"]
     assert conv.flags == [("dead-gradient", True)]
     assert relu.flags == []
     assert [each.slot for each in titles[0]["Gradients of inputs"]] == ["[0]"]
-    assert [len(each["Statistics"][0]) for each in titles] == [2, 2, 2]
+    assert [len(title["Statistics"][0]) for title in titles] == [2, 2, 2]
     assert [(how, name) for how, name, _ in titles[1]["Connected rows"]] == [("another call", "relu#1")]
     assert ([*relu.details.grids], [*again.details.grids]) == ([], [run.record.grids[0]])
 
@@ -355,8 +355,8 @@ def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) 
         parameters=[parameter(0, "conv.weight")],
         verdicts=[verdict],
     )
-    found = page.index('<a class="name" href="#layer=conv">conv.weight</a>')
-    assert page.index("<h1>") < found < page.index("<table id=")
+    actual = page.index('<a class="name" href="#layer=conv">conv.weight</a>')
+    assert page.index("<h1>") < actual < page.index("<table id=")
 
 
 @pytest.mark.exhaustive

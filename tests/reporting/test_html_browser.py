@@ -332,7 +332,7 @@ def test_a_map_lies_over_the_input_as_lightly_as_wanted(open_page: Open, small: 
     assert page.get_attribute("img.under", "src") == page.get_attribute("img[data-file]", "src")
     page.eval_on_selector("input.opacity", "each => { each.value = 40; each.dispatchEvent(new Event('input')); }")
     assert page.eval_on_selector("canvas.map", "each => getComputedStyle(each).opacity") == "0.4"
-    boxes = [page.locator(each).bounding_box() for each in ("img.under", "canvas.map")]
+    boxes = [page.locator(case).bounding_box() for case in ("img.under", "canvas.map")]
     assert boxes[0] == boxes[1]
 
 

@@ -51,7 +51,7 @@ def kept(tmp_path: Path) -> Callable[..., Path]:
         for name, content in pictures.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        known = {
+        expected = {
             "schema_version": 1,
             "tool": "hookscope",
             "verb": "check",
@@ -59,7 +59,7 @@ def kept(tmp_path: Path) -> Callable[..., Path]:
             "grids": [grid_of(name) for name in pictures if name.startswith("grids/")],
             "files": [*pictures, "report.json", "rows.csv"],
         }
-        (folder / "run.json").write_text(json.dumps(known | record), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps(expected | record), encoding="utf-8")
         return folder
 
     return write
@@ -95,11 +95,11 @@ def test_each_wrong_picture_stands_beside_what_it_is_taken_for(kept: Callable[..
     first = picture_png()
     folder = kept({"overview.png": picture_png(), "pictures/0.png": first}, overview="overview.png")
     page = Page(checks_html([replace(LABELLED, evidence=str(folder))]))
-    (shown,) = (each.attributes for each in page.all("img"))
+    (shown,) = (element.attributes for element in page.all("img"))
     assert base64.b64decode((shown["src"] or "").partition(",")[2]) == first
     name = LABELLED.accuracy.worst[0].name if LABELLED.accuracy else ""
     assert shown["alt"] == f"{name}, as the network got it"
-    (worst,) = [each for each in page.said("details") if each.startswith(name)]
+    (worst,) = [text for text in page.said("details") if text.startswith(name)]
     assert "labelled lynx, probability 0.02 taken for cat, probability 0.96" in worst
 
 
@@ -120,8 +120,8 @@ def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_it
 
 def test_findings_stand_before_the_rules_failures_first() -> None:
     text = checks_html([FAILED])
-    findings = [each.text for each in Page(text).all("li") if "class" in each.attributes]
-    assert [each.partition(" ")[0] for each in findings] == ["fail", "fail", "fail", "warn"]
+    findings = [element.text for element in Page(text).all("li") if "class" in element.attributes]
+    assert [finding.partition(" ")[0] for finding in findings] == ["fail", "fail", "fail", "warn"]
     assert "64 of 64 channels are zero over 2 inputs (limit 50%)." in findings[2]
     assert text.index('<li class="warn"') < text.index('<section id="rules"')
 
@@ -151,8 +151,8 @@ def test_the_verdicts_do_not_say_the_name_of_a_checkpoint_twice() -> None:
 
 def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
     assert " ".join(Page(checks_html([CORRUPT])).said("section")).count(CORRUPT_TEXT) == 1
-    told = Page(checks_html([checked.KILLED])).said("p", **{"class": "warning fail"})
-    assert told == [f"error: {checked.KILLED.error}"]
+    message = Page(checks_html([checked.KILLED])).said("p", **{"class": "warning fail"})
+    assert message == [f"error: {checked.KILLED.error}"]
     assert PASSING.model is not None
     random = replace(PASSING, model=replace(PASSING.model, random=True, weights="random, seed 0"))
     assert Page(checks_html([random])).said("dd", **{"class": "notable"}) == ["random, seed 0"]
@@ -163,8 +163,8 @@ def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
 def test_of_several_checkpoints_the_most_severe_comes_first_and_the_table_leads_to_each() -> None:
     page = Page(checks_html([PASSING, WARNED, CORRUPT, FAILED]))
     order = ["models/corrupt.pt", "models/broken.pt", "models/warned.pt", "models/good.pt"]
-    headings = [each.partition(":")[0] for each in page.said("h2")]
-    assert [each for each in headings if each.startswith("models")] == order
+    headings = [text.partition(":")[0] for text in page.said("h2")]
+    assert [heading for heading in headings if heading.startswith("models")] == order
     assert page.said("a", **{"class": "name"})[:4] == order
     assert headings[0] == "4 checkpoints"
 
@@ -176,7 +176,7 @@ def test_no_checkpoint_at_all_is_a_page_too() -> None:
 
 def test_of_many_findings_the_first_are_seen_and_the_others_folded_or_counted() -> None:
     page = Page(checks_html([MANY]))
-    assert len([each for each in page.all("li") if "class" in each.attributes]) == 200
+    assert len([element for element in page.all("li") if "class" in element.attributes]) == 200
     assert "188 more findings" in page.said("summary")
     assert "800 more findings in --format json only." in page.said("p", **{"class": "dim"})
 
@@ -187,7 +187,7 @@ def test_every_identifier_is_unique_and_every_link_leads_somewhere(reports: list
     ids = page.ids()
     assert len(ids) == len(set(ids))
     assert not any(re.search(r"\s", each) for each in ids)
-    links = [each.attributes["href"] or "" for each in page.all("a")]
+    links = [element.attributes["href"] or "" for element in page.all("a")]
     assert {link[1:] for link in links} <= set(ids)
     assert all(link.startswith("#") for link in links)
 
@@ -213,9 +213,9 @@ def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(k
     # What is about a parameter leads to its layer.
     for name, layer in (("layer1.0.relu", "layer1.0.relu"), ("layer1.0.bn1.running_var", "layer1.0.bn1")):
         [place] = [
-            each
-            for each in page.all("div")
-            if each.attributes.get("aria-label") == f"{layer} of models/broken.pt, picture"
+            element
+            for element in page.all("div")
+            if element.attributes.get("aria-label") == f"{layer} of models/broken.pt, picture"
         ]
         assert links[name] == f"#{place.attributes['id']}"
 
@@ -294,7 +294,7 @@ def test_a_folder_without_a_sound_record_leaves_a_remark(kept: Callable[..., Pat
     (folder / "run.json").write_text(record, encoding="utf-8")
     page = Page(checks_html([replace(FAILED, evidence=str(folder))]))
     assert not page.all("img")
-    assert any(each.startswith("Its pictures are not shown.") for each in page.said("p"))
+    assert any(text.startswith("Its pictures are not shown.") for text in page.said("p"))
 
 
 def test_pictures_beyond_the_room_stay_in_the_folder(

@@ -34,7 +34,7 @@ def failed(tmp_path: Path) -> CheckReport:
     (folder / "grids").mkdir(parents=True)
     for each, content in zip(grids, (png, picture_png()), strict=True):
         (folder / each.path).write_bytes(content)
-    record = json.dumps({"verb": "check", "grids": [asdict(each) for each in grids], "files": []})
+    record = json.dumps({"verb": "check", "grids": [asdict(grid) for grid in grids], "files": []})
     (folder / "run.json").write_text(record, encoding="utf-8")
     warned = outcome("dead-filter", Finding("dead-filter", "warn", "fc.weight", "3 of 10 filters are zero."))
     outcomes = (*FAILED.outcomes, warned, PASSING.outcomes[-1])

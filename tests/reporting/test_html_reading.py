@@ -45,7 +45,7 @@ def test_a_grid_says_which_row_and_input_it_is_of(tmp_path: Path) -> None:
     grids = {"b.png": (png, replace(grid, row=1, input_index=2)), "a.png": GRID}
     inputs = [given(name) for name in "abc"]
     run = read_run(write_run(tmp_path / "run", [row(0, "a"), row(1, "b")], grids=grids, inputs=inputs))
-    assert [(each.row, each.input_index, each.path) for each in run.record.grids] == [
+    assert [(grid.row, grid.input_index, grid.path) for grid in run.record.grids] == [
         (1, 2, "grids/b.png"),
         (0, 0, "grids/a.png"),
     ]

@@ -87,8 +87,8 @@ def suites(*reports: CheckReport) -> list[TestSuite]:
 
 def case(report: CheckReport, name: str) -> TestCase:
     (suite,) = suites(report)
-    (found,) = [each for each in suite if each.name == name]
-    return TestCase.fromelem(found._elem)
+    (actual,) = [each for each in suite if each.name == name]
+    return TestCase.fromelem(actual._elem)
 
 
 @pytest.mark.parametrize("reports", [(), EVERY, HOSTILE], ids=["none", "every kind", "hostile"])
@@ -105,7 +105,7 @@ def test_each_checkpoint_is_a_suite_and_each_rule_a_test() -> None:
     first, second = suites(FAILED, SKIPPING)
     assert (first.name, second.name) == ("models/broken.pt", "models/skipping.pt")
     names = ["examination", "integrity", "batchnorm-variance", "dead-channels", "drift"]
-    assert [(each.classname, each.name) for each in first] == [("models/broken.pt", name) for name in names]
+    assert [(value.classname, value.name) for value in first] == [("models/broken.pt", name) for name in names]
     assert [each.name for each in second] == ["examination", "integrity", "expectation", "drift"]  # off: left out
 
 

@@ -90,7 +90,7 @@ def test_a_cell_of_sixty_five_rows_is_below_sixty_kilobytes() -> None:
 def test_a_gradient_inspection_shows_both_tables_loss_and_verdicts() -> None:
     page = shown(GRADIENTS)
     names = [[line[1] for line in table[1:]] for table in page.tables()[:2]]
-    assert [len(each) for each in names] == [len(GRADIENTS.gradients), len(GRADIENTS.parameters)]
+    assert [len(name) for name in names] == [len(GRADIENTS.gradients), len(GRADIENTS.parameters)]
     assert names[0][0] == "conv1"
     assert names[1][0] == "conv1.weight"
     assert "loss mse = 1.062" in "".join(page.words)

@@ -26,9 +26,9 @@ from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
 
 
-def map_of(values: object, **given: object) -> AttributionMap:
+def map_of(values: object, **options: object) -> AttributionMap:
     return AttributionMap(
-        0, Target("cat", 2.5), **{"layer": "layer4", "values": np.asarray(values, np.float32), **given}
+        0, Target("cat", 2.5), **{"layer": "layer4", "values": np.asarray(values, np.float32), **options}
     )
 
 
@@ -199,7 +199,7 @@ def test_a_smaller_photograph_shows_a_map_in_the_same_place(side):
     large = photograph(Region(7, 3, 93, 77, 100, 80))
     small = shrunk(large, side, 2 * side)
     assert small.pixels.shape == (side, 2 * side, 3)
-    shares = [each / size for each, size in ((large.region.top, 100), (large.region.right, 80))]
+    shares = [case / size for case, size in ((large.region.top, 100), (large.region.right, 80))]
     assert [small.region.top / side, small.region.right / (2 * side)] == pytest.approx(shares)
 
 

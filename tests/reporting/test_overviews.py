@@ -83,8 +83,15 @@ def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Written]]:
 
 def summary(row: int, size: tuple[int, int], kind: str = "Conv2d", **values: Any) -> MapSummary:
     maps = np.full(size, row, np.float32)
-    known = {"label": f"layer{row}", "kind": kind, "input_index": 0, "combined": maps, "strongest": maps, "channel": 0}
-    return MapSummary(row, **{**known, "channel_count": 4, "size": size, **values})
+    expected = {
+        "label": f"layer{row}",
+        "kind": kind,
+        "input_index": 0,
+        "combined": maps,
+        "strongest": maps,
+        "channel": 0,
+    }
+    return MapSummary(row, **{**expected, "channel_count": 4, "size": size, **values})
 
 
 def holds(image: Image.Image, pixels: NDArray[np.uint8]) -> bool:
@@ -181,25 +188,25 @@ def test_wrong_pictures_are_drawn_enlarged_pixel_for_pixel() -> None:
 def test_the_last_layer_of_each_size_stands_for_it() -> None:
     sizes = [(56, 56), (56, 56), (28, 28), (28, 28), (14, 14), (7, 7), (7, 7), (112, 112)]
     layers = [summary(row, size) for row, size in enumerate(sizes)]
-    assert [each.row for each in chosen_maps(layers)] == [1, 3, 4, 6, 7]
+    assert [chosen_map.row for chosen_map in chosen_maps(layers)] == [1, 3, 4, 6, 7]
 
 
 def test_of_many_sizes_the_largest_the_smallest_and_some_between_are_chosen() -> None:
     layers = [summary(row, (side, side)) for row, side in enumerate((256, 128, 64, 32, 16, 8, 4, 2))]
-    assert [each.size[0] for each in chosen_maps(layers)] == [256, 128, 64, 32, 4]
+    assert [chosen_map.size[0] for chosen_map in chosen_maps(layers)] == [256, 128, 64, 32, 4]
 
 
 def test_where_all_maps_are_of_one_size_layers_are_spread_over_the_depth() -> None:
     layers = [summary(row, (14, 14)) for row in range(41)]
-    assert [each.row for each in chosen_maps(layers)] == [0, 10, 20, 30, 40]
-    assert [each.row for each in chosen_maps(layers[:3])] == [0, 1, 2]
+    assert [chosen_map.row for chosen_map in chosen_maps(layers)] == [0, 10, 20, 30, 40]
+    assert [chosen_map.row for chosen_map in chosen_maps(layers[:3])] == [0, 1, 2]
     assert chosen_maps([]) == []
 
 
 def test_padding_stands_for_nothing_unless_there_is_nothing_else() -> None:
     padded = [summary(0, (9, 9), "ZeroPad2d"), summary(1, (8, 8))]
-    assert [each.row for each in chosen_maps(padded)] == [1]
-    assert [each.row for each in chosen_maps(padded[:1])] == [0]
+    assert [chosen_map.row for chosen_map in chosen_maps(padded)] == [1]
+    assert [chosen_map.row for chosen_map in chosen_maps(padded[:1])] == [0]
 
 
 # Charts
@@ -452,7 +459,7 @@ def test_a_spike_of_one_step_in_100_000_is_seen() -> None:
 @pytest.mark.exhaustive
 def test_a_loss_below_zero_has_a_linear_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     log = train(20)
-    steps = tuple(replace(each, loss=-float(each.step)) for each in log.steps)
+    steps = tuple(replace(step, loss=-float(step.step)) for step in log.steps)
     with writing(monkeypatch) as written:
         draw_training(replace(log, steps=steps))
     assert {"-20", "-15", "-10", "-5"} <= {each.text for each in written}
@@ -461,9 +468,9 @@ def test_a_loss_below_zero_has_a_linear_axis(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.exhaustive
 def test_a_training_without_loss_norms_or_steps_is_drawn() -> None:
     log = train(12)
-    without_loss = tuple(replace(each, loss=None) for each in log.steps)
-    nothing = tuple(replace(each, loss=None, gradient_norm=None, norm_before_clipping=None) for each in log.steps)
-    only_nan = tuple(replace(each, loss=np.nan, gradient_norm=np.nan) for each in log.steps)
+    without_loss = tuple(replace(step, loss=None) for step in log.steps)
+    nothing = tuple(replace(step, loss=None, gradient_norm=None, norm_before_clipping=None) for step in log.steps)
+    only_nan = tuple(replace(step, loss=np.nan, gradient_norm=np.nan) for step in log.steps)
     for steps in ((), log.steps[:1], without_loss, nothing, only_nan):
         assert draw_training(replace(log, steps=steps)).width == WIDTH
         draw_training(replace(log, steps=steps, watched=()))
@@ -503,7 +510,7 @@ def test_a_picture_and_a_page_name_the_same_blocks_of_layers(
 
 def test_a_place_on_an_axis_has_the_end_of_its_name_whole() -> None:
     names = ["encoder.layers.encoder_layer_11", "model.blocks.3", "fc"]
-    assert [tail_of(each) for each in names] == ["encoder_layer_11", "blocks.3", "fc"]
+    assert [tail_of(name) for name in names] == ["encoder_layer_11", "blocks.3", "fc"]
 
 
 def test_operations_of_a_network_without_modules_have_their_own_names() -> None:

@@ -49,9 +49,9 @@ def sarif(*reports: CheckReport, **options: Any) -> dict[str, Any]:
 def places(run: dict[str, Any]) -> list[str]:
     """Return the file of each result that has one."""
     locations = [each for result in run["results"] for each in result.get("locations", ())]
-    found = [each["physicalLocation"] for each in locations if "physicalLocation" in each]
-    assert all(each["artifactLocation"]["uriBaseId"] == "%SRCROOT%" for each in found)
-    return [each["artifactLocation"]["uri"] for each in found]
+    actual = [location["physicalLocation"] for location in locations if "physicalLocation" in location]
+    assert all(each["artifactLocation"]["uriBaseId"] == "%SRCROOT%" for each in actual)
+    return [each["artifactLocation"]["uri"] for each in actual]
 
 
 def fingerprints(run: dict[str, Any]) -> list[str]:
@@ -95,14 +95,14 @@ def test_rules_are_those_of_the_registry_and_results_point_at_them() -> None:
 
 def test_each_finding_is_a_result_with_level_message_and_layer_failures_first() -> None:
     results = sarif(WARNED, FAILED, instead="hookscope.toml")["results"]
-    assert [(each["ruleId"], each["level"]) for each in results] == [
+    assert [(result["ruleId"], result["level"]) for result in results] == [
         ("batchnorm-variance", "error"),
         ("batchnorm-variance", "error"),
         ("dead-channels", "error"),
         ("dead-channels", "warning"),
         ("dead-channels", "warning"),
     ]
-    layers = [each["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] for each in results]
+    layers = [result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] for result in results]
     assert layers[-1] == LONG_NAME
     assert layers[2] == "layer1.0.relu"
     assert results[2]["message"]["text"] == (
@@ -156,7 +156,10 @@ def test_a_clean_run_says_so() -> None:
     [invocation] = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (True, 0)
     assert run["results"] == []
-    assert [each["message"]["text"] for each in invocation["toolExecutionNotifications"]] == [
+    assert [
+        toolexecutionnotification["message"]["text"]
+        for toolexecutionnotification in invocation["toolExecutionNotifications"]
+    ] == [
         "models/skipping.pt: skipped expectation: No expectation is configured.",
         "models/skipping.pt: skipped drift: No baseline was given.",
     ]
@@ -177,7 +180,11 @@ def test_what_could_not_be_checked_is_an_unsuccessful_run_with_a_result() -> Non
     run = sarif(PASSING, KILLED)
     [invocation] = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 3)
-    [error] = [each for each in invocation["toolExecutionNotifications"] if each["level"] == "error"]
+    [error] = [
+        toolexecutionnotification
+        for toolexecutionnotification in invocation["toolExecutionNotifications"]
+        if toolexecutionnotification["level"] == "error"
+    ]
     assert error["message"]["text"] == f"models/huge.pt: {KILLED.error}"
     [result] = run["results"]
     assert (result["ruleId"], result["level"]) == ("examination", "error")
@@ -190,9 +197,10 @@ def test_a_run_without_checkpoints_is_not_clean() -> None:
     run = sarif(error="No file matches 'x/*.pt'.", exit_code=5, instead="hookscope.toml")
     [invocation] = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 5)
-    assert [each["message"]["text"] for each in invocation["toolExecutionNotifications"]] == [
-        "No file matches 'x/*.pt'."
-    ]
+    assert [
+        toolexecutionnotification["message"]["text"]
+        for toolexecutionnotification in invocation["toolExecutionNotifications"]
+    ] == ["No file matches 'x/*.pt'."]
     [result] = run["results"]
     assert result["message"]["text"] == "No file matches 'x/*.pt'."
     assert places(run) == ["hookscope.toml"]
@@ -211,8 +219,12 @@ def test_no_more_results_than_github_takes_warnings_left_out_first() -> None:
     [run] = json.loads(text)["runs"]
     assert {result["level"] for result in run["results"]} == {"error"}
     assert len(run["results"]) == 25_000
-    [told] = [each for each in run["invocations"][0]["toolExecutionNotifications"] if each["level"] == "warning"]
+    [message] = [
+        toolexecutionnotification
+        for toolexecutionnotification in run["invocations"][0]["toolExecutionNotifications"]
+        if toolexecutionnotification["level"] == "warning"
+    ]
     assert (
-        told["message"]["text"]
+        message["message"]["text"]
         == "25,010 more results are left out: GitHub takes 25,000 at most. --format json lists all."
     )

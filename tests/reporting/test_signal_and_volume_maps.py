@@ -98,8 +98,8 @@ def width_of(path: Path) -> int:
 
 def looks(case: str, method: str) -> Attributions:
     window, size = CASES[case]
-    given = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(8))
-    return hookscope.attribute(Looking(window, size), given, method=method, sanity="none", target="0,1")
+    inputs = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(8))
+    return hookscope.attribute(Looking(window, size), inputs, method=method, sanity="none", target="0,1")
 
 
 @pytest.mark.parametrize("method", ["layer-cam", pytest.param("integrated-gradients", marks=pytest.mark.exhaustive)])

@@ -101,18 +101,18 @@ def test_crops_lie_where_the_record_says(survey: Survey, tmp_path: Path) -> None
 
 def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:
     survey.save(tmp_path / "run", crops=1)
-    found = read_run(tmp_path / "run").result
-    assert_same(found, survey)
-    assert to_document(found) == to_document(survey)
-    assert found["4"].dead_channels == (4,)
-    assert [*found["4"].channels] == [*survey["4"].channels]
+    actual = read_run(tmp_path / "run").result
+    assert_same(actual, survey)
+    assert to_document(actual) == to_document(survey)
+    assert actual["4"].dead_channels == (4,)
+    assert [*actual["4"].channels] == [*survey["4"].channels]
 
 
 def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path) -> None:
     page = hookscope.report(survey, tmp_path / "page.html").read_text(encoding="utf-8")
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
-    assert [each["key"] for each in data["columns"]][:3] == ["layer", "channel", "firing_inputs"]
-    assert {len(each) for each in data["channels"]} == {len(data["columns"]) + 1}
+    assert [column["key"] for column in data["columns"]][:3] == ["layer", "channel", "firing_inputs"]
+    assert {len(channel) for channel in data["channels"]} == {len(data["columns"]) + 1}
     assert len(data["channels"]) == sum(len(row.channels) for row in survey)
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in data["strips"])
     assert len(data["strips"]) == sum(len(row.channels) - len(row.dead_channels) for row in survey)
@@ -141,7 +141,7 @@ def test_a_bound_below_a_tenth_of_a_percent_is_written_as_people_write_it(survey
     text = " ".join(str(many).split())
     assert "Each fires on fewer than 0.1% of such inputs (95% confidence)." in text
     assert share_in_words(percent_text(1e-5)) == "less than 0.1%"
-    assert [percent_bound(each) for each in (0, 0.0004, 0.075, 0.9995, 1)] == ["0%", "0.1%", "7.5%", "100%", "100%"]
+    assert [percent_bound(case) for case in (0, 0.0004, 0.075, 0.9995, 1)] == ["0%", "0.1%", "7.5%", "100%", "100%"]
 
 
 @pytest.mark.sample("cut short", "outside")
@@ -178,13 +178,13 @@ def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
     values = np.concatenate([np.full(10, 1e5), np.full(20, 1e-9), np.full(30, 1.0), np.full(40, 0.0)]).repeat(20)
     spread = distribution_of(values)
     statistics = TensorStatistics((2000,), "float32", 2000, min=0.0, max=1e5, distribution=spread)
-    found = {each.format: each for each in headroom_of(statistics)}
-    assert found["float16"].factor == pytest.approx(0.65504)
-    assert found["float16"].overflowing == pytest.approx(0.1)
-    assert found["float16"].vanishing == pytest.approx(20 / 60)
-    assert (found["bfloat16"].overflowing, found["bfloat16"].vanishing) == (0, 0)
-    assert found["float8_e4m3fn"].overflowing == pytest.approx(0.1)
-    assert found["int8"].vanishing == pytest.approx(50 / 60)  # a step is 787: 1 is rounded to zero
+    actual = {text.format: text for text in headroom_of(statistics)}
+    assert actual["float16"].factor == pytest.approx(0.65504)
+    assert actual["float16"].overflowing == pytest.approx(0.1)
+    assert actual["float16"].vanishing == pytest.approx(20 / 60)
+    assert (actual["bfloat16"].overflowing, actual["bfloat16"].vanishing) == (0, 0)
+    assert actual["float8_e4m3fn"].overflowing == pytest.approx(0.1)
+    assert actual["int8"].vanishing == pytest.approx(50 / 60)  # a step is 787: 1 is rounded to zero
 
 
 @pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])

@@ -42,13 +42,13 @@ def test_histograms_count_every_value(forward: Activations, tmp_path: Path) -> N
         assert distribution.values is not None
         values = distribution.values
         [event] = accumulator.Histograms(f"activation/{row.label}")
-        found = event.histogram_value
-        assert found.num == sum(found.bucket) == values.size == row.activation.element_count
-        assert (found.min, found.max) == (values.min(), values.max())
-        assert found.sum == pytest.approx(values.sum(), abs=1e-5)
-        assert found.sum_squares == pytest.approx(np.square(values).sum())
-        below = [np.count_nonzero(values < limit) for limit in found.bucket_limit[:-1]]
-        assert np.cumsum(found.bucket)[:-1].tolist() == below
+        actual = event.histogram_value
+        assert actual.num == sum(actual.bucket) == values.size == row.activation.element_count
+        assert (actual.min, actual.max) == (values.min(), values.max())
+        assert actual.sum == pytest.approx(values.sum(), abs=1e-5)
+        assert actual.sum_squares == pytest.approx(np.square(values).sum())
+        below = [np.count_nonzero(values < limit) for limit in actual.bucket_limit[:-1]]
+        assert np.cumsum(actual.bucket)[:-1].tolist() == below
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_odd_values_are_counted_or_left_out(
     row = replace(row, activation=replace(row.activation, distribution=distribution_of(values)))
     write_run(tmp_path, replace(forward, rows=(row,), feature_maps=()), [])
     accumulator = read(tmp_path)
-    found = [accumulator.Histograms(tag)[0].histogram_value for tag in accumulator.Tags()["histograms"]]
-    assert [(each.num, sum(each.bucket)) for each in found] == ([] if count is None else [(count, count)])
+    actual = [accumulator.Histograms(tag)[0].histogram_value for tag in accumulator.Tags()["histograms"]]
+    assert [(each.num, sum(each.bucket)) for each in actual] == ([] if count is None else [(count, count)])
 
 
 def test_hostile_names_stay_apart_in_one_group_on_one_line(forward: Activations, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def log() -> TrainingLog:
         verdict(50, "exploding-gradient", "4.weight", level="fail"),
     ]
     log = with_verdicts(train(80, broken_at=71), rules)
-    return replace(log, steps=tuple(replace(each, skipped=each.step in (3, 4)) for each in log.steps))
+    return replace(log, steps=tuple(replace(step, skipped=step.step in (3, 4)) for step in log.steps))
 
 
 @pytest.fixture
@@ -68,7 +68,9 @@ def test_rows_are_sorted_by_what_was_measured_and_filtered_by_name(open_page: Op
     assert rows(page, "gradient-norm") == names
     page.click("table[data-key=gradient-norm] button[data-sort=largest]")
     finite = {
-        name: [row.gradient_norm for each in log.watched[:7] for row in each.parameters if row.name == name]
+        name: [
+            row.gradient_norm for watched_step in log.watched[:7] for row in watched_step.parameters if row.name == name
+        ]
         for name in names
     }
     largest = {name: max(norms) for name, norms in finite.items() if None not in norms}  # type: ignore[type-var]
@@ -100,8 +102,13 @@ def test_a_link_opens_a_row_with_its_verdicts_and_its_numbers(open_page: Open, l
         "#body figure.depth:first-child template.labels",
         "all => [...all[0].content.children].map(each => each.textContent)",
     )
-    norms = [row.gradient_norm or 0 for each in log.watched for row in each.parameters if row.name == "4.weight"]
-    steps = [each.step for each in log.watched]
+    norms = [
+        row.gradient_norm or 0
+        for watched_step in log.watched
+        for row in watched_step.parameters
+        if row.name == "4.weight"
+    ]
+    steps = [watched_step.step for watched_step in log.watched]
     assert steps == [10, 20, 30, 40, 50, 60, 70, 71, 80]
     for label, step, norm in zip(labels[:7], steps, norms, strict=False):
         name, _, number = label.partition(": ")
@@ -119,7 +126,7 @@ def test_a_link_opens_a_row_with_its_verdicts_and_its_numbers(open_page: Open, l
 
 def test_a_layer_without_a_row_leads_to_its_first_parameter(open_html: Open) -> None:
     log = train(20)
-    log = replace(log, watched=tuple(replace(each, layers=()) for each in log.watched))
+    log = replace(log, watched=tuple(replace(watched_step, layers=()) for watched_step in log.watched))
     page = open_html(training_page(log), "#layer=2").page
     page.wait_for_selector("#panel[open]")
     assert page.inner_text("#panel-title") == "2.weight"
@@ -174,8 +181,11 @@ def test_hostile_names_run_nothing(open_html: Open) -> None:
     log = train(20)
     names = {"0.weight": HOSTILE_NAME, "2.weight": "<img src=x onerror=pwned=1>", "4.weight": "</script><b>&amp;"}
     watched = tuple(
-        replace(each, parameters=tuple(replace(row, name=names.get(row.name, row.name)) for row in each.parameters))
-        for each in log.watched
+        replace(
+            watched_step,
+            parameters=tuple(replace(row, name=names.get(row.name, row.name)) for row in watched_step.parameters),
+        )
+        for watched_step in log.watched
     )
     page = open_html(training_page(replace(log, watched=watched))).page
     page.wait_for_selector("html.ready")

@@ -61,15 +61,15 @@ def numbers(page: Page, key: str, columns: int) -> NDArray[np.float32]:
 def test_the_answer_comes_first_and_names_step_place_and_what_was_measured() -> None:
     log = train(40, broken_at=25)
     page = page_of(log)
-    sections = [each.attributes.get("id") for each in page.all("section")]
+    sections = [element.attributes.get("id") for element in page.all("section")]
     assert sections == ["answer", "verdicts", "before", "steps", "layers", "making"]
     assert page.said("h2", **{"class": "answer fail"}) == ["At step 25, 0.weight: its gradient holds NaN (limit 0)."]
     watched = [10, 20, 25, 30, 40]
     shown = strips(page, "gradient-norm")
     assert page.said("th", scope="row")[:6] == [row.name for row in log.watched[0].parameters]
-    norms = [[row.gradient_norm for row in each.parameters] for each in log.watched]
-    known = [norm for step in norms[:2] for norm in step if norm]
-    low, high = math.log10(min(known)), math.log10(max(known))
+    norms = [[row.gradient_norm for row in watched_step.parameters] for watched_step in log.watched]
+    expected = [norm for step in norms[:2] for norm in step if norm]
+    low, high = math.log10(min(expected)), math.log10(max(expected))
     for column, step in enumerate(watched):
         for row, norm in enumerate(norms[column]):
             if row == 1:  # its bias is frozen
@@ -123,32 +123,36 @@ def test_verdicts_are_where_they_belong_on_the_time_line() -> None:
         verdict(181, "update-ratio", "4.weight", level="fail"),
     ]
     page = page_of(with_verdicts(train(200), rules))
-    bars = [(each.attributes["x"], each.attributes["width"]) for each in page.all("rect") if "x" in each.attributes]
+    bars = [
+        (element.attributes["x"], element.attributes["width"])
+        for element in page.all("rect")
+        if "x" in element.attributes
+    ]
     # 200 steps on 1,000 units: step 101 begins at 500; one that never ends reaches the end.
     assert bars == [("500.0", "250.0"), ("600.0", "400.0"), ("900.0", "100.0")]
     assert page.said("h2", **{"class": "answer fail"}) == ["At step 181, 4.weight: 0.75 is over its limit (0.5)."]
     assert page.said("p", **{"class": "summary"})[0] == "2 other problems: loss-spike, dead-channels."
-    links = [each.attributes.get("href") for each in page.all("a", **{"class": "name"})]
+    links = [element.attributes.get("href") for element in page.all("a", **{"class": "name"})]
     assert links[:3] == ["#layer=1", "#layer=3", "#layer=4.weight"]
 
 
 @exhaustive
 def test_a_verdict_about_a_layer_that_was_not_watched_leads_to_its_parameter() -> None:
     log = with_verdicts(train(20), [verdict(5, "a-rule", "4"), verdict(6, "b-rule", "nowhere")])
-    log = replace(log, watched=tuple(replace(each, layers=()) for each in log.watched))
+    log = replace(log, watched=tuple(replace(watched_step, layers=()) for watched_step in log.watched))
     links = page_of(log).all("a", **{"class": "name"})
-    assert [each.attributes["href"] for each in links if each.text == "4"] == ["#layer=4.weight"]
-    assert "nowhere" not in [each.text for each in links]
+    assert [link.attributes["href"] for link in links if link.text == "4"] == ["#layer=4.weight"]
+    assert "nowhere" not in [link.text for link in links]
 
 
 @exhaustive
 def test_skipped_steps_are_listed_and_marked() -> None:
     log = train(20)
-    log = replace(log, steps=tuple(replace(each, skipped=each.step in (3, 20)) for each in log.steps))
+    log = replace(log, steps=tuple(replace(step, skipped=step.step in (3, 20)) for step in log.steps))
     page = page_of(log)
     assert "The optimiser skipped 2 steps: 3, 20." in page.said("p", **{"class": "summary"})
     assert page.named("skipped").endswith("3, 20")
-    marks = [each.attributes["d"] or "" for each in page.all("path", **{"class": "mark"})]
+    marks = [element.attributes["d"] or "" for element in page.all("path", **{"class": "mark"})]
     drawn = next(mark for mark in marks if mark.count("v8") == 2)
     wanted = [LEFT + 4 + (step - 1) / 19 * (WIDTH - LEFT - 12) for step in (3, 20)]
     assert [float(x) for x in re.findall(r"M(\d+) ", drawn)] == pytest.approx(wanted, abs=0.6)
@@ -177,7 +181,7 @@ def test_the_curve_of_the_loss_goes_through_every_step() -> None:
 def drawn_by_all(steps: NDArray[np.int64], values: NDArray[np.float64], columns: int) -> list[tuple[float, ...]]:
     """Of each column what a line through all points needs: first, smallest, largest and last."""
     column = (steps - steps[0]) * columns // (steps[-1] - steps[0] + 1)
-    parts = [values[column == each] for each in range(columns)]
+    parts = [values[column == number] for number in range(columns)]
     return [(part[0], part.min(), part.max(), part[-1]) for part in parts if part.size]
 
 
@@ -221,9 +225,9 @@ def test_a_long_training_is_thinned_with_its_extremes_and_says_so() -> None:
     assert "Each of 900 columns shows the first, the smallest, the largest and the last value" in page.named("steps")
     figure = next(each for each in page.all("figure") if each.text.startswith("Loss"))
     labels = [each.text for each in page.all("i") if "loss" in each.text]
-    assert sum(each.endswith("to 500") for each in labels) == 1
-    assert sum(": loss 1e-9 to " in each for each in labels) == 1
-    assert sum("NaN or Inf" in each for each in labels) == 1
+    assert sum(label.endswith("to 500") for label in labels) == 1
+    assert sum(": loss 1e-9 to " in label for label in labels) == 1
+    assert sum("NaN or Inf" in label for label in labels) == 1
     assert "NaN or Inf" in figure.text
     [(low, high)] = {
         (min(y for _, y in points), max(y for _, y in points))
@@ -303,7 +307,7 @@ def test_of_more_watched_steps_than_columns_the_value_furthest_from_the_median_i
 def test_learning_rates_of_groups_are_drawn_as_far_as_they_differ() -> None:
     def keys(*rates: float) -> list[str]:
         log = train(5)
-        log = replace(log, steps=tuple(replace(each, learning_rates=rates) for each in log.steps))
+        log = replace(log, steps=tuple(replace(step, learning_rates=rates) for step in log.steps))
         return [each.text for each in page_of(log).all("figcaption") if each.text.startswith("Learning rate")]
 
     assert keys(0.1) == ["Learning rate learning rate"]
@@ -317,15 +321,18 @@ def test_hostile_names_stay_text() -> None:
     log = train(20, broken_at=12)
     rename = {"0.weight": HOSTILE_NAME, "2.weight": "</script><script>pwned=1</script>"}
     watched = tuple(
-        replace(each, parameters=tuple(replace(row, name=rename.get(row.name, row.name)) for row in each.parameters))
-        for each in log.watched
+        replace(
+            watched_step,
+            parameters=tuple(replace(row, name=rename.get(row.name, row.name)) for row in watched_step.parameters),
+        )
+        for watched_step in log.watched
     )
     verdicts = tuple(replace(each, where=rename.get(each.where, each.where)) for each in log.verdicts)
     ends = (replace(log.ends[0], reason=HOSTILE_NAME),)
     start = replace(START, networks=(HOSTILE_NAME,), optimizers=(HOSTILE_NAME,), started=HOSTILE_NAME)
     page = page_of(replace(log, starts=(start,), watched=watched, verdicts=verdicts, ends=ends))
     assert safe_text(HOSTILE_NAME) in page.said("th", scope="row")
-    assert [each for each in page.all("script") if not each.attributes] == page.all("script")[:1]
+    assert [element for element in page.all("script") if not element.attributes] == page.all("script")[:1]
 
 
 ANY_NUMBER = (0.0, -0.0, 5e-324, 1e-300, 1.0, 1e300, 1.7e308, -1.7e308, -5e-324, math.nan, math.inf, -math.inf, None)
@@ -362,4 +369,4 @@ def test_numbers_of_any_size_are_shown(seed: int) -> None:
 def test_the_last_steps_of_a_watch_make_a_page_though_the_verdict_is_older() -> None:
     log = with_verdicts(train(40), [verdict(5, "a-rule", "0.weight")])
     bars = page_of(replace(log, steps=log.steps[20:], watched=log.watched[2:])).all("rect")
-    assert [each.attributes["x"] for each in bars if "x" in each.attributes] == ["0.0"]
+    assert [bar.attributes["x"] for bar in bars if "x" in bar.attributes] == ["0.0"]

@@ -51,9 +51,9 @@ def test_a_rule_that_begins_again_is_another_finding_unless_it_never_ended() -> 
 
 
 def test_the_answer_says_what_else_there_was() -> None:
-    found = [verdict(1200, "b", "w", level="fail"), verdict(1300, "b", "w", level="fail", state="ended")]
-    log = log_of(*found, verdict(5, "a", "x"), steps=1400)
-    steps = tuple(replace(each, skipped=each.step <= 7) for each in log.steps)
+    actual = [verdict(1200, "b", "w", level="fail"), verdict(1300, "b", "w", level="fail", state="ended")]
+    log = log_of(*actual, verdict(5, "a", "x"), steps=1400)
+    steps = tuple(replace(step, skipped=step.step <= 7) for step in log.steps)
     assert answer(replace(log, steps=steps)) == [
         "At step 1,200, w: 0.75 is over its limit (0.5).",
         "It cleared at step 1,300.",

@@ -69,16 +69,20 @@ def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> Train
         loss = (network(x) - y).square().mean()
         loss.backward()
         before = float(nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM))
-        norms = {name: float(each.grad.norm()) for name, each in network.named_parameters() if each.grad is not None}
+        norms = {
+            name: float(parameter.grad.norm())
+            for name, parameter in network.named_parameters()
+            if parameter.grad is not None
+        }
         rate = optimizer.param_groups[0]["lr"]
-        weights = {name: each.detach().clone() for name, each in network.named_parameters()}
+        weights = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
         optimizer.step()
         total = math.sqrt(sum(norm * norm for norm in norms.values()))
         largest = tuple(sorted(norms.items(), key=lambda each: -each[1])[:10])
         done.append(TrainingStep(step, loss.item(), total, before, largest, (rate,)))
         if step % every == 0 or step == broken_at:
             reason = "non-finite" if step == broken_at else "every"
-            rows = tuple(_parameter(name, each, weights) for name, each in network.named_parameters())
+            rows = tuple(_parameter(name, parameter, weights) for name, parameter in network.named_parameters())
             layers = tuple(_layer(name, network.get_submodule(name), output) for name, output in outputs.items())
             watched.append(WatchedStep(step, reason, rows, layers))
         if step == broken_at:
@@ -157,9 +161,9 @@ def _closed(number: int, step: int) -> WatchedParameter:
 def verdict(
     step: int, rule: str, where: str, *, state: str = "began", level: str = "warn", **numbers: float
 ) -> TrainingFinding:
-    known: dict[str, float | None] = {"value": 0.75, "limit": 0.5, **numbers}
-    message = f"{known['value']} is over its limit ({known['limit']})."
-    return TrainingFinding(step, rule, level, where, known["value"], known["limit"], state, message)  # type: ignore[arg-type]
+    expected: dict[str, float | None] = {"value": 0.75, "limit": 0.5, **numbers}
+    message = f"{expected['value']} is over its limit ({expected['limit']})."
+    return TrainingFinding(step, rule, level, where, expected["value"], expected["limit"], state, message)  # type: ignore[arg-type]
 
 
 def with_verdicts(log: TrainingLog, verdicts: Sequence[TrainingFinding]) -> TrainingLog:

@@ -10,7 +10,9 @@ from hookscope.results.binomial import at_least, interval, mcnemar, pairs_needed
 
 def tail(right: int, count: int, share: Fraction) -> Fraction:
     """Return the probability of `right` or more, term by term."""
-    terms = (math.comb(count, each) * share**each * (1 - share) ** (count - each) for each in range(right, count + 1))
+    terms = (
+        math.comb(count, number) * share**number * (1 - share) ** (count - number) for number in range(right, count + 1)
+    )
     return sum(terms, Fraction(0))
 
 

@@ -23,22 +23,22 @@ def map_of(values: object, extent: Extent = (0.0, 0.0, 1.0, 1.0)) -> Attribution
 def test_it_is_the_smallest_of_all_boxes(height, width, seed):
     values = np.random.default_rng(seed).random((height, width)) ** 3 + 0.01
     record = InputRecord("tensor", None, None, (3, height, width), ())
-    found = concentration(map_of(values), record)
+    share = concentration(map_of(values), record)
     ranges = itertools.product(range(height), range(height), range(width), range(width))
     areas = [
         (bottom + 1 - top) * (right + 1 - left)
         for top, bottom, left, right in ranges
         if values[top : bottom + 1, left : right + 1].sum() >= values.sum() / 2 - 1e-6
     ]
-    assert found.share == pytest.approx(min(areas) / (height * width))
+    assert share.share == pytest.approx(min(areas) / (height * width))
 
 
 def test_it_is_told_in_pixels_of_the_photograph():
     values = np.zeros((6, 6))
     values[4, 0] = 1
-    found = concentration(map_of(values), CROPPED)
-    assert astuple(found.region) == pytest.approx((200, 75, 250, 125, 300, 450))
-    assert (found.share, found.words) == (pytest.approx(1 / 36), "lower left")
+    share = concentration(map_of(values), CROPPED)
+    assert astuple(share.region) == pytest.approx((200, 75, 250, 125, 300, 450))
+    assert (share.share, share.words) == (pytest.approx(1 / 36), "lower left")
 
 
 def test_what_the_network_added_to_its_input_is_no_place_of_it():
@@ -54,9 +54,9 @@ def test_cells_lie_around_what_they_see_and_half_of_an_outer_one_may_lie_outside
     values[0, 0], values[1, 1] = 1.0, 0.9
     # Cells of half the input, around 0 and 0.5: a quarter of the first is inside, half a side each.
     record = InputRecord("tensor", None, None, (3, 80, 80), ())
-    found = concentration(map_of(values, (-0.25, -0.25, 0.75, 0.75)), record)
-    assert astuple(found.region) == pytest.approx((20, 20, 80, 80, 80, 80))
-    assert found.words == "spread out"
+    share = concentration(map_of(values, (-0.25, -0.25, 0.75, 0.75)), record)
+    assert astuple(share.region) == pytest.approx((20, 20, 80, 80, 80, 80))
+    assert share.words == "spread out"
     assert concentration(map_of(values), record).region == Region(0, 0, 40, 40, 80, 80)
 
 

@@ -37,17 +37,17 @@ CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 RANK_ERROR = 0.005
 
 
-def is_guaranteed(found: tuple[float, ...] | None, values: NDArray[np.floating]) -> bool:
+def is_guaranteed(actual: tuple[float, ...] | None, values: NDArray[np.floating]) -> bool:
     """Tell whether quantiles keep what the documentation says, against `numpy.quantile` of all values."""
     ordered = np.sort(values.reshape(-1).astype(np.float64))
     ordered = ordered[np.isfinite(ordered)]
     if not ordered.size:
-        return found is None
+        return actual is None
     expected = np.quantile(ordered, QUANTILE_LEVELS)
     if ordered.size <= EXACT_LIMIT:
-        return found == pytest.approx(expected, rel=1e-12, abs=5e-324)  # the smallest number
-    near = np.abs(np.array(found) - expected) <= QUANTILE_ERROR * np.abs(expected) + 5e-324  # the smallest number
-    below, up_to = (np.searchsorted(ordered, found, side=side) / ordered.size for side in ("left", "right"))
+        return actual == pytest.approx(expected, rel=1e-12, abs=5e-324)  # the smallest number
+    near = np.abs(np.array(actual) - expected) <= QUANTILE_ERROR * np.abs(expected) + 5e-324  # the smallest number
+    below, up_to = (np.searchsorted(ordered, actual, side=side) / ordered.size for side in ("left", "right"))
     distance = np.maximum(0, np.maximum(below - QUANTILE_LEVELS, QUANTILE_LEVELS - up_to))  # of ranks
     return bool((near | (distance <= RANK_ERROR)).all())
 
@@ -107,7 +107,7 @@ PICTURE = (1, 3, 64, 64)
 
 
 def wrong(rows: list[tuple[str, tuple[float, ...] | None]], seen: dict[str, NDArray[np.floating]]) -> list[str]:
-    return [label for label, found in rows if not is_guaranteed(found, seen[label])]
+    return [label for label, actual in rows if not is_guaranteed(actual, seen[label])]
 
 
 def test_the_quantiles_of_a_trained_network_are_true_and_on_the_right_side_of_zero() -> None:
@@ -122,8 +122,8 @@ def test_the_quantiles_of_a_trained_network_are_true_and_on_the_right_side_of_ze
     assert wrong([(row.label, row.activation.quantiles) for row in inspection.rows], seen) == []
     for row in inspection.rows:
         true_quantiles = np.quantile(seen[row.label], QUANTILE_LEVELS)
-        for found, true in zip(row.activation.quantiles or (), true_quantiles, strict=True):
-            assert found * true > 0 or abs(true) < 0.01 * (row.activation.std or 0)
+        for actual, true in zip(row.activation.quantiles or (), true_quantiles, strict=True):
+            assert actual * true > 0 or abs(true) < 0.01 * (row.activation.std or 0)
     (expanded,) = [row for row in inspection.rows if row.label == "_blocks.8._expand_conv"]
     assert expanded.activation.quantiles is not None
     assert expanded.activation.quantiles[3] == pytest.approx(
@@ -181,9 +181,9 @@ def test_rows_over_batches_in_any_order_are_those_over_all_inputs_at_once(column
 def test_a_distribution_is_there_only_if_it_is_asked_for() -> None:
     (row,) = inspect(nn.ReLU(), torch.randn(2, 3000)).rows
     assert (row.activation.quantiles, row.activation.distribution) == (None, None)
-    found = inspect_gradients(nn.Linear(40, 50), torch.randn(2, 40))
-    assert found.gradients[0].gradient.quantiles is None
-    assert found.parameters[0].gradient.quantiles is None
+    gradients = inspect_gradients(nn.Linear(40, 50), torch.randn(2, 40))
+    assert gradients.gradients[0].gradient.quantiles is None
+    assert gradients.parameters[0].gradient.quantiles is None
 
 
 # --- bins ---
@@ -221,7 +221,7 @@ def test_histograms_between_edges_of_bins_are_those_of_numpy(places: list[int], 
     values = SYNTHETIC[name][:count]
     distribution = distribution_of(values)
     assert distribution is not None
-    edges = np.unique([math.copysign(2.0 ** abs(each), each) if each else 0.0 for each in places])
+    edges = np.unique([math.copysign(2.0 ** abs(place), place) if place else 0.0 for place in places])
     if edges.size > 1:
         assert np.array_equal(distribution.histogram(edges), np.histogram(values, edges)[0])
 
@@ -229,8 +229,8 @@ def test_histograms_between_edges_of_bins_are_those_of_numpy(places: list[int], 
 def test_edges_that_divide_a_bin_share_its_values_by_width() -> None:
     distribution = distribution_of(np.linspace(1, 1 + 1 / 32, 3200, endpoint=False))
     assert distribution is not None
-    found = distribution.histogram(1 + np.array([-1, 0.25, 0.5, 2]) / 32)
-    assert found == pytest.approx([800, 800, 1600], abs=1)
+    actual = distribution.histogram(1 + np.array([-1, 0.25, 0.5, 2]) / 32)
+    assert actual == pytest.approx([800, 800, 1600], abs=1)
 
 
 @pytest.mark.parametrize("times", [1, 1000])
@@ -247,11 +247,11 @@ def test_zeros_are_left_out(times: int) -> None:
     for values in ([-2.0, 0.0, 3.0], [0.0, 3.0], [-2.0, 0.0]):
         distribution = distribution_of(np.repeat(values, times))
         assert distribution is not None
-        found = distribution.nonzero()
-        assert found is not None
-        assert found.count == (len(values) - 1) * times
-        assert found.low == pytest.approx(min(filter(None, values)), rel=1 / 32)
-        assert found.high == pytest.approx(max(filter(None, values)), rel=1 / 32)
+        actual = distribution.nonzero()
+        assert actual is not None
+        assert actual.count == (len(values) - 1) * times
+        assert actual.low == pytest.approx(min(filter(None, values)), rel=1 / 32)
+        assert actual.high == pytest.approx(max(filter(None, values)), rel=1 / 32)
     only_zeros = distribution_of(np.zeros(3 * times))
     assert only_zeros is not None
     assert only_zeros.nonzero() is None

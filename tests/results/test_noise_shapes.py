@@ -28,9 +28,9 @@ FORMS: list[tuple[Any, tuple[NoiseShape, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "meant"), FORMS, ids=[str(index) for index, _ in enumerate(FORMS)])
-def test_every_form_means_what_it_says(given: Any, meant: tuple[NoiseShape, ...]) -> None:
-    assert parse_noise_shapes(given) == meant
+@pytest.mark.parametrize(("inputs", "meant"), FORMS, ids=[str(index) for index, _ in enumerate(FORMS)])
+def test_every_form_means_what_it_says(inputs: Any, meant: tuple[NoiseShape, ...]) -> None:
+    assert parse_noise_shapes(inputs) == meant
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ MISTAKES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), MISTAKES, ids=[str(index) for index, _ in enumerate(MISTAKES)])
-def test_a_mistake_is_one_line(given: Any, words: str) -> None:
+@pytest.mark.parametrize(("inputs", "words"), MISTAKES, ids=[str(index) for index, _ in enumerate(MISTAKES)])
+def test_a_mistake_is_one_line(inputs: Any, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_noise_shapes(given)
+        parse_noise_shapes(inputs)
     message = str(raised.value)
     assert words in message
     assert message.startswith("--input-shape")

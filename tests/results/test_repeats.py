@@ -145,10 +145,10 @@ def test_inputs_of_a_call_that_differ_from_its_output_keep_the_call() -> None:
 
 def test_what_a_constant_takes_only_its_shape_of_is_not_its_origin() -> None:
     class Scan(nn.Module):
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            state = given.new_zeros(given.shape[0], 64)
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            state = inputs.new_zeros(inputs.shape[0], 64)
             for at in range(2):
-                state = 0.5 * state + given[:, at]
+                state = 0.5 * state + inputs[:, at]
             return state
 
     run = hookscope.activations(Scan(), torch.rand(2, 2, 64) + 1, ops=True)
@@ -171,32 +171,34 @@ def expected_repeats(model: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
     calls = dict.fromkeys(modules, 0)
     began: list[tuple[nn.Module, list[Tensor], list[int | None]]] = []
     shown: list[tuple[Tensor, int | None, str]] = []
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
 
     def version(tensor: Tensor) -> int | None:
         return None if tensor.is_inference() else tensor._version
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [tensor for _, tensor in tensors_in((args, kwargs))]
-        began.append((module, given, [version(each) for each in given]))
+        inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
+        began.append((module, inputs, [version(each) for each in inputs]))
 
     def after(name: str, module: nn.Module, output: object) -> None:
         while began[-1][0] is not module:
             began.pop()
-        _, given, versions = began.pop()
-        untouched = versions == [version(each) for each in given]
+        _, inputs, versions = began.pop()
+        untouched = versions == [version(each) for each in inputs]
         for slot, tensor in tensors_in(output):
             label = row_label(name, calls[name], slot)
-            earlier = [each for known, then, each in shown if known is tensor and then == version(tensor) is not None]
-            if earlier and untouched and any(each is tensor for each in given):
-                found[label] = earlier[0]
+            earlier = [
+                each for expected, then, each in shown if expected is tensor and then == version(tensor) is not None
+            ]
+            if earlier and untouched and any(each is tensor for each in inputs):
+                actual[label] = earlier[0]
             shown.append((tensor, version(tensor), label))
         calls[name] += 1
 
-    handles = [each.register_forward_pre_hook(before, with_kwargs=True) for each in modules.values()]
+    handles = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules.values()]
     handles += [
-        each.register_forward_hook(lambda module, _, output, name=name: after(name, module, output))
-        for name, each in modules.items()
+        layer.register_forward_hook(lambda module, _, output, name=name: after(name, module, output))
+        for name, layer in modules.items()
     ]
     with torch.no_grad():
         try:
@@ -204,7 +206,7 @@ def expected_repeats(model: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
         finally:
             for handle in handles:
                 handle.remove()
-    return found
+    return actual
 
 
 CHOSEN = ("vit", "vgg11_bn", "googlenet")
@@ -225,13 +227,13 @@ def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> No
         )
     except ForwardError as error:
         run = error.inspection
-    found = repeats(run)
-    for label, other in found.items():
+    actual = repeats(run)
+    for label, other in actual.items():
         assert torch.equal(values[label], values[other])
     if run.failure is None and "compiled" not in name:
-        assert found == expected_repeats(*arguments(MANY[name]))
+        assert actual == expected_repeats(*arguments(MANY[name]))
     folded = fold_repeats(run)
-    stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.duplicates)]
+    stays = [*labels(folded.rows), *(duplicate for row in folded.rows for duplicate in row.duplicates)]
     assert sorted(stays) == sorted(labels(run.rows))
     assert [row.index for row in reduced(folded, numbers=True).rows] == [*range(len(folded.rows))]
 

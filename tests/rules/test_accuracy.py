@@ -170,8 +170,8 @@ def test_without_labelled_pictures_in_both_nothing_is_compared(tmp_path: Path) -
     without = compared(None, of(5, 5), tmp_path)
     assert outcomes(without)["accuracy-drop"].reason == "the baseline was written without labelled pictures (--data)"
     wanted = frozenset({"accuracy-drop", "integrity"})
-    known = baseline(of(5, 5), tmp_path)
-    unlabelled = judge("net.pt", replace(HEALTHY, labelled=None), CheckSettings(), wanted, known)
+    expected = baseline(of(5, 5), tmp_path)
+    unlabelled = judge("net.pt", replace(HEALTHY, labelled=None), CheckSettings(), wanted, expected)
     assert outcomes(unlabelled)["accuracy-drop"].status == "skipped"
     assert "none are given: --data FOLDER" in outcomes(unlabelled)["accuracy-drop"].reason
     neither = judge("net.pt", replace(HEALTHY, labelled=None), CheckSettings(), wanted, baseline(None, tmp_path))

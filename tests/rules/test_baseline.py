@@ -246,8 +246,8 @@ def test_channels_that_moved_are_found(count: int) -> None:
     by = {channel: distance for channel, distance in {0: 0.25, 2: -3.0, 1000: 1.0, 64: 0.5}.items() if channel < count}
     expected = np.zeros(count)
     expected[[*by]] = [*by.values()]
-    found = channel_differences(*shifted(count, by))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual = channel_differences(*shifted(count, by))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     np.testing.assert_array_equal(channel_differences(*shifted(count, {})), 0)
 
 
@@ -256,9 +256,9 @@ def test_of_many_channels_either_the_right_ones_are_found_or_none() -> None:
     right = 0
     for _ in range(200):
         by = dict(zip(rng.choice(2048, 4, replace=False).tolist(), rng.uniform(0.5, 2, 4).tolist(), strict=True))
-        found = channel_differences(*shifted(2048, by))
-        right += found is not None and {*np.flatnonzero(found)} == {*by}
-        assert found is None or {*np.flatnonzero(np.abs(found) > 0.2)} <= {*by}
+        actual = channel_differences(*shifted(2048, by))
+        right += actual is not None and {*np.flatnonzero(actual)} == {*by}
+        assert actual is None or {*np.flatnonzero(np.abs(actual) > 0.2)} <= {*by}
     assert right >= 190
     assert channel_differences(*shifted(2048, dict.fromkeys(range(2048), 0.5))) is None
     assert channel_differences(*shifted(2048, dict.fromkeys(range(0, 2048, 50), 0.5))) is None
@@ -274,10 +274,10 @@ def test_channels_that_no_float32_holds_are_not_kept() -> None:
 @pytest.mark.parametrize(("inputs", "kept"), [(1, 256), (4, 1024), (5, 640), (9, 768), (100, 1024), (2000, 2000)])
 def test_values_of_many_inputs_are_thinned_to_about_a_thousand_from_every_input(inputs: int, kept: int) -> None:
     values = np.arange(inputs * 256, dtype=np.float32).reshape(inputs, 256)
-    found = values_from_text(values_text(values) or "").astype(int)
-    assert found.size == pytest.approx(kept, rel=0.01)
-    assert {*(found // 256)} == {*range(inputs)}
-    assert len({*(found % 256)}) == 256  # each place, of one input or another
+    actual = values_from_text(values_text(values) or "").astype(int)
+    assert actual.size == pytest.approx(kept, rel=0.01)
+    assert {*(actual // 256)} == {*range(inputs)}
+    assert len({*(actual % 256)}) == 256  # each place, of one input or another
 
 
 def test_how_far_kept_values_are_apart_is_the_root_mean_square_of_their_differences() -> None:

@@ -49,9 +49,9 @@ def test_another_head_is_drift_and_no_misfit() -> None:
     network, inputs = torchvision.models.resnet18().eval(), torch.ones(1, 3, 64, 64)
     baseline = baseline_of(inspected(network, inputs))
     network.fc = nn.Linear(512, 10)
-    found = findings(baseline, inspected(network, inputs))
-    assert [finding.places for finding in found] == [("fc", "(model)")]
-    assert "its shape went from 1x1000 to 1x10" in found[0].message
+    verdicts = findings(baseline, inspected(network, inputs))
+    assert [finding.places for finding in verdicts] == [("fc", "(model)")]
+    assert "its shape went from 1x1000 to 1x10" in verdicts[0].message
 
 
 def test_a_baseline_of_another_batch_size_fits() -> None:

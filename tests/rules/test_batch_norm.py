@@ -20,12 +20,12 @@ STEPS = ("resized to 224", "normalised by mean 0, std 1")
 
 def norm(layer: str = "bn", **changes: Any) -> BatchNormInput:
     """Return a layer of four channels that is given what it stores: means about 0, unlike a new layer, variances 1."""
-    known: dict[str, Any] = {"value_count": 1000, "eps": 0.0}
+    expected: dict[str, Any] = {"value_count": 1000, "eps": 0.0}
     means = [1e-9, 0.0, 0.0, 0.0]
     arrays = {"running_mean": means, "running_var": [1.0] * 4, "mean": means, "variance": [1.0] * 4}
-    known |= {name: np.array(values, np.float64) for name, values in arrays.items()}
+    expected |= {name: np.array(values, np.float64) for name, values in arrays.items()}
     return BatchNormInput(
-        layer, **known | {k: np.array(v, np.float64) if k in arrays else v for k, v in changes.items()}
+        layer, **expected | {k: np.array(v, np.float64) if k in arrays else v for k, v in changes.items()}
     )
 
 
@@ -38,7 +38,7 @@ def found(*norms: BatchNormInput, settings: CheckSettings | None = None, **chang
 
 
 def only(measured: CheckMeasurements, settings: CheckSettings) -> list[Finding]:
-    return [each for each in judged(measured, settings, frozenset({RULE})).findings if each.rule == RULE]
+    return [finding for finding in judged(measured, settings, frozenset({RULE})).findings if finding.rule == RULE]
 
 
 def test_variances_differ_by_the_median_factor_either_way() -> None:
@@ -74,7 +74,7 @@ def test_channels_that_never_vary_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "stored_means", "correlation"),
+    ("inputs", "stored_means", "correlation"),
     [
         ([1, -1] * 16, [1, -1] * 16, 1.0),
         ([1, 1, -1, -1] * 8, [1, -1] * 16, 0.0),
@@ -84,10 +84,10 @@ def test_channels_that_never_vary_do_not_count() -> None:
     ],
 )
 def test_means_are_correlated_where_enough_of_them_differ(
-    given: list[float], stored_means: list[float], correlation: float | None
+    inputs: list[float], stored_means: list[float], correlation: float | None
 ) -> None:
-    ones = [1] * len(given)
-    far = distance(norm(mean=given, running_mean=stored_means, running_var=ones, variance=ones))
+    ones = [1] * len(inputs)
+    far = distance(norm(mean=inputs, running_mean=stored_means, running_var=ones, variance=ones))
     assert far is not None
     assert far.mean_correlation == (None if correlation is None else pytest.approx(correlation, abs=1e-12))
 

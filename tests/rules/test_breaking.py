@@ -125,7 +125,10 @@ def quiet(measured: CheckMeasurements) -> CheckMeasurements:
 def test_a_healthy_checkpoint_passes_every_rule() -> None:
     report = judged(HEALTHY)
     assert report.findings == ()
-    assert {name for name, each in outcomes(report).items() if each.status != "pass"} == {"drift", "accuracy-drop"}
+    assert {name for name, outcome in outcomes(report).items() if outcome.status != "pass"} == {
+        "drift",
+        "accuracy-drop",
+    }
     assert (report.exit_code, report.passed) == (0, True)
 
 
@@ -157,7 +160,7 @@ def test_a_pass_that_raises_fails_and_skips_what_it_would_have_shown() -> None:
     assert report.error == (
         "The forward pass raised in 'conv' (Conv2d), given 2x3x4x4: RuntimeError: expected 4 channels"
     )
-    status = {name: each.status for name, each in outcomes(report).items()}
+    status = {name: outcome.status for name, outcome in outcomes(report).items()}
     for name, rule in RULES.items():
         if rule.needs in ("file", "network", "stored"):
             assert status[name] == "pass"
@@ -291,10 +294,10 @@ def test_a_single_zero_variance_in_an_untrained_batchnorm_fails() -> None:
 def test_a_constant_output_is_a_warning_while_the_head_is_zero() -> None:
     head = stored("head.weight", "Linear", (6, 4), zero_count=24, **ZERO)
     changed = replace(with_output(input_difference=0.0), stored=(stored("conv.weight"), head))
-    found = judged(changed, wanted=frozenset({"constant-output"})).findings
-    assert [(each.level, "'head.weight' is all 0" in each.message) for each in found] == [("warn", True)]
+    actual = judged(changed, wanted=frozenset({"constant-output"})).findings
+    assert [(finding.level, "'head.weight' is all 0" in finding.message) for finding in actual] == [("warn", True)]
     earlier = replace(changed, stored=(head, stored("conv.weight")))
-    assert [each.level for each in judged(earlier, wanted=frozenset({"constant-output"})).findings] == ["fail"]
+    assert [finding.level for finding in judged(earlier, wanted=frozenset({"constant-output"})).findings] == ["fail"]
 
 
 def test_a_constant_output_is_a_warning_where_the_weights_are_random() -> None:

@@ -61,12 +61,12 @@ def test_the_same_run_does_not_drift_at_a_limit_of_zero() -> None:
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.0999, 1), (0.1001, 0)])
-@pytest.mark.parametrize("what", ["mean", "std"])
-def test_mean_and_std_are_compared_in_units_of_the_std(what: str, limit: float, count: int) -> None:
+@pytest.mark.parametrize("subject", ["mean", "std"])
+def test_mean_and_std_are_compared_in_units_of_the_std(subject: str, limit: float, count: int) -> None:
     root = 2**0.5
-    moved = {"mean": 0.1 * root, "std": root}[what] if what == "mean" else root / 1.1  # std is the unit itself
-    found = findings(with_row(baseline_of(single()), "z", **{what: moved}), single(), {"max_difference": limit})
-    assert len(found) == count
+    moved = {"mean": 0.1 * root, "std": root}[subject] if subject == "mean" else root / 1.1  # std is the unit itself
+    verdicts = findings(with_row(baseline_of(single()), "z", **{subject: moved}), single(), {"max_difference": limit})
+    assert len(verdicts) == count
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.0706, 1), (0.0708, 0)])
@@ -74,10 +74,10 @@ def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) ->
     baseline = baseline_of(single())
     row = next(row for row in baseline.rows if row.label == "z")
     quantiles = (*row.quantiles[:3], 0.1, *row.quantiles[4:])  # the median went from 0.1 to 0: 0.1 / sqrt(2)
-    found = findings(with_row(baseline, "z", quantiles=quantiles), single(), {"max_difference": limit})
-    assert len(found) == count
-    if found:
-        assert found[0].message == (
+    verdicts = findings(with_row(baseline, "z", quantiles=quantiles), single(), {"max_difference": limit})
+    assert len(verdicts) == count
+    if verdicts:
+        assert verdicts[0].message == (
             "Drift from the baseline begins at 'z' (Identity): its 50% quantile went from 0.1 to 0, 0.0707 of its"
             " spread (limit 0.0706)."
         )
@@ -89,10 +89,10 @@ NORMAL = torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(("limit", "count"), [(0.05, 1), (0.2, 0)])
 def test_values_are_compared_in_their_order_in_units_of_the_std(limit: float, count: int) -> None:
     moved = NORMAL + 0.1 * torch.randn(NORMAL.shape, generator=torch.Generator().manual_seed(1))
-    found = findings(baseline_of(single(NORMAL)), single(moved), {"max_difference": limit})
-    assert len(found) == count
-    if found:
-        assert "its values differ by about 0.1" in found[0].message or "by about 0.09" in found[0].message
+    verdicts = findings(baseline_of(single(NORMAL)), single(moved), {"max_difference": limit})
+    assert len(verdicts) == count
+    if verdicts:
+        assert "its values differ by about 0.1" in verdicts[0].message or "by about 0.09" in verdicts[0].message
 
 
 def test_swapped_values_drift_though_every_statistic_is_the_same() -> None:
@@ -100,8 +100,8 @@ def test_swapped_values_drift_though_every_statistic_is_the_same() -> None:
     turned = single(NORMAL.flip(1))
     before, now = baseline.rows[0], baseline_of(turned).rows[0]
     assert (before.mean, before.std, before.quantiles) == (now.mean, now.std, now.quantiles)
-    (found,) = findings(baseline, turned)
-    assert found.message.startswith("Drift from the baseline begins at 'z' (Identity): its values differ by about 1.")
+    (actual,) = findings(baseline, turned)
+    assert actual.message.startswith("Drift from the baseline begins at 'z' (Identity): its values differ by about 1.")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -114,10 +114,10 @@ def test_a_layer_that_hardly_varies_is_compared_in_units_of_its_magnitude(dtype:
 
 
 def test_a_layer_that_was_zero_everywhere_drifts_with_any_other_value() -> None:
-    found = findings(baseline_of(single(torch.zeros(1, 5))), single(torch.full((1, 5), 1e-30)))
-    assert [finding.places for finding in found] == [("z", "(model)")]
-    assert "its values are no longer all 0" in found[0].message
-    assert "Inf" not in found[0].message
+    verdicts = findings(baseline_of(single(torch.zeros(1, 5))), single(torch.full((1, 5), 1e-30)))
+    assert [finding.places for finding in verdicts] == [("z", "(model)")]
+    assert "its values are no longer all 0" in verdicts[0].message
+    assert "Inf" not in verdicts[0].message
     assert findings(baseline_of(single(torch.zeros(1, 5))), single(torch.zeros(1, 5))) == []
 
 
@@ -147,29 +147,29 @@ def test_the_channels_that_moved_furthest_are_named(moved: dict[int, float], say
     now = EVEN.clone()
     for channel, by in moved.items():
         now[:, channel] += by
-    (found,) = findings(baseline_of(single(EVEN)), single(now))
-    assert f"{says}; what the network is given" in found.message
+    (actual,) = findings(baseline_of(single(EVEN)), single(now))
+    assert f"{says}; what the network is given" in actual.message
 
 
 def test_swapped_channels_are_named_and_channels_with_their_values_in_another_order_are_not() -> None:
     uneven = EVEN * torch.arange(1.0, 9.0)[:, None, None]
     swapped = uneven[:, [0, 1, 6, 3, 4, 5, 2, 7]]
-    (found,) = findings(baseline_of(single(uneven)), single(swapped))
-    assert ", in channels 2 and 6 of 8, by up to " in found.message
-    (found,) = findings(baseline_of(single(EVEN)), single(EVEN.flip(2, 3)))
-    assert " of their spread (limit 0.01); what the network is given" in found.message
+    (actual,) = findings(baseline_of(single(uneven)), single(swapped))
+    assert ", in channels 2 and 6 of 8, by up to " in actual.message
+    (actual,) = findings(baseline_of(single(EVEN)), single(EVEN.flip(2, 3)))
+    assert " of their spread (limit 0.01); what the network is given" in actual.message
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.19, 1), (0.21, 0)])
 def test_dead_channels_are_compared_by_share(limit: float, count: int) -> None:
-    found = findings(
+    verdicts = findings(
         with_row(baseline_of(single()), "z", dead_fraction=0.4),  # 1 of 5 channels is 0
         single(),
         {"max_dead_difference": limit},
     )
-    assert len(found) == count
-    if found:
-        assert "its share of dead channels went from 0.4 to 0.2 (limit 0.19 apart)" in found[0].message
+    assert len(verdicts) == count
+    if verdicts:
+        assert "its share of dead channels went from 0.4 to 0.2 (limit 0.19 apart)" in verdicts[0].message
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
@@ -177,8 +177,8 @@ def test_dead_channels_are_compared_by_share(limit: float, count: int) -> None:
 def test_gradients_are_compared_by_ratio_in_either_direction(factor: float, limit: float, count: int) -> None:
     measured = inspected(chain(nn.Linear(5, 5), nn.Identity()), VALUES, "sum")
     baseline = with_row(baseline_of(measured), "y", gradient_l2=5**0.5 * factor)  # of (1, 1, 1, 1, 1)
-    found = findings(baseline, measured, {"max_gradient_ratio": limit})
-    assert [finding.where for finding in found] == ["y"] * count
+    verdicts = findings(baseline, measured, {"max_gradient_ratio": limit})
+    assert [finding.where for finding in verdicts] == ["y"] * count
 
 
 def test_a_gradient_that_became_zero_drifts_at_any_ratio() -> None:
@@ -205,9 +205,9 @@ def test_gradients_are_not_compared_with_a_baseline_without_any() -> None:
 )
 def test_what_no_limit_is_about_drifts_at_any_limit(changes: dict[str, object], says: str) -> None:
     limits = {"max_difference": 1e9, "max_dead_difference": 1.0, "max_gradient_ratio": 1e9}
-    found = findings(with_row(baseline_of(single()), "z", **changes), single(), limits)
-    assert [finding.where for finding in found] == ["z"]
-    assert says in found[0].message
+    verdicts = findings(with_row(baseline_of(single()), "z", **changes), single(), limits)
+    assert [finding.where for finding in verdicts] == ["z"]
+    assert says in verdicts[0].message
 
 
 GONE = BaselineRow("", "ReLU", (1,), "float32", 0, 0, *[None] * 7)
@@ -223,19 +223,21 @@ SIX = (nn.Identity(), nn.ReLU(), nn.Identity(), nn.Identity(), nn.Identity(), nn
 )
 def test_one_layer_of_another_type_or_shape_drifts(changes: dict[str, object], says: str) -> None:
     measured = inspected(chain(*SIX), VALUES)
-    assert [each.message for each in findings(with_row(baseline_of(measured), "y", **changes), measured)] == [says]
+    assert [finding.message for finding in findings(with_row(baseline_of(measured), "y", **changes), measured)] == [
+        says
+    ]
 
 
 def test_a_layer_that_is_not_in_the_baseline_or_does_not_run_any_more_drifts() -> None:
     measured = inspected(chain(*SIX), VALUES)
     baseline = baseline_of(measured)
     without = replace(baseline, rows=tuple(row for row in baseline.rows if row.label != "y"))
-    found = findings(without, measured)
-    assert [each.message for each in found] == [
+    actual = findings(without, measured)
+    assert [finding.message for finding in actual] == [
         "Drift from the baseline begins at 'y' (ReLU): it is not in the baseline."
     ]
-    found = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
-    assert [(each.where, each.message) for each in found] == [
+    actual = findings(replace(baseline, rows=(*baseline.rows, replace(GONE, label="t#1[0]"))), measured)
+    assert [(finding.where, finding.message) for finding in actual] == [
         ("t#1[0]", "Drift from the baseline begins at 't#1[0]' (ReLU): it is in the baseline and does not run.")
     ]
 
@@ -249,11 +251,11 @@ def test_the_first_layer_in_execution_order_is_named_first_whatever_its_name() -
     baseline = baseline_of(inspected(network, VALUES))
     with torch.no_grad():
         network.x.weight.mul_(2)
-    (found,) = findings(baseline, inspected(network, VALUES))
-    assert found.places == ("x", "w", "(model)")
-    assert found.message.startswith("Drift from the baseline begins at 'x' (Linear): its values differ by about ")
-    assert " (limit 0.01), in 5 of 5 channels, most in " in found.message
-    assert found.message.endswith(". 2 more layers follow: 'w', '(model)'.")
+    (actual,) = findings(baseline, inspected(network, VALUES))
+    assert actual.places == ("x", "w", "(model)")
+    assert actual.message.startswith("Drift from the baseline begins at 'x' (Linear): its values differ by about ")
+    assert " (limit 0.01), in 5 of 5 channels, most in " in actual.message
+    assert actual.message.endswith(". 2 more layers follow: 'w', '(model)'.")
 
 
 @pytest.mark.parametrize(
@@ -268,9 +270,9 @@ def test_limits_and_levels_hold_per_layer_pattern(pattern: str, settings: RuleSe
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, VALUES))
     some = LayerSettings(pattern, {"drift": settings})
-    (found,) = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
-    assert [*found.places] == where
-    assert ". 5 more layers follow: " in found.message
+    (actual,) = findings(baseline, inspected(network, VALUES * 1.2), layers=(some,))
+    assert [*actual.places] == where
+    assert ". 5 more layers follow: " in actual.message
 
 
 @pytest.mark.parametrize(
@@ -329,10 +331,10 @@ def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> 
     with torch.no_grad():
         network.get_submodule(MIDDLE[name]).weight.mul_(1.05)
     measured = inspected(network, inputs)
-    (found,) = findings(baseline, measured)
-    assert found.where == MIDDLE[name]
+    (actual,) = findings(baseline, measured)
+    assert actual.where == MIDDLE[name]
     order = [row.label for row in measured.forward.rows]
-    where = [order.index(place) for place in found.places]
+    where = [order.index(place) for place in actual.places]
     assert where == sorted(where)
 
 
@@ -345,17 +347,17 @@ def test_where_only_gradients_changed_the_last_layer_is_named_as_they_go_back_fr
     rows = {row.label: row.gradient_l2 or 0.0 for row in baseline.rows}
     for label in "zyx":
         baseline = with_row(baseline, label, gradient_l2=rows[label] * 2)
-    (found,) = findings(baseline, measured)
-    assert found.places == ("x", "y", "z")
-    (found,) = findings(with_row(baseline, "v", mean=1e3), measured)
-    assert found.places == ("v",)
+    (actual,) = findings(baseline, measured)
+    assert actual.places == ("x", "y", "z")
+    (actual,) = findings(with_row(baseline, "v", mean=1e3), measured)
+    assert actual.places == ("v",)
 
 
 @pytest.mark.exhaustive
 def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> None:
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, NORMAL))
-    (found,) = findings(baseline, inspected(network, NORMAL * 1.1 + 0.5))
-    assert found.where == "z"
-    assert "; what the network is given differs already, by 0.5" in found.message
-    assert "look at how inputs are read and prepared." in found.message
+    (actual,) = findings(baseline, inspected(network, NORMAL * 1.1 + 0.5))
+    assert actual.where == "z"
+    assert "; what the network is given differs already, by 0.5" in actual.message
+    assert "look at how inputs are read and prepared." in actual.message

@@ -24,15 +24,15 @@ HALVED = ("resnet18", "squeezenet1_1", "vit")
 def standardised(name: str) -> tuple[nn.Module, Tensor]:
     """Return a network whose BatchNorm stores what the input has, as training leaves it."""
     network, inputs = built(TORCHVISION[name])
-    norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None
         norm.train()
     with torch.no_grad():
         network(torch.cat([inputs, inputs.flip(-1)]))
-        for each in network.modules():
-            if isinstance(each, nn.Linear) and not each.weight.any():  # a head as it starts
-                nn.init.normal_(each.weight, std=0.02)
+        for module in network.modules():
+            if isinstance(module, nn.Linear) and not module.weight.any():  # a head as it starts
+                nn.init.normal_(module.weight, std=0.02)
     return network.eval(), inputs
 
 
@@ -43,13 +43,15 @@ def test_a_copy_in_half_precision_is_no_drift_but_a_changed_one_is(name: str) ->
     baseline = baseline_of(inspected(network, inputs))
     for half in HALVES.values():
         assert findings(baseline, inspected(*half(copy.deepcopy(network), inputs))) == []
-        changed, given = half(copy.deepcopy(network), inputs)
-        weighted = {label: each for label, each in changed.named_modules() if isinstance(each, nn.Conv2d | nn.Linear)}
+        changed, x = half(copy.deepcopy(network), inputs)
+        weighted = {
+            label: module for label, module in changed.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
+        }
         label, last = [*weighted.items()][-1]
         with torch.no_grad():
             last.weight.copy_(last.weight.flip(0))  # the classes in another order
-        (found,) = findings(baseline, inspected(changed, given))
-        assert found.where == label
+        (actual,) = findings(baseline, inspected(changed, x))
+        assert actual.where == label
 
 
 def test_errors_that_grow_from_layer_to_layer_are_no_drift_but_a_leap_is() -> None:
@@ -71,11 +73,11 @@ def test_errors_that_grow_from_layer_to_layer_are_no_drift_but_a_leap_is() -> No
 
     measured = replace(inspected(network, values), weights_precision="float32")
     assert findings(moved(0.08, 0.12, 0.18, 0.27), measured) == []
-    (found,) = findings(moved(0.04, 0.05, 0.4, 0.4), measured)
-    assert found.places == ("2", "3")
+    (actual,) = findings(moved(0.04, 0.05, 0.4, 0.4), measured)
+    assert actual.places == ("2", "3")
     same_precision = replace(moved(0.08, 0.12, 0.18, 0.27), weights_precision="float32")
-    (found,) = findings(same_precision, measured)
-    assert found.places == ("0", "1", "2", "3")
+    (actual,) = findings(same_precision, measured)
+    assert actual.places == ("0", "1", "2", "3")
 
 
 def test_values_that_vanish_in_float16_are_no_drift_there() -> None:
@@ -84,8 +86,8 @@ def test_values_that_vanish_in_float16_are_no_drift_there() -> None:
     measured = replace(inspected(chain(nn.Identity()), values * 0), weights_precision="float16")
     baseline = baseline_of(inspected(chain(nn.Identity()), values))
     assert findings(replace(baseline, weights_precision="float32"), measured) == []
-    (found,) = findings(baseline_of(inspected(chain(nn.Identity()), values * 100)), measured)
-    assert found.where == "z"
+    (actual,) = findings(baseline_of(inspected(chain(nn.Identity()), values * 100)), measured)
+    assert actual.where == "z"
 
 
 @pytest.mark.exhaustive
@@ -98,5 +100,5 @@ def test_one_layer_in_another_dtype_than_the_network_drifts() -> None:
     first = chain(nn.Linear(5, 5), *SIX[:5])
     baseline = baseline_of(inspected(first, VALUES))
     first.u = Narrow()
-    (found,) = findings(with_row(baseline, "u", kind="Narrow"), inspected(first, VALUES))
-    assert "its dtype went from float32 to float16" in found.message
+    (actual,) = findings(with_row(baseline, "u", kind="Narrow"), inspected(first, VALUES))
+    assert "its dtype went from float32 to float16" in actual.message

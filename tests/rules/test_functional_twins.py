@@ -65,8 +65,13 @@ def placeless(findings: tuple[Finding, ...] | list[Finding]) -> list[tuple[str, 
     """Return the findings without the name of what is between."""
     where = {finding.where: re.sub(r"between|\(model\):\w+", "BETWEEN", finding.where) for finding in findings}
     return [
-        (each.rule, each.level, where[each.where], _PLACE.sub("BETWEEN", each.message).replace("'between'", "BETWEEN"))
-        for each in findings
+        (
+            finding.rule,
+            finding.level,
+            where[finding.where],
+            _PLACE.sub("BETWEEN", finding.message).replace("'between'", "BETWEEN"),
+        )
+        for finding in findings
     ]
 
 
@@ -84,9 +89,9 @@ def test_a_function_gets_the_verdicts_and_the_report_of_the_module(name: str) ->
     assert verdicts[0] == verdicts[1]
     assert reports[0] == reports[1]
     if "dead" in name:
-        assert ("dead-channels", "warn", "BETWEEN") in [each[:3] for each in verdicts[1]]
+        assert ("dead-channels", "warn", "BETWEEN") in [verdict[:3] for verdict in verdicts[1]]
     if "saturated" in name:
-        assert ("saturated-activation", "warn", "BETWEEN") in [each[:3] for each in verdicts[1]]
+        assert ("saturated-activation", "warn", "BETWEEN") in [verdict[:3] for verdict in verdicts[1]]
 
 
 class Dead(nn.Module):
@@ -107,13 +112,13 @@ def test_the_dead_relu_is_named_with_its_line_though_no_operation_was_asked_for(
     torch.manual_seed(0)
     result = hookscope.grads(Dead(), torch.rand(1, 3, 8, 8), loss="sum")
     line = Dead.forward.__code__.co_firstlineno + 1
-    dead = next(each for each in result.verdicts if each.rule == "dead-gradient")
+    dead = next(verdict for verdict in result.verdicts if verdict.rule == "dead-gradient")
     assert dead.where == "conv1"
     assert dead.message.endswith(f"every output of '(model):relu' (test_functional_twins.py:{line}) is 0.")
-    assert "dead-channels" in [each.rule for each in result.verdicts if each.where == "(model):relu"]
+    assert "dead-channels" in [verdict.rule for verdict in result.verdicts if verdict.where == "(model):relu"]
     assert [row.label for row in result.rows] == ["conv1", "fc"]
     report = hookscope.check(Dead())
-    assert "dead-channels" in [each.rule for outcome in report.outcomes for each in outcome.findings]
+    assert "dead-channels" in [finding.rule for outcome in report.outcomes for finding in outcome.findings]
 
 
 def test_what_is_measured_for_verdicts_alone_is_not_in_the_result() -> None:
@@ -152,9 +157,9 @@ def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(softmax: Any) 
     x = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
     place = "(model):softmax" if softmax is F.softmax else "softmax"
     for run in (hookscope.activations(network, x), hookscope.grads(network, x)):
-        (found,) = [each for each in run.verdicts if each.rule == "non-finite-activation"]
-        assert found.where == place
-        assert "4 NaN and 0 Inf in 8 values" in found.message  # the second input's row
+        (actual,) = [verdict for verdict in run.verdicts if verdict.rule == "non-finite-activation"]
+        assert actual.where == place
+        assert "4 NaN and 0 Inf in 8 values" in actual.message  # the second input's row
     report = hookscope.check(network, images=x, select="non-finite-activation")
     assert "only 1 leads to it" in report.findings[0].message
     assert report.findings[0].where == ("(model)" if softmax is F.softmax else "softmax")

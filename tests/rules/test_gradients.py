@@ -327,9 +327,9 @@ def test_recurrent_weights_that_only_the_first_step_uses_are_a_warning(
 
     torch.manual_seed(0)
     run = hookscope.grads(Reader(), torch.randn(2, 5, 8), loss="sum")
-    verdicts = [each for each in run.verdicts if each.rule == "dead-gradient"]
-    assert [(each.level, each.where) for each in verdicts] == ([("warn", unlearnt)] if unlearnt else [])
-    assert all("hidden state that it multiplies is zero" in each.message for each in verdicts)
+    verdicts = [verdict for verdict in run.verdicts if verdict.rule == "dead-gradient"]
+    assert [(verdict.level, verdict.where) for verdict in verdicts] == ([("warn", unlearnt)] if unlearnt else [])
+    assert all("hidden state that it multiplies is zero" in verdict.message for verdict in verdicts)
 
 
 # Unused parameters

@@ -189,6 +189,6 @@ def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason()
     report = outcomes(judged(with_gradients(None, unmeasured=reason)))
     first, *others = [report[rule] for rule in RULES if rule in GRADIENT_RULES]
     assert first.status == "fail"
-    assert [each.message for each in first.findings] == ["This rule could not run: The network is quantised."]
-    assert {each.status for each in others} == {"skipped"}
-    assert {each.reason for each in others} == {"The network is quantised."}
+    assert [finding.message for finding in first.findings] == ["This rule could not run: The network is quantised."]
+    assert {other.status for other in others} == {"skipped"}
+    assert {other.reason for other in others} == {"The network is quantised."}

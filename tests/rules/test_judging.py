@@ -53,19 +53,19 @@ def test_the_most_severe_of_the_exit_codes_decides(codes: tuple[int, ...], code:
 
 
 def test_every_rule_has_an_outcome_in_the_order_of_the_rules() -> None:
-    assert [each.rule for each in judged(HEALTHY).outcomes] == [*RULES]
-    assert [each.rule for each in refused("net.pt", CheckpointError("no"), DEFAULT).outcomes] == [*RULES]
+    assert [outcome.rule for outcome in judged(HEALTHY).outcomes] == [*RULES]
+    assert [outcome.rule for outcome in refused("net.pt", CheckpointError("no"), DEFAULT).outcomes] == [*RULES]
 
 
 def test_what_is_not_wanted_is_off() -> None:
     report = judged(with_output(input_difference=0.0), wanted=frozenset({"forward"}))
-    assert [each.rule for each in report.outcomes if each.status != "off"] == ["forward"]
+    assert [outcome.rule for outcome in report.outcomes if outcome.status != "off"] == ["forward"]
     assert report.exit_code == 0
 
 
 def test_what_was_measured_beside_is_passed_on() -> None:
-    told = replace(HEALTHY, warnings=("Recognised as net.",), seconds={"load": 0.5})
-    report = judged(told)
+    message = replace(HEALTHY, warnings=("Recognised as net.",), seconds={"load": 0.5})
+    report = judged(message)
     assert (report.checkpoint, report.model, report.warnings) == ("net.pt", HEALTHY.model, ("Recognised as net.",))
     assert [each.name for each in report.inputs] == ["cat.jpg", "dog.jpg"]
     assert report.seconds == {"load": 0.5}
@@ -117,7 +117,7 @@ def refusal(error: HookscopeError, wanted: frozenset[str] = DEFAULT) -> tuple[in
     report = refused("net.pt", error, wanted)
     assert not report.passed
     assert report.error == str(error)
-    return report.exit_code, list(report.findings), {name: each.status for name, each in outcomes(report).items()}
+    return report.exit_code, list(report.findings), {name: outcome.status for name, outcome in outcomes(report).items()}
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def dead_where(*layers: tuple[str, RuleSettings], rule: RuleSettings | None = No
     """Return the level and place of each dead rectifier under these settings."""
     some = tuple(LayerSettings(pattern, {"dead-channels": each}) for pattern, each in layers)
     settings = CheckSettings(rules={} if rule is None else {"dead-channels": rule}, layers=some)
-    found = judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])).findings
-    return [(each.level, ", ".join(each.places)) for each in found]
+    actual = judged(DEAD, settings, wanted_rules(settings, ["dead-channels"])).findings
+    return [(each.level, ", ".join(each.places)) for each in actual]
 
 
 def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
@@ -303,7 +303,7 @@ def test_one_cause_is_one_finding_that_names_the_first_and_counts_what_follows()
 
 def test_what_is_to_mend_in_each_weight_is_a_finding_each() -> None:
     empty = replace(HEALTHY, stored=tuple(stored(name, zero_count=48) for name in ("a.weight", "b.weight")))
-    assert [each.where for each in judged(empty, wanted=frozenset({"zero-parameter"})).findings] == [
+    assert [finding.where for finding in judged(empty, wanted=frozenset({"zero-parameter"})).findings] == [
         "a.weight",
         "b.weight",
     ]

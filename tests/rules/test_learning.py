@@ -25,7 +25,7 @@ def learning(*ratios: float) -> list[ParameterRow]:
 
 def passing(*gradients: float) -> Gradients:
     """Return layers in a row, by the norms of their outputs' gradients."""
-    return inspection(gradients=[output_row(f"layer{at}", tensor(each)) for at, each in enumerate(gradients)])
+    return inspection(gradients=[output_row(f"layer{at}", tensor(gradient)) for at, gradient in enumerate(gradients)])
 
 
 def with_strange_inputs(judged: Gradients) -> Gradients:
@@ -130,7 +130,7 @@ def test_a_recurrence_is_judged_by_the_calls_of_its_cell() -> None:
         gradients = [factor ** (calls - 1 - call) for call in range(calls)]
         return inspection(
             [layer_row("cell", tensor(1.0), "RNNCell", call) for call in range(calls)],
-            [output_row("cell", tensor(each), "RNNCell", call) for call, each in enumerate(gradients)],
+            [output_row("cell", tensor(gradient), "RNNCell", call) for call, gradient in enumerate(gradients)],
             [parameter("cell.weight_hh", 1.0)],
         )
 
@@ -146,7 +146,7 @@ def test_a_recurrence_is_judged_by_the_calls_of_its_cell() -> None:
 
 def test_a_deep_linear_network_with_threefold_weights_explodes() -> None:
     judged = chain([3.0] * 30)
-    assert {each.ratio for each in judged.parameters} == {3.0**28}  # by its weights nothing is to be seen
+    assert {weight.ratio for weight in judged.parameters} == {3.0**28}  # by its weights nothing is to be seen
     (verdict,) = found("exploding-gradient", judged)
     assert (verdict.level, verdict.where) == ("fail", "layer0")
     # The second layer's gradient is 3**28, the greatest of the last three 3**2.
@@ -181,8 +181,8 @@ def test_the_smallest_and_largest_floats_are_judged_too() -> None:
     for values in (rising, rising[::-1]):
         judged = inspection(
             [layer_row(name, tensor(1e200)) for name in names],
-            [output_row(name, tensor(each)) for name, each in zip(names, values, strict=True)],
-            [parameter(f"{name}.weight", each) for name, each in zip(names, values, strict=True)],
+            [output_row(name, tensor(value)) for name, value in zip(names, values, strict=True)],
+            [parameter(f"{name}.weight", value) for name, value in zip(names, values, strict=True)],
         )
         assert rules(judged)[0] == ("vanishing-gradient" if values is rising else "exploding-gradient")
     assert rules(inspection(gradients=[output_row(name, tensor(math.inf)) for name in names])) == []
@@ -193,7 +193,7 @@ def test_the_smallest_and_largest_floats_are_judged_too() -> None:
 
 def test_weights_that_need_different_learning_rates_are_named() -> None:
     ratios = {"a": 1.0, "b": 2e-7, "c": 1.0, "d": 0.5}
-    judged = inspection(parameters=[parameter(f"{name}.weight", each) for name, each in ratios.items()])
+    judged = inspection(parameters=[parameter(f"{name}.weight", ratio) for name, ratio in ratios.items()])
     (verdict,) = found("gradient-imbalance", judged)
     assert (verdict.level, verdict.where) == ("warn", "b.weight")
     assert "5e6 times" in verdict.message

@@ -121,9 +121,9 @@ def test_an_output_that_the_loss_alone_gives_no_gradient_is_a_warning() -> None:
         x = m.body(x)
         return m.left(x), m.right(x) * 0
 
-    found = verdicts(Written(forward, body=linear(), left=linear(), right=linear()), X)
-    assert [(each.level, each.rule, each.where) for each in found] == [("warn", "dead-gradient", "right")]
-    assert "the loss does not change with it" in found[0].message
+    actual = verdicts(Written(forward, body=linear(), left=linear(), right=linear()), X)
+    assert [(finding.level, finding.rule, finding.where) for finding in actual] == [("warn", "dead-gradient", "right")]
+    assert "the loss does not change with it" in actual[0].message
 
 
 def test_a_parallel_branch_whose_rectifier_is_dead_is_not_excused_by_the_others() -> None:
@@ -178,8 +178,8 @@ def test_tokens_beside_the_one_that_the_loss_depends_on_are_sound_with_operation
 def pyramid(extra: nn.Module) -> nn.Module:
     """Return a body of three stages and a feature pyramid over it."""
 
-    def stage(given: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(given, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+    def stage(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU())
 
     body = nn.Sequential(OrderedDict(a=stage(3), b=stage(4), c=stage(4)))
     names = {"a": "0", "b": "1", "c": "2"}
@@ -224,4 +224,6 @@ def test_detectors_with_levels_without_an_object_are_sound(name: str, seed: int)
     batch = with_default_targets(network, noise_batch((2, 3, 64, 64), seed, "detection"))
     inspection: Gradients = inspect_gradients(network, batch, mode="train", seed=seed)
     assert any(row.status == "zero" for row in inspection.gradients)
-    assert [each for each in judge_gradients(inspection) if each.rule == "dead-gradient"] == []
+    assert [
+        judge_gradient for judge_gradient in judge_gradients(inspection) if judge_gradient.rule == "dead-gradient"
+    ] == []

@@ -94,7 +94,7 @@ def test_the_gradient_of_each_step_is_autograds(case: str) -> None:
     assert torch.allclose(torch.tensor(row.largest), expected.abs().amax((0, 2)), rtol=1e-5, atol=0)
     assert result.verification is not None
     assert result.verification.status == "same"
-    assert all(each.grad is None for each in network.parameters())
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_a_way_around_the_layer_does_not_count() -> None:
@@ -122,7 +122,7 @@ def test_a_frozen_layer_behind_data_is_not_watched() -> None:
 def test_an_lstm_over_120_steps_is_told_that_it_forgets() -> None:
     torch.manual_seed(0)
     result = hookscope.grads(Net(recurrent(nn.LSTM), last), torch.randn(2, 120, WIDTH), loss="ce", target=1)
-    (verdict,) = [each for each in result.verdicts if each.rule == RULE]
+    (verdict,) = [verdict for verdict in result.verdicts if verdict.rule == RULE]
     assert (verdict.level, verdict.where) == ("warn", "layer")
     assert "The gradient vanishes over time" in verdict.message
     assert "at step 0, " in verdict.message
@@ -131,9 +131,9 @@ def test_an_lstm_over_120_steps_is_told_that_it_forgets() -> None:
 def test_a_cell_is_told_by_its_calls_and_over_time() -> None:
     torch.manual_seed(0)
     result = hookscope.grads(Net(nn.LSTMCell(WIDTH, 8), cells), torch.randn(2, 120, WIDTH), loss="ce", target=1)
-    found = [(each.rule, each.where) for each in result.verdicts if each.rule != RULE]
-    assert found == [("vanishing-gradient", "layer[0]"), ("vanishing-gradient", "layer[1]")]
-    assert [each.level for each in result.verdicts if each.rule == RULE] == ["warn"]
+    actual = [(verdict.rule, verdict.where) for verdict in result.verdicts if verdict.rule != RULE]
+    assert actual == [("vanishing-gradient", "layer[0]"), ("vanishing-gradient", "layer[1]")]
+    assert [verdict.level for verdict in result.verdicts if verdict.rule == RULE] == ["warn"]
 
 
 def course(values: Sequence[float], kind: str = "LSTM", dtype: str = "float32") -> Gradients:
@@ -142,7 +142,7 @@ def course(values: Sequence[float], kind: str = "LSTM", dtype: str = "float32") 
 
 
 def verdicts(judged: Gradients) -> list[str]:
-    return [each.message for each in judge_gradients(judged) if each.rule == RULE]
+    return [judge_gradient.message for judge_gradient in judge_gradients(judged) if judge_gradient.rule == RULE]
 
 
 LOST, KEPT = 2.0**-24 * 0.99, 2.0**-24
@@ -194,9 +194,11 @@ def test_a_saturated_attention_is_found_and_an_untrained_one_is_not() -> None:
         return F.pad(layer(x, x, x)[0].mean(1), (0, 2))
 
     x = torch.randn(1, 40, WIDTH)
-    assert not [each for each in hookscope.grads(Net(attention, forward), x, loss="sum").verdicts if each.rule == RULE]
+    assert not [
+        verdict for verdict in hookscope.grads(Net(attention, forward), x, loss="sum").verdicts if verdict.rule == RULE
+    ]
     with torch.no_grad():
         attention.in_proj_weight[: 2 * WIDTH] *= 8
     network = Net(attention, lambda layer, x: F.pad(layer(x[:, :1], x, x)[0][:, 0], (0, 2)))
-    (verdict,) = [each for each in hookscope.grads(network, x, loss="sum").verdicts if each.rule == RULE]
+    (verdict,) = [verdict for verdict in hookscope.grads(network, x, loss="sum").verdicts if verdict.rule == RULE]
     assert "Attention is saturated" in verdict.message

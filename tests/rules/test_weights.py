@@ -55,9 +55,9 @@ def test_a_weight_of_whole_numbers_fails_unless_they_are_small_few_or_scaled() -
 
 
 def test_weights_of_one_sign_fail_where_nearly_all_are_and_warn_alone() -> None:
-    def found(*bounds: tuple[float, float], **known: Any) -> list[tuple[str, str]]:
+    def found(*bounds: tuple[float, float], **expected: Any) -> list[tuple[str, str]]:
         held = [
-            stored(f"{at}.weight", shape=(32, 64), **{"min": low, "max": high, **known})
+            stored(f"{at}.weight", shape=(32, 64), **{"min": low, "max": high, **expected})
             for at, (low, high) in enumerate(bounds)
         ]
         return [(rule, level) for rule, level, _ in findings(judged(replace(HEALTHY, stored=tuple(held))))]
@@ -75,8 +75,8 @@ def norm(name: str, *, statistics: bool | str, affine: bool, batches: int | None
 
     def values(leaf: str, start: float, *, moved: bool, role: str) -> StoredValues:
         bounds = {"min": 0.2, "max": 0.9} if moved else {"min": start, "max": start}
-        known = {"zero_count": 4 if not moved and not start else 0, "max_abs": bounds["max"], **bounds}
-        return stored(f"{name}.{leaf}", "BatchNorm2d", (4,), role=role, **known)
+        expected = {"zero_count": 4 if not moved and not start else 0, "max_abs": bounds["max"], **bounds}
+        return stored(f"{name}.{leaf}", "BatchNorm2d", (4,), role=role, **expected)
 
     counter = {"min": float(batches or 0), "max": float(batches or 0), "dtype": "int64"}
     return [
@@ -158,7 +158,7 @@ def test_where_no_statistics_moved_for_any_batch_it_fails() -> None:
 def test_a_layer_that_is_given_zeros_all_along_keeps_its_means_and_passes() -> None:
     """Its variances decay alike, from 1 on."""
     layers = norms(MOVED, ("variance", True, 9), MOVED, MOVED).stored
-    decayed = tuple(replace(each, min=1e-4, max=1e-4) if each.name == "1.running_var" else each for each in layers)
+    decayed = tuple(replace(layer, min=1e-4, max=1e-4) if layer.name == "1.running_var" else layer for layer in layers)
     assert judged(replace(HEALTHY, stored=decayed)).findings == ()
 
 
@@ -167,10 +167,10 @@ def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None
     assert (finding.rule, finding.level) == ("outlier-weight", "fail")
     assert finding.message == "'bn.running_var' (BatchNorm2d) reaches 2e19, whose square overflows float32."
     cut = with_stored("conv.bias", dtype="float16", max_abs=65504.0)
-    message = next(each.message for each in judged(cut).findings if each.rule == "outlier-weight")
+    message = next(finding.message for finding in judged(cut).findings if finding.rule == "outlier-weight")
     assert message.endswith("reaches 65,504, the greatest number of float16: an overflow was cut off there.")
     near = with_stored("bn.running_var", max_abs=1.8e19)
-    assert "outlier-weight" not in {each.rule for each in judged(near).findings}
+    assert "outlier-weight" not in {finding.rule for finding in judged(near).findings}
 
 
 def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> None:
@@ -182,21 +182,21 @@ def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> Non
 
 
 def test_activations_whose_square_overflows_fail_where_they_begin() -> None:
-    rows = [replace(each, activation=replace(each.activation, max=3e19)) for each in FORWARD.rows[1:3]]
+    rows = [replace(row, activation=replace(row.activation, max=3e19)) for row in FORWARD.rows[1:3]]
     measured = replace(HEALTHY, forward=replace(FORWARD, rows=(FORWARD.rows[0], *rows, *FORWARD.rows[3:])))
-    found_ = [each for each in judged(measured).findings if each.rule == "overflowing-activation"]
+    found_ = [finding for finding in judged(measured).findings if finding.rule == "overflowing-activation"]
     assert [(each.level, each.where) for each in found_] == [("fail", "relu")]
     assert found_[0].message == (
         "'relu' (ReLU) reaches 3e19, whose square overflows float32 (limit 1.8e19); 2 of 5 outputs are above it."
     )
     for passing in (with_row("gate", min=-3.4028234663852886e38), with_row("gate", min=-1e30, dtype="float64")):
-        assert "overflowing-activation" not in {each.rule for each in judged(passing).findings}
+        assert "overflowing-activation" not in {finding.rule for finding in judged(passing).findings}
 
 
 def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
     def of(**changes: Any) -> list[tuple[str, str]]:
         measured = replace(HEALTHY, optimisers=(OptimiserValues("optimizer", 9, **changes),))
-        return [(each.level, each.message) for each in judged(measured).findings]
+        return [(finding.level, finding.message) for finding in judged(measured).findings]
 
     assert of() == of(steps={0.0: 3}) == []
     assert of(steps={math.nan: 1, 3.0: 2}) == [
@@ -206,13 +206,13 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
     assert of(steps={9.0: 5, 3.0: 60}) == [
         ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
     ]
-    assert "and 2 more counts" in of(steps={float(each): 1 for each in range(5)})[0][1]
+    assert "and 2 more counts" in of(steps={float(number): 1 for number in range(5)})[0][1]
     squares = "'optimizer' in the file has negative means of squares: 'state.1.exp_avg_sq'."
     assert of(negative=("state.1.exp_avg_sq",)) == [("fail", squares)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "level", "what"),
+    ("changes", "level", "subject"),
     [
         ({}, "", ""),
         ({"growth_factor": 1.0}, "fail", "has a growth factor of 1 (limit: above 1, and finite)"),
@@ -224,11 +224,11 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
         ({"growth_tracker": -1.0}, "warn", "counts -1 steps since its last change (limit 2000)"),
     ],
 )
-def test_a_scaler_has_the_factors_that_torch_asks_for(changes: dict[str, float], level: str, what: str) -> None:
+def test_a_scaler_has_the_factors_that_torch_asks_for(changes: dict[str, float], level: str, subject: str) -> None:
     sound = ScalerValues("scaler", 65536.0, 2.0, 0.5, 2000.0, 1999.0)
     found_ = judged(replace(HEALTHY, scalers=(replace(sound, **changes),))).findings
-    assert [(each.rule, each.level, each.message) for each in found_] == (
-        [("scaler-state", level, f"'scaler' in the file {what}.")] if level else []
+    assert [(finding.rule, finding.level, finding.message) for finding in found_] == (
+        [("scaler-state", level, f"'scaler' in the file {subject}.")] if level else []
     )
 
 
@@ -246,13 +246,13 @@ def test_more_zero_weights_at_the_end_than_heads_are_no_excuse_for_a_constant_ou
     for zeros, level in ((1, "warn"), (2, "warn"), (3, "fail"), (9, "fail")):
         weights = (stored("first.weight"), *(stored(f"{at}.weight", **zero) for at in range(zeros)))
         measured = replace(HEALTHY, stored=weights, outputs=(replace(OUTPUT, input_difference=0.0),))
-        assert {each.level for each in judged(measured).findings if each.rule == "constant-output"} == {level}
+        assert {finding.level for finding in judged(measured).findings if finding.rule == "constant-output"} == {level}
 
 
 def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> None:
     zeros = {"min": 0.0, "max": 0.0, "max_abs": 0.0, "zero_count": 4}
     layers = norms(*[MOVED] * 4).stored
-    dropped = tuple(replace(each, **zeros) if each.name in ("1.weight", "1.bias") else each for each in layers)
+    dropped = tuple(replace(layer, **zeros) if layer.name in ("1.weight", "1.bias") else layer for layer in layers)
     (finding,) = judged(replace(HEALTHY, stored=dropped)).findings
     assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "1.weight")
     start = norms(*[MOVED] * 4, (False, False, 0)).stored  # the last of them, as a new branch starts
@@ -263,7 +263,7 @@ def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> No
 def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
     copy = CopyValues("ema", 9, ("a",), ("b",), ("c", "d"), ("e",))
     found_ = judged(replace(HEALTHY, copies=(copy,))).findings
-    assert [(each.rule, each.level, each.message) for each in found_] == [
+    assert [(finding.rule, finding.level, finding.message) for finding in found_] == [
         ("averaged-weights", "fail", "'ema' in the file has NaN or Inf in 1 of 9 tensors: 'a'."),
         ("averaged-weights", "fail", "'ema' in the file has 1 tensor of another shape than the weights: 'b'."),
         ("averaged-weights", "warn", "'ema' in the file lacks 2 parameters: 'c', 'd'."),

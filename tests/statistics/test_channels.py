@@ -24,16 +24,16 @@ def _variant(request: pytest.FixtureRequest) -> object:
 
 
 def check(tensor: Tensor) -> ChannelNumbers:
-    found = reduce_by_channel(tensor, None)
-    assert found is not None
+    actual = reduce_by_channel(tensor, None)
+    assert actual is not None
     wide = tensor.double().numpy().reshape(*tensor.shape[:2], -1)
-    np.testing.assert_array_equal(found.high, wide.max(2))
-    np.testing.assert_array_equal(found.low, wide.min(2))
-    np.testing.assert_array_equal(found.positions, wide.argmax(2))
-    np.testing.assert_allclose(found.mean, wide.mean(2), rtol=1e-12, atol=1e-13)
+    np.testing.assert_array_equal(actual.high, wide.max(2))
+    np.testing.assert_array_equal(actual.low, wide.min(2))
+    np.testing.assert_array_equal(actual.positions, wide.argmax(2))
+    np.testing.assert_allclose(actual.mean, wide.mean(2), rtol=1e-12, atol=1e-13)
     deviations = ((wide - wide.mean(2, keepdims=True)) ** 2).sum(2)
-    np.testing.assert_allclose(found.deviations, deviations, rtol=1e-9, atol=1e-13)
-    return found
+    np.testing.assert_allclose(actual.deviations, deviations, rtol=1e-9, atol=1e-13)
+    return actual
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 5), (4, 17, 8, 9), (2, 8, 3, 4, 5)])
@@ -61,9 +61,9 @@ def test_values_far_from_zero_keep_their_digits(is_last: bool) -> None:
     torch.manual_seed(1)
     tensor = torch.randn(2, 9, 11, 5) * 1e-3 + 1e4
     tensor[:, 3] = 0.1
-    found = check(tensor.to(memory_format=torch.channels_last) if is_last else tensor)
-    assert (found.mean[:, 3] == tensor[0, 3, 0, 0].item()).all()
-    assert (found.deviations[:, 3] == 0).all()
+    actual = check(tensor.to(memory_format=torch.channels_last) if is_last else tensor)
+    assert (actual.mean[:, 3] == tensor[0, 3, 0, 0].item()).all()
+    assert (actual.deviations[:, 3] == 0).all()
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -71,9 +71,9 @@ def test_positions_are_those_of_values_above_the_thresholds(is_last: bool) -> No
     tensor = torch.zeros(2, 3, 4, 4)
     tensor[0, 0, 1, 2], tensor[1, 0, 3, 3], tensor[1, 1, 0, 1] = 2, 1, 5
     tensor = tensor.to(memory_format=torch.channels_last) if is_last else tensor
-    found = reduce_by_channel(tensor, np.array([1.0, -1.0, 0.0]))
-    assert found is not None
-    assert found.positions.tolist() == [[6, 0, -1], [-1, 1, -1]]
+    actual = reduce_by_channel(tensor, np.array([1.0, -1.0, 0.0]))
+    assert actual is not None
+    assert actual.positions.tolist() == [[6, 0, -1], [-1, 1, -1]]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -83,7 +83,7 @@ def test_axes_may_lie_in_any_order(order: tuple[int, ...], shape: tuple[int, ...
     for axis in range(4):
         squares = check(a, b, axis)
         assert squares is not None
-        others = tuple(each for each in range(4) if each != axis)
+        others = tuple(number for number in range(4) if number != axis)
         expected = ((a.double() - b.double()) ** 2).numpy().sum(axis=others)
         np.testing.assert_allclose(squares, expected, rtol=1e-13)
 

@@ -69,8 +69,8 @@ def test_every_channel_has_its_share_in_equal_parts_of_its_space(
 @pytest.mark.parametrize("channels", [257, 2048])
 def test_of_more_than_256_channels_evenly_spread_ones_have_a_value_each(channels: int, space: tuple[int, ...]) -> None:
     size = math.prod(space)
-    found = kept(numbered(1, channels, *space), 1)[0].astype(int) // size
-    np.testing.assert_array_equal(found, np.arange(MOST_KEPT) * channels // MOST_KEPT)
+    actual = kept(numbered(1, channels, *space), 1)[0].astype(int) // size
+    np.testing.assert_array_equal(actual, np.arange(MOST_KEPT) * channels // MOST_KEPT)
 
 
 def test_channels_are_not_all_seen_at_the_same_places_nor_at_the_borders() -> None:
@@ -182,6 +182,6 @@ def test_batches_of_other_shapes_are_joined_value_by_value() -> None:
 
 def test_nothing_is_kept_of_what_is_sparse_ragged_or_without_data() -> None:
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for each in (torch.eye(3).to_sparse(), ragged, torch.ones(3, device="meta")):
-        assert kept_values(each) is None
+    for case in (torch.eye(3).to_sparse(), ragged, torch.ones(3, device="meta")):
+        assert kept_values(case) is None
     assert kept(torch.ones(3, 0)).size == 0

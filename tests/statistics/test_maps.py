@@ -24,19 +24,19 @@ def _variant(request: pytest.FixtureRequest) -> object:
 
 
 def combined(tensor: Tensor, *, squared: bool = False, rounding: float = 0.0) -> CombinedMaps:
-    found = combine_maps(tensor, squared=squared, rounding=rounding)
-    assert found is not None
-    return found
+    actual = combine_maps(tensor, squared=squared, rounding=rounding)
+    assert actual is not None
+    return actual
 
 
 def check(tensor: Tensor) -> None:
     values = tensor.numpy().astype(np.float64)
     strongest = (values**2).sum((2, 3)).argmax(1)
     for squared, expected in ((False, values.mean(1)), (True, np.sqrt((values**2).mean(1)))):
-        found = combined(tensor, squared=squared)
-        np.testing.assert_allclose(found.combined.numpy(), expected, rtol=1e-6, atol=1e-12)
-        assert found.channels.tolist() == strongest.tolist()
-        np.testing.assert_array_equal(found.strongest.numpy(), tensor.numpy()[range(len(tensor)), strongest])
+        actual = combined(tensor, squared=squared)
+        np.testing.assert_allclose(actual.combined.numpy(), expected, rtol=1e-6, atol=1e-12)
+        assert actual.channels.tolist() == strongest.tolist()
+        np.testing.assert_array_equal(actual.strongest.numpy(), tensor.numpy()[range(len(tensor)), strongest])
 
 
 @pytest.mark.parametrize("channels", [1, 4, 17])

@@ -75,9 +75,9 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def kernel(variant: str = "", threads: bool = True) -> Kernel:
-    found = kernel_of(variant, torch._C.__file__) if variant else KERNEL
-    assert found is not None
-    return found if threads else replace(found, runtime=None)
+    actual = kernel_of(variant, torch._C.__file__) if variant else KERNEL
+    assert actual is not None
+    return actual if threads else replace(actual, runtime=None)
 
 
 def fused_reducer(variant: str = "", threads: bool = True) -> FusedReducer:
@@ -312,8 +312,8 @@ def test_values_that_another_thread_overwrites_meanwhile_harm_no_later_tensor(
 
     def overwrite() -> None:
         while not is_done.is_set():
-            for each in patterns:
-                tensor.copy_(each)
+            for pattern in patterns:
+                tensor.copy_(pattern)
 
     writer = threading.Thread(target=overwrite)
     writer.start()

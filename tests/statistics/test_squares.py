@@ -33,11 +33,11 @@ def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: p
     if ["default", "avx2", "avx512"].index(variant) > supported:
         pytest.skip(f"this processor has no {variant}")
     monkeypatch.setattr(native, "load_kernel", lambda: kernel_of(variant))
-    given = tensors()  # type: ignore[operator]
-    sums = square_sums(given)
-    known = [each if total is None else total for each, total in zip(map(expected, given), sums, strict=True)]
-    assert known == pytest.approx([*map(expected, given)], rel=1e-12, nan_ok=True)
-    assert [total is None for total in sums] == [not each.numel() for each in given]
+    inputs = tensors()  # type: ignore[operator]
+    sums = square_sums(inputs)
+    reference = [each if total is None else total for each, total in zip(map(expected, inputs), sums, strict=True)]
+    assert reference == pytest.approx([*map(expected, inputs)], rel=1e-12, nan_ok=True)
+    assert [total is None for total in sums] == [not tensor.numel() for tensor in inputs]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -45,22 +45,22 @@ def test_every_tensor_is_summed_once(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        given = [torch.full((1 + at % 50,), float(at)) for at in range(500)]
-        assert square_sums(given) == [float(at**2 * (1 + at % 50)) for at in range(500)]
+        inputs = [torch.full((1 + at % 50,), float(at)) for at in range(500)]
+        assert square_sums(inputs) == [float(at**2 * (1 + at % 50)) for at in range(500)]
     finally:
         torch.set_num_threads(before)
 
 
 def test_other_tensors_are_left_out() -> None:
-    given = [torch.ones(4, dtype=torch.float64), torch.ones(4, 4)[:, :2], torch.ones(3, device="meta"), torch.ones(2)]
-    assert square_sums(given) == [None, None, None, 2.0]
+    inputs = [torch.ones(4, dtype=torch.float64), torch.ones(4, 4)[:, :2], torch.ones(3, device="meta"), torch.ones(2)]
+    assert square_sums(inputs) == [None, None, None, 2.0]
 
 
 def test_sums_of_small_tensors_are_those_of_float64() -> None:
-    given = [torch.randn(size) for size in (1, 7, 33, 1000)] + [torch.empty(0, 4), torch.full((3,), 3e38)]
-    sums = square_sums_of_small(given)
+    inputs = [torch.randn(size) for size in (1, 7, 33, 1000)] + [torch.empty(0, 4), torch.full((3,), 3e38)]
+    sums = square_sums_of_small(inputs)
     assert sums is not None
-    assert sums == pytest.approx([*map(expected, given)], rel=1e-12)
+    assert sums == pytest.approx([*map(expected, inputs)], rel=1e-12)
 
 
 @pytest.mark.parametrize(

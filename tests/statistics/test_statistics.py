@@ -77,17 +77,17 @@ def check(
     assert statistics.std == pytest.approx(scaled.std() * scale, rel=RELATIVE, abs=floor)
 
 
-def same_distribution(found: Distribution | None, values: NDArray[np.float64]) -> None:
+def same_distribution(actual: Distribution | None, values: NDArray[np.float64]) -> None:
     """Compare a distribution with that of float64 values by its definition."""
     expected = distribution_of(values[np.isfinite(values)])
-    if expected is None or found is None:
-        assert found is expected
+    if expected is None or actual is None:
+        assert actual is expected
         return
-    assert (found.low, found.high, found.count) == (expected.low, expected.high, expected.count)
-    assert (found.values is None) == (expected.values is None)
-    if found.values is not None:
-        assert np.array_equal(found.values, expected.values)
-    for ours, theirs in zip(found.binned(), expected.binned(), strict=True):
+    assert (actual.low, actual.high, actual.count) == (expected.low, expected.high, expected.count)
+    assert (actual.values is None) == (expected.values is None)
+    if actual.values is not None:
+        assert np.array_equal(actual.values, expected.values)
+    for ours, theirs in zip(actual.binned(), expected.binned(), strict=True):
         assert ours.dtype == theirs.dtype
         assert np.array_equal(ours, theirs)
 
@@ -431,9 +431,9 @@ def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
     """Measure a dense float tensor through the reductions that an accelerator would run."""
     channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
     rows = tensor.reshape(1, -1)
-    known = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
+    expected = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
     scalars, counts = reduce_on_device(rows, channels_view)
-    return summarise(collect([Pending(known, None, (scalars, counts, count_in_bins(rows)))]))[0]
+    return summarise(collect([Pending(expected, None, (scalars, counts, count_in_bins(rows)))]))[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -589,8 +589,8 @@ def test_tensors_in_a_row_do_not_disturb_each_other(
         reductions.append(reducer.reduce(tensor, axis))
         tensor.zero_()  # as an in-place layer would a moment later
     reducer.settle()
-    for statistics, (known, axis) in zip(summarise(collect(reductions)), expected, strict=True):
-        check(statistics, known, axis)
+    for statistics, (reference, axis) in zip(summarise(collect(reductions)), expected, strict=True):
+        check(statistics, reference, axis)
 
 
 def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
@@ -634,11 +634,11 @@ def test_float64_values_whose_squares_it_cannot_hold_are_measured(scale: float, 
     values, count = whole * scale, whole.numel()
     near = 1e-4 if scale < 1e-308 else 1e-12  # there float64 has but a few digits
     std, l2 = 3.25**0.5, (14 * repeats) ** 0.5
-    first, second = (reduce_tensor(each) for each in (values[: count // 4], values[count // 4 :]))
+    first, second = (reduce_tensor(case) for case in (values[: count // 4], values[count // 4 :]))
     zeros = merge(reduce_tensor(torch.zeros(count, dtype=torch.float64)), reduce_tensor(values))
     for statistics in summarise([reduce_tensor(values), merge(first, second), merge(second, first)]):
-        found = (statistics.mean, statistics.std, statistics.mean_abs, statistics.l2)
-        assert [each / scale for each in found] == pytest.approx([0.5, std, 1.5, l2], rel=near)
+        actual = (statistics.mean, statistics.std, statistics.mean_abs, statistics.l2)
+        assert [each / scale for each in actual] == pytest.approx([0.5, std, 1.5, l2], rel=near)
     (halved,) = summarise([zeros])
     assert halved.l2 / scale == pytest.approx(l2, rel=near)
     assert halved.std / scale == pytest.approx(1.6875**0.5, rel=near)

@@ -42,9 +42,9 @@ def test_square_patches_fill_the_picture(count: int, size: tuple[int, int], grid
 
 
 def test_the_user_s_word_counts_more() -> None:
-    given = Tokens(1, (2, 8))
-    assert layout_of((1, 17, 64), 1, 2, [(4, 4)], prefix=1, tokens=given) == Layout((2, 8), 2, 1)
-    assert layout_of((1, 18, 64), 1, 2, [(4, 4)], tokens=given) == "has 18 tokens, not the 1 + 2x8 of --tokens"
+    inputs = Tokens(1, (2, 8))
+    assert layout_of((1, 17, 64), 1, 2, [(4, 4)], prefix=1, tokens=inputs) == Layout((2, 8), 2, 1)
+    assert layout_of((1, 18, 64), 1, 2, [(4, 4)], tokens=inputs) == "has 18 tokens, not the 1 + 2x8 of --tokens"
 
 
 def test_tokens_become_maps_row_by_row() -> None:

@@ -100,14 +100,14 @@ def test_every_item_gives_its_result() -> None:
 def test_a_worker_is_a_process_of_its_own_with_nothing_to_read_that_may_fork_and_leaves_no_core_file() -> None:
     items = "os.getpid()", "os.getpid()", "sys.stdin.read()", "fork_and_wait()", "core_limit()"
     variable = "os.environ['HOOKSCOPE_TEST']"
-    found = outcomes(*items, variable, limits=Limits(60, 2**30), environment={"HOOKSCOPE_TEST": "given"})
-    assert len({os.getpid(), *found[:2]}) == 3
-    assert found[2:] == ["", 7, 0, "given"]
+    actual = outcomes(*items, variable, limits=Limits(60, 2**30), environment={"HOOKSCOPE_TEST": "given"})
+    assert len({os.getpid(), *actual[:2]}) == 3
+    assert actual[2:] == ["", 7, 0, "given"]
     assert "HOOKSCOPE_TEST" not in os.environ
 
 
 def test_items_run_at_the_same_time_when_asked_for(tmp_path: Path) -> None:
-    assert outcomes(*(f"meet({str(tmp_path)!r}, *{each!r})" for each in ("ab", "ba")), at_once=2) == [True, True]
+    assert outcomes(*(f"meet({str(tmp_path)!r}, *{case!r})" for case in ("ab", "ba")), at_once=2) == [True, True]
 
 
 def test_a_worker_that_is_killed_or_leaves_says_how_and_the_others_finish() -> None:
@@ -129,7 +129,7 @@ def test_a_worker_that_hangs_is_ended_with_what_it_started_and_the_others_finish
     late, after = outcomes(f"hang_with_child({str(witness)!r})", "9", limits=Limits(seconds=1))
     assert late == WorkerFailure("time", "it did not finish within 1 s")
     assert after == 9
-    processes = [int(each) for each in witness.read_text(encoding="utf-8").split()]
+    processes = [int(word) for word in witness.read_text(encoding="utf-8").split()]
     assert len(processes) == 2
     assert wait_until(lambda: not any(map(is_running, processes)))
 
@@ -144,7 +144,7 @@ def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> 
 def test_what_a_worker_raises_and_what_cannot_be_sent_come_with_their_tracebacks() -> None:
     unpicklable_item: Any = lambda: 1  # noqa: E731
     raised, unsent, unpicklable, after = outcomes("{}['no such key']", "lambda: 1", unpicklable_item, "9")
-    assert {each.cause for each in (raised, unsent, unpicklable)} == {"raised"}
+    assert {case.cause for case in (raised, unsent, unpicklable)} == {"raised"}
     assert "KeyError: 'no such key'" in raised.traceback
     assert "in act" in raised.traceback
     assert "function is not JSON serializable" in unsent.traceback

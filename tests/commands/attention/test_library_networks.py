@@ -49,16 +49,18 @@ class Recorder(TorchFunctionMode):
             self._softmaxes = [*self._softmaxes[-1:], output]
         elif name in ("matmul", "bmm"):
             for weights in self._softmaxes:
-                sides = [each.data_ptr() == weights.data_ptr() for each in args]
+                sides = [argument.data_ptr() == weights.data_ptr() for argument in args]
                 if sum(sides) == 1:
                     self.met.append(Met(weights.double(), args[sides.index(False)]))
         return output
 
 
-def by_definition(query: Tensor, key: Tensor, _value: Tensor, attn_mask: Tensor | None = None, **given: Any) -> Tensor:
-    scale = given.get("scale")
+def by_definition(
+    query: Tensor, key: Tensor, _value: Tensor, attn_mask: Tensor | None = None, **options: Any
+) -> Tensor:
+    scale = options.get("scale")
     scores = query.double() @ key.double().mT * (query.size(-1) ** -0.5 if scale is None else scale)
-    if given.get("is_causal"):
+    if options.get("is_causal"):
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         hides = attn_mask.dtype is torch.bool
@@ -79,13 +81,13 @@ def spread(network: nn.Module) -> nn.Module:
     noise = torch.Generator().manual_seed(0)
     learned = ("pos", "bias", "cls", "reg", "token", "quer", "latent", "table", "gamma")
     with torch.no_grad():
-        for name, each in network.named_parameters():
-            values = torch.randn(each.shape, generator=noise)
-            if each.dim() > 1:
+        for name, parameter in network.named_parameters():
+            values = torch.randn(parameter.shape, generator=noise)
+            if parameter.dim() > 1:
                 is_learned = any(word in name.rpartition(".")[2] for word in learned)
-                each.copy_(values * (0.5 if is_learned else 0.4 / math.sqrt(each[0].numel())))
+                parameter.copy_(values * (0.5 if is_learned else 0.4 / math.sqrt(parameter[0].numel())))
             else:
-                each.copy_(0.2 * values + ("weight" in name or "gamma" in name))
+                parameter.copy_(0.2 * values + ("weight" in name or "gamma" in name))
     return network.eval()
 
 
@@ -260,14 +262,14 @@ def looked_at(case: Case, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -
     own = forward_pass.places_of
 
     def kept(call: Any, axes: Any, arrangement: Any) -> Any:
-        found = own(call, axes, arrangement)
-        cells.append((axes, found[1]))
-        return found
+        actual = own(call, axes, arrangement)
+        cells.append((axes, actual[1]))
+        return actual
 
     monkeypatch.setattr(forward_pass, "places_of", kept)
     torch.manual_seed(0)
-    given = {"input": case.inputs} if len(case.inputs) > 1 else {"images": case.inputs[PIXELS]}
-    return hookscope.attention(network, **given, save_tensors=True, query="mean"), cells
+    options = {"input": case.inputs} if len(case.inputs) > 1 else {"images": case.inputs[PIXELS]}
+    return hookscope.attention(network, **options, save_tensors=True, query="mean"), cells
 
 
 def changed(inputs: Inputs, grid: Grid, cell: int) -> Inputs:
@@ -289,8 +291,8 @@ def test_weights_and_places_are_true(name: str, monkeypatch: pytest.MonkeyPatch)
     assert result.census.startswith(case.census)
     assert result.warnings == ()
     for part, grid in case.grids.items():
-        found = {each.key_grid for each in result.blocks if part in each.label}
-        assert found == {grid}, part
+        actual = {block.key_grid for block in result.blocks if part in block.label}
+        assert actual == {grid}, part
     met = recorded(network, case.inputs)
     place_of: dict[int, int] = {}
     for index, block in enumerate(result.blocks):

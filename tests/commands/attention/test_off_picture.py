@@ -21,7 +21,7 @@ class Attention(nn.Module):
         query, key, value = self.project(tokens).chunk(3, -1)
         if key_value_states is not None:
             key, value = self.project(key_value_states).chunk(3, -1)[1:]
-        query, key, value = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (query, key, value))
+        query, key, value = (case.unflatten(-1, (2, 4)).transpose(1, 2) for case in (query, key, value))
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
@@ -61,16 +61,16 @@ class TwoTowers(nn.Module):
 @pytest.mark.parametrize("words", [16, 17])
 def test_words_do_not_lie_on_the_picture_that_another_tower_was_given(words: int) -> None:
     """16 are as many as patches, 17 as patches and a class token; the last block, which is drawn, is the text's."""
-    given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, words))}
-    result = hookscope.attention(TwoTowers(), input=given)
+    options = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, words))}
+    result = hookscope.attention(TwoTowers(), input=options)
     assert result.census == "2 of 2 blocks seen"
-    assert [(each.query_grid, each.key_grid) for each in result.blocks] == [((4, 4), (4, 4)), (None, None)]
-    assert [each.distance is None for each in result.rows] == [False, False, True, True]
+    assert [(block.query_grid, block.key_grid) for block in result.blocks] == [((4, 4), (4, 4)), (None, None)]
+    assert [row.distance is None for row in result.rows] == [False, False, True, True]
     assert result.maps == ()
     assert f"text.attention has no map: its {words} keys are words, which have no place on a picture" in result.notes[0]
     assert result.notes[1] == "vision.attention has a map: `block` 0."
-    (found, _) = hookscope.attention(TwoTowers(), input=given, block=0).maps
-    assert (found.block, found.values.shape) == ("vision.attention", (4, 4))
+    (actual, _) = hookscope.attention(TwoTowers(), input=options, block=0).maps
+    assert (actual.block, actual.values.shape) == ("vision.attention", (4, 4))
 
 
 def test_a_user_who_knows_better_places_words() -> None:
@@ -104,9 +104,9 @@ class Detector(nn.Module):
         queries = self.queries.expand(len(pixels), -1, -1)
         if self.way == "batch second":
             queries, memory = queries.transpose(0, 1), memory.transpose(0, 1)
-        given = (queries, queries, memory) if self.way == "written out" else (queries, memory)
-        found: Tensor = self.layer(*given)
-        return found.transpose(0, 1) if self.way == "batch second" else found
+        arguments = (queries, queries, memory) if self.way == "written out" else (queries, memory)
+        actual: Tensor = self.layer(*arguments)
+        return actual.transpose(0, 1) if self.way == "batch second" else actual
 
 
 @pytest.mark.parametrize(
@@ -116,21 +116,21 @@ def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, way: str) 
     """4 are as many as patches of the halved grid, 16 as patches, 17 as patches and a class token."""
     network = Detector(queries, way)
     result = hookscope.attention(network, PICTURES, query="mean", block=[1, 2], save_tensors=True)
-    grids = [(each.query_grid, each.key_grid) for each in result.blocks]
+    grids = [(block.query_grid, block.key_grid) for block in result.blocks]
     assert grids == [((4, 4), (4, 4)), (None, None), (None, (4, 4))]
     reason = f"has no map: its {queries} keys are tokens of a decoder, which have no place on the picture."
-    assert [reason in each for each in result.notes] == [True]
-    assert [each.block for each in result.maps] == [result.blocks[2].label] * 2
+    assert [reason in note for note in result.notes] == [True]
+    assert [heat_map.block for heat_map in result.maps] == [result.blocks[2].label] * 2
     weights = result.tensors[result.blocks[2].label].double().numpy()
-    for each in result.maps:
-        expected = weights[each.input_index].mean((0, 1))
-        np.testing.assert_allclose(each.values.reshape(-1), expected, atol=1e-6)
+    for heat_map in result.maps:
+        expected = weights[heat_map.input_index].mean((0, 1))
+        np.testing.assert_allclose(heat_map.values.reshape(-1), expected, atol=1e-6)
 
 
 def test_attention_is_not_followed_from_the_picture_to_other_tokens_though_as_many() -> None:
-    given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, 16))}
+    options = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, 16))}
     with pytest.raises(UsageError, match=r"text\.attention looks at other tokens than the blocks before it\."):
-        hookscope.attention(TwoTowers(), input=given, rollout=True)
+        hookscope.attention(TwoTowers(), input=options, rollout=True)
     with pytest.raises(UsageError, match=r"layer\.self_attn looks at other tokens than the blocks before it\."):
         hookscope.attention(Detector(16, "batch first"), PICTURES, rollout=True)
 
@@ -146,7 +146,7 @@ class LinearOfChannels(nn.Module):
         self.way, self.project = way, nn.Conv2d(8, 36, 1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        query, key, value = (each.flatten(2).unflatten(1, (2, 6)) for each in self.project(maps).chunk(3, 1))
+        query, key, value = (part.flatten(2).unflatten(1, (2, 6)) for part in self.project(maps).chunk(3, 1))
         query, key = query.softmax(-2), key.softmax(-1)
         by_einsum = torch.einsum("bhdn,bhen->bhde", key, value) if self.way == "einsum" else None
         met = key @ value.transpose(-2, -1) if by_einsum is None else by_einsum
@@ -173,7 +173,7 @@ class OverChannels(nn.Module):
         self.project = nn.Linear(8, 24)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = (each.unflatten(-1, (2, 4)).permute(0, 2, 3, 1) for each in self.project(tokens).chunk(3, -1))
+        parts = (part.unflatten(-1, (2, 4)).permute(0, 2, 3, 1) for part in self.project(tokens).chunk(3, -1))
         query, key, value = parts  # (N, heads, channels, tokens)
         return (query @ key.mT).softmax(-1) @ value
 
@@ -217,7 +217,7 @@ class WindowsAndHeads(nn.Module):
 def test_heads_of_windows_in_one_axis_are_heads() -> None:
     tokens = torch.randn(3, 12, 8, generator=torch.Generator().manual_seed(4))
     result = hookscope.attention(nn.Sequential(WindowsAndHeads()), tokens, batch_axis=0, save_tensors=True)
-    assert [(each.windows, each.heads, each.keys) for each in result.blocks] == [(3, 2, 4)]
+    assert [(block.windows, block.heads, block.keys) for block in result.blocks] == [(3, 2, 4)]
     parts = tokens.double().numpy().reshape(3, 3, 4, 2, 4).transpose(0, 1, 3, 2, 4)
     powers = np.exp(parts @ parts.swapaxes(-2, -1) / 2)
     np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
@@ -231,7 +231,7 @@ class HeadsInFront(nn.Module):
         self.project, self.count, self.way = nn.Linear(8, 24), heads, way
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = (each.unflatten(-1, (self.count, -1)).permute(2, 0, 1, 3) for each in self.project(tokens).chunk(3, -1))
+        parts = (part.unflatten(-1, (self.count, -1)).permute(2, 0, 1, 3) for part in self.project(tokens).chunk(3, -1))
         query, key, value = parts
         if self.way == "fused":
             return F.scaled_dot_product_attention(query, key, value).permute(1, 2, 0, 3).flatten(2)
@@ -246,7 +246,7 @@ def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -
     network = nn.Sequential(HeadsInFront(heads, way))
     tokens = torch.randn(inputs, 6, 8)
     result = hookscope.attention(network, tokens, batch_axis=0, save_tensors=True)
-    assert [(each.windows, each.heads, each.keys) for each in result.blocks] == [(1, heads, 6)]
+    assert [(block.windows, block.heads, block.keys) for block in result.blocks] == [(1, heads, 6)]
     with torch.no_grad():
         query, key, _ = (
             network[0].project(tokens).double().numpy().reshape(inputs, 6, 3, heads, -1).transpose(2, 0, 3, 1, 4)
@@ -263,7 +263,7 @@ class ByNames(nn.Module):
         self.project, self.count, self.weights = nn.Linear(8, 24), heads, weights
 
     def forward(self, tokens: Tensor) -> Tensor:
-        query, key, value = (each.unflatten(-1, (self.count, -1)) for each in self.project(tokens).chunk(3, -1))
+        query, key, value = (part.unflatten(-1, (self.count, -1)) for part in self.project(tokens).chunk(3, -1))
         weights = torch.einsum(f"bihd,bjhd->{self.weights}", query, key).softmax(-1)
         return torch.einsum(f"{self.weights},bjhd->bihd", weights, value).flatten(2)
 
@@ -274,7 +274,7 @@ def test_einsum_says_which_axes_are_inputs_heads_and_queries(inputs: int, heads:
     torch.manual_seed(0)
     network, tokens = nn.Sequential(ByNames(heads, weights)), torch.randn(inputs, 6, 8)
     result = hookscope.attention(network, tokens, batch_axis=0, save_tensors=True)
-    assert [(each.windows, each.heads, each.queries, each.keys) for each in result.blocks] == [(1, heads, 6, 6)]
+    assert [(block.windows, block.heads, block.queries, block.keys) for block in result.blocks] == [(1, heads, 6, 6)]
     with torch.no_grad():
         project: nn.Linear = network[0].project  # type: ignore[assignment]
         query, key, _ = project(tokens).double().numpy().reshape(inputs, 6, 3, heads, -1).transpose(2, 0, 3, 1, 4)
@@ -288,8 +288,8 @@ class AttentionByHead(nn.Module):
     num_heads = 4
 
     def forward(self, windows: Tensor) -> Tensor:
-        heads = [each.flatten(2) for each in windows.chunk(self.num_heads, 1)]  # (N * windows, D, T)
-        mixed = [each @ (each.mT @ each).softmax(-1).mT for each in heads]
+        heads = [part.flatten(2) for part in windows.chunk(self.num_heads, 1)]  # (N * windows, D, T)
+        mixed = [head @ (head.mT @ head).softmax(-1).mT for head in heads]
         return torch.cat(mixed, 1).reshape(windows.shape)
 
 
@@ -307,7 +307,9 @@ class CutInFour(nn.Module):
 def test_windows_that_are_as_many_as_heads_are_windows(inputs: int) -> None:
     maps = torch.randn(inputs, 8, 6, 6, generator=torch.Generator().manual_seed(4))
     result = hookscope.attention(CutInFour(), maps, batch_axis=0, save_tensors=True)
-    assert [(each.windows, each.heads, each.keys, each.key_grid) for each in result.blocks] == [(4, 1, 9, None)] * 4
+    assert [(block.windows, block.heads, block.keys, block.key_grid) for block in result.blocks] == [
+        (4, 1, 9, None)
+    ] * 4
     whole = maps.double().numpy().reshape(inputs, 4, 2, 2, 3, 2, 3).transpose(0, 3, 5, 1, 4, 6, 2)
     heads = whole.reshape(inputs, 4, 4, 9, 2)  # (inputs, windows, heads, tokens, features)
     powers = np.exp(heads @ heads.swapaxes(-2, -1))

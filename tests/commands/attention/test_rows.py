@@ -95,14 +95,14 @@ ALLOWED[..., 0] = True
 def test_rows_are_those_of_the_definition(
     options: Mapping[str, Any], mask: NDArray[np.float64] | float, scale: float
 ) -> None:
-    query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
+    query, key, value = (drawn(2, 3, 6, 4, seed=number) for number in range(3))
     calls, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention, **options), query, key, value)
     assert np.abs(rows.numpy() - by_numpy(query, key, mask, scale)).max() < 1e-6
     assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 6), atol=1e-6)
     assert calls[0].entry == "scaled dot product"
     parts = [part_of(calls[0], 0, 4), part_of(calls[0], 4, 6)]
-    assert torch.allclose(torch.cat([each.weights for each in parts], -2), rows, atol=1e-7)
-    entropy = torch.cat([entropy_of(each) for each in parts], -1)
+    assert torch.allclose(torch.cat([part.weights for part in parts], -2), rows, atol=1e-7)
+    entropy = torch.cat([entropy_of(part) for part in parts], -1)
     assert np.abs(entropy.numpy() - entropy_by_numpy(by_numpy(query, key, mask, scale))).max() < 1e-6
 
 
@@ -132,7 +132,7 @@ def test_torchs_causal_biases_hide_keys(bias: Callable[[int, int], Tensor], shif
 
 @pytest.mark.parametrize("bias", [None, BIAS])
 def test_under_autocast_rows_are_those_of_what_it_rounds(bias: Tensor | None) -> None:
-    query, key, value = (drawn(2, 3, 6, 4, seed=each) * 3 for each in range(3))
+    query, key, value = (drawn(2, 3, 6, 4, seed=number) * 3 for number in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         attends = Attends(F.scaled_dot_product_attention, attn_mask=bias)
         _, (rows,), output = seen_by_mode(attends, query, key, value)
@@ -177,7 +177,7 @@ def test_parts_of_one_size_share_their_memory() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_has_the_rows_of_float32(dtype: torch.dtype) -> None:
-    query, key, value = (drawn(2, 3, 40, 16, seed=each, dtype=dtype) for each in range(3))
+    query, key, value = (drawn(2, 3, 40, 16, seed=number, dtype=dtype) for number in range(3))
     _, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention), query, key, value)
     expected = by_numpy(query, key, 0.0, 0.25)
     ulps = np.abs(rows.numpy() - expected) / (expected * torch.finfo(dtype).eps)
@@ -232,15 +232,15 @@ def test_torchs_own_attention_has_its_weights_to_the_last_bit(
 ) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(12, 3, dropout=0.5, **{"batch_first": True, **layer_options}).eval()
-    given = [drawn(2, 5, 12), drawn(2, 7, layer.kdim, seed=1), drawn(2, 7, layer.vdim, seed=2)]
+    arguments = [drawn(2, 5, 12), drawn(2, 7, layer.kdim, seed=1), drawn(2, 7, layer.vdim, seed=2)]
     if not layer.batch_first:
-        given = [each.transpose(0, 1) for each in given]
+        arguments = [tensor.transpose(0, 1) for tensor in arguments]
     options = {name: made() for name, made in call_options.items()}
     asked = {"need_weights": asks != "nothing", "average_attn_weights": asks != "weights"}
-    plain = layer(*given, **options, **asked)[0]
-    calls, (rows,), (output, _) = seen_by_mode(layer, *given, **options, **asked)
+    plain = layer(*arguments, **options, **asked)[0]
+    calls, (rows,), (output, _) = seen_by_mode(layer, *arguments, **options, **asked)
     assert torch.equal(output, plain)
-    assert torch.equal(rows, layer(*given, **options, average_attn_weights=False)[1])
+    assert torch.equal(rows, layer(*arguments, **options, average_attn_weights=False)[1])
     assert calls[0].rows is not None
     assert calls[0].rows.shape == tuple(rows.shape)
 
@@ -255,7 +255,7 @@ def test_torchs_own_attention_of_one_sequence_has_its_weights() -> None:
 def test_nothing_is_projected_twice_for_the_weights_of_torchs_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, tokens = nn.MultiheadAttention(12, 3).eval(), drawn(5, 2, 12)
     projected, linear = [], F.linear
-    monkeypatch.setattr(F, "linear", lambda *given: projected.append(given) or linear(*given))
+    monkeypatch.setattr(F, "linear", lambda *arguments: projected.append(arguments) or linear(*arguments))
     seen_by_mode(layer, tokens, tokens, tokens, need_weights=False)
     assert len(projected) == 2  # queries, keys and values at once, and the output
 
@@ -300,7 +300,7 @@ def with_projection(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [written_out, by_einsum, with_projection, values_first])
 def test_a_softmax_that_meets_values_is_attention(function: Callable[..., Tensor]) -> None:
-    query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
+    query, key, value = (drawn(2, 3, 6, 4, seed=number) for number in range(3))
     calls, (rows,), _ = seen_by_mode(Attends(function), query, key, value)
     expected = by_numpy(query, key, 0.0, 0.5)
     assert np.abs(rows.numpy() - expected).max() < 1e-6
@@ -315,7 +315,7 @@ def overwritten(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def test_weights_that_are_overwritten_are_not_shown() -> None:
-    calls, rows, _ = seen_by_mode(Attends(overwritten), *(drawn(2, 3, 6, 4, seed=each) for each in range(3)))
+    calls, rows, _ = seen_by_mode(Attends(overwritten), *(drawn(2, 3, 6, 4, seed=number) for number in range(3)))
     assert rows == []
     assert "overwritten" in calls[0].reason
 
@@ -325,7 +325,7 @@ def over_channels(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def test_a_softmax_over_another_axis_is_none() -> None:
-    calls, _, _ = seen_by_mode(Attends(over_channels), *(drawn(2, 3, 6, 4, seed=each) for each in range(3)))
+    calls, _, _ = seen_by_mode(Attends(over_channels), *(drawn(2, 3, 6, 4, seed=number) for number in range(3)))
     assert calls == []
 
 
@@ -337,12 +337,12 @@ def test_outputs_and_gradients_are_those_without_to_the_last_bit() -> None:
     def passed(*, looking: bool) -> list[Tensor]:
         torch.manual_seed(7)
         network.zero_grad()
-        given = tokens.clone().requires_grad_()
-        output = seen_by_mode(network, given)[2] if looking else network(given)
+        inputs = tokens.clone().requires_grad_()
+        output = seen_by_mode(network, inputs)[2] if looking else network(inputs)
         output.square().sum().backward()
-        gradients = [each.grad for each in network.parameters() if each.grad is not None]
-        assert given.grad is not None
-        return [output.detach(), given.grad, *(each.clone() for each in gradients)]
+        gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        assert inputs.grad is not None
+        return [output.detach(), inputs.grad, *(gradient.clone() for gradient in gradients)]
 
     for one, other in zip(passed(looking=True), passed(looking=False), strict=True):
         assert torch.equal(one, other)
@@ -365,17 +365,17 @@ def of_timm(name: str, **options: Any) -> tuple[nn.Module, Callable[[Tensor], li
     plain.load_state_dict(network.state_dict())
 
     def oracle(pictures: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []
+        actual: list[Tensor] = []
         handles = [
-            module.register_forward_hook(lambda _module, _args, output: found.append(output.detach().clone()))
-            for each, module in plain.named_modules()
-            if each.endswith("attn_drop") and "cls" not in each
+            module.register_forward_hook(lambda _module, _args, output: actual.append(output.detach().clone()))
+            for text, module in plain.named_modules()
+            if text.endswith("attn_drop") and "cls" not in text
         ]
         with torch.no_grad():
             plain(pictures)
         for handle in handles:
             handle.remove()
-        return found
+        return actual
 
     return network, oracle
 
@@ -391,13 +391,13 @@ def of_transformers(name: str, **options: Any) -> tuple[nn.Module, Callable[[Ten
     plain.load_state_dict(network.state_dict())
 
     def oracle(pictures: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []  # Swin returns those of the last block of each stage alone
-        for each in plain.modules():
-            if type(each).__name__ == "SwinAttention":
-                each.register_forward_hook(lambda _module, _args, output: found.append(output[1].detach()))
+        actual: list[Tensor] = []  # Swin returns those of the last block of each stage alone
+        for module in plain.modules():
+            if type(module).__name__ == "SwinAttention":
+                module.register_forward_hook(lambda _module, _args, output: actual.append(output[1].detach()))
         with torch.no_grad():
             returned = plain(pictures, output_attentions=True).attentions
-        return found or [each for each in returned if each is not None]
+        return actual or [each for each in returned if each is not None]
 
     return network, oracle
 
@@ -409,19 +409,19 @@ def of_torchvision(make: Callable[[Any], nn.Module]) -> tuple[nn.Module, Callabl
     network = make(models).eval()
 
     def oracle(pictures: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []
+        actual: list[Tensor] = []
 
         def asked(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = dict(kwargs) | {"need_weights": True, "average_attn_weights": False}
-            found.append(type(module).forward(module, *args, **given)[1])
+            options = dict(kwargs) | {"need_weights": True, "average_attn_weights": False}
+            actual.append(type(module).forward(module, *args, **options)[1])
 
-        layers = [each for each in network.modules() if isinstance(each, nn.MultiheadAttention)]
-        handles = [each.register_forward_pre_hook(asked, with_kwargs=True) for each in layers]
+        layers = [module for module in network.modules() if isinstance(module, nn.MultiheadAttention)]
+        handles = [layer.register_forward_pre_hook(asked, with_kwargs=True) for layer in layers]
         with torch.no_grad():
             network(pictures)
         for handle in handles:
             handle.remove()
-        return found
+        return actual
 
     return network, oracle
 
@@ -462,7 +462,7 @@ def test_every_block_has_the_weights_that_its_library_shows(name: str) -> None:
     expected = oracle(pictures)
     result = hookscope.attention(network, pictures, save_tensors=True)
     assert len(result.blocks) >= len(expected) > 0
-    seen = [each for each in result.blocks if each.queries > 1]  # pooling layers have no such dropout
+    seen = [block for block in result.blocks if block.queries > 1]  # pooling layers have no such dropout
     for block, weights in zip(seen, expected, strict=True):
         ours = result.tensors[block.label]
         assert torch.allclose(ours.reshape(weights.shape), weights, atol=1e-6, rtol=0)

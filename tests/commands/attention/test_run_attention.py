@@ -34,16 +34,16 @@ def pictures() -> Tensor:
 
 def weights_of(network: nn.Module, pictures: Tensor) -> list[Weights]:
     """Return the weights of a `SmallTransformer`, as torch's layers return them when they are asked."""
-    found: list[Weights] = []
+    actual: list[Weights] = []
 
     def asked(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> None:
-        given = kwargs | {"need_weights": True, "average_attn_weights": False}
-        found.append(type(module).forward(module, *args, **given)[1].double().numpy())
+        options = kwargs | {"need_weights": True, "average_attn_weights": False}
+        actual.append(type(module).forward(module, *args, **options)[1].double().numpy())
 
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    layers = [each for each in network.modules() if isinstance(each, nn.MultiheadAttention)]
-    handles = [each.register_forward_pre_hook(asked, with_kwargs=True) for each in layers]
+    layers = [module for module in network.modules() if isinstance(module, nn.MultiheadAttention)]
+    handles = [layer.register_forward_pre_hook(asked, with_kwargs=True) for layer in layers]
     training = network.training
     network.eval()
     with torch.no_grad():
@@ -52,7 +52,7 @@ def weights_of(network: nn.Module, pictures: Tensor) -> list[Weights]:
     for handle in handles:
         handle.remove()
     torch.backends.mha.set_fastpath_enabled(was)
-    return found
+    return actual
 
 
 def test_numbers_are_those_of_numpy(network: nn.Module, pictures: Tensor) -> None:
@@ -90,15 +90,17 @@ def test_maps_of_each_query_are_rows_of_the_weights(network: nn.Module, pictures
     result = hookscope.attention(network, pictures, query=["cls", "mean", "17,9"], head=[0, 2], block=[0, -1])
     expected = weights_of(network, pictures)
     assert len(result.maps) == 2 * 3 * 2 * 2  # inputs, queries, blocks, heads
-    for each in result.maps:
-        weights = expected[[block.label for block in result.blocks].index(each.block)][each.input_index, each.head]
+    for heat_map in result.maps:
+        weights = expected[[block.label for block in result.blocks].index(heat_map.block)][
+            heat_map.input_index, heat_map.head
+        ]
         # Pixel (17, 9) is in row 1 and column 2 of patches of 8 pixels, 1 + 4 + 2 tokens from the first.
-        row = {"class token": weights[0], "mean of queries": weights.mean(0), "patch 1,2": weights[7]}[each.query]
-        assert np.abs(each.values.reshape(-1) - row[1:]).max() < 1e-6
-        assert each.elsewhere == pytest.approx(row[0], abs=1e-6)
-        assert each.extent == (0.0, 0.0, 1.0, 1.0)
-        assert each.box == ((0.5, 0.25, 0.75, 0.5) if each.query == "patch 1,2" else None)
-    patches = next(each for each in result.patches if (each.input_index, each.block) == (1, result.blocks[1].label))
+        row = {"class token": weights[0], "mean of queries": weights.mean(0), "patch 1,2": weights[7]}[heat_map.query]
+        assert np.abs(heat_map.values.reshape(-1) - row[1:]).max() < 1e-6
+        assert heat_map.elsewhere == pytest.approx(row[0], abs=1e-6)
+        assert heat_map.extent == (0.0, 0.0, 1.0, 1.0)
+        assert heat_map.box == ((0.5, 0.25, 0.75, 0.5) if heat_map.query == "patch 1,2" else None)
+    patches = next(patch for patch in result.patches if (patch.input_index, patch.block) == (1, result.blocks[1].label))
     assert np.abs(patches.values.reshape(16, 16) - expected[1][1].mean(0)[1:, 1:]).max() < 1e-6
 
 
@@ -130,8 +132,8 @@ def test_without_numbers_maps_are_the_same(network: nn.Module, pictures: Tensor)
     whole = hookscope.attention(network, pictures, **asked)
     maps = hookscope.attention(network, pictures, **asked, numbers=False)
     assert (maps.rows, maps.patches) == ((), ())
-    assert any("Heads were not measured" in each for each in maps.notes)
-    assert [each.label for each in maps.maps] == [each.label for each in whole.maps]
+    assert any("Heads were not measured" in note for note in maps.notes)
+    assert [heat_map.label for heat_map in maps.maps] == [heat_map.label for heat_map in whole.maps]
     for one, other in zip((*whole.maps, *whole.head_maps), (*maps.maps, *maps.head_maps), strict=True):
         assert np.abs(one.values - other.values).max() < 1e-6
 
@@ -142,25 +144,25 @@ def test_without_numbers_only_rows_that_are_drawn_are_computed(
     expected = weights_of(network, pictures)
     monkeypatch.setattr(reductions, "chunks_of", lambda _rows: pytest.fail("all rows are computed"))
     result = hookscope.attention(network, pictures, query=["cls", "17,9"], numbers=False)
-    assert [each.query for each in result.maps] == ["class token", "patch 1,2"] * 2
-    for each, token in zip(result.maps, (0, 7) * 2, strict=True):
-        weights = expected[1][each.input_index].mean(0)
-        assert np.abs(each.values.reshape(-1) - weights[token, 1:]).max() < 1e-6
+    assert [heat_map.query for heat_map in result.maps] == ["class token", "patch 1,2"] * 2
+    for heat_map, token in zip(result.maps, (0, 7) * 2, strict=True):
+        weights = expected[1][heat_map.input_index].mean(0)
+        assert np.abs(heat_map.values.reshape(-1) - weights[token, 1:]).max() < 1e-6
 
 
 def test_a_network_in_train_mode_is_looked_at_without_dropout_and_left_as_it_was(
     network: nn.Module, pictures: Tensor
 ) -> None:
     network.train()
-    before = {name: each.clone() for name, each in network.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     was = torch.backends.mha.get_fastpath_enabled()
     state = torch.get_rng_state()
     result = hookscope.attention(network, pictures, save_tensors=True)
     assert network.training
     assert torch.equal(state, torch.get_rng_state())
     assert torch.backends.mha.get_fastpath_enabled() is was
-    assert all(torch.equal(before[name], each) for name, each in network.state_dict().items())
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
     for block, weights in zip(result.blocks, weights_of(network, pictures), strict=True):
         assert np.abs(result.tensors[block.label].double().numpy() - weights).max() < 1e-6
     assert result.warnings == ()
@@ -187,11 +189,11 @@ def test_the_class_token_finds_the_red_square_on_rotated_and_cropped_photographs
     picture = painted(tmp_path / "red.png", corner, orientation)
     # The input is the middle 64 x 64 of the photograph, halved: a patch is 16 pixels of it.
     result = hookscope.attention(RedSeeker(), picture, resize="32", crop="32", mean="none", std="none", head=0, block=0)
-    (found,) = result.maps
-    assert found.query == "class token"
+    (actual,) = result.maps
+    assert actual.query == "class token"
     expected = (corner[1] // 16, (corner[0] - 16) // 16)
-    assert np.unravel_index(found.values.argmax(), (4, 4)) == expected
-    assert found.values.max() > 0.9
+    assert np.unravel_index(actual.values.argmax(), (4, 4)) == expected
+    assert actual.values.max() > 0.9
     saved = hookscope.attention(
         RedSeeker(), picture, resize="32", crop="32", mean="none", std="none", head=0, block=0
     ).save(tmp_path / "run")
@@ -207,8 +209,8 @@ def test_the_class_token_finds_the_red_square_on_rotated_and_cropped_photographs
 
 def test_a_head_that_looks_at_one_token_is_flagged() -> None:
     result = hookscope.attention(RedSeeker(), torch.rand(2, 3, 32, 32))
-    assert [each.is_one_token for each in result.rows] == [False, True, False, True]
-    assert [each.top_token for each in result.rows[1::2]] == [0, 0]
+    assert [row.is_one_token for row in result.rows] == [False, True, False, True]
+    assert [row.top_token for row in result.rows[1::2]] == [0, 0]
     assert "2 heads with more than 90% of the weight on one token" in str(result)
 
 
@@ -224,8 +226,8 @@ class WrittenOut(nn.Module):
         if window_size is not None:
             self.window_size = window_size
 
-    def forward(self, given: Tensor) -> Tensor:
-        tokens = given.flatten(1, -2)
+    def forward(self, inputs: Tensor) -> Tensor:
+        tokens = inputs.flatten(1, -2)
         parts = tokens.unflatten(-1, (4, -1)).transpose(1, 2)
         logits = parts @ parts.transpose(-2, -1)
         if self.mask is not None:
@@ -252,10 +254,10 @@ class WrittenOut(nn.Module):
 def test_heads_folded_into_the_batch_axis_are_heads_though_nothing_counts_them() -> None:
     """They are no windows: the module is given as many tokens as one of them has."""
     torch.manual_seed(0)
-    network, given = nn.Sequential(WrittenOut("folded")), torch.randn(2, 7, 16)
-    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
-    assert [(each.heads, each.windows, each.keys) for each in result.blocks] == [(4, 1, 7)]
-    expected = WrittenOut("folded").expected(given).reshape(result.tensors["0"].shape)
+    network, inputs = nn.Sequential(WrittenOut("folded")), torch.randn(2, 7, 16)
+    result = hookscope.attention(network, inputs, batch_axis=0, save_tensors=True)
+    assert [(block.heads, block.windows, block.keys) for block in result.blocks] == [(4, 1, 7)]
+    expected = WrittenOut("folded").expected(inputs).reshape(result.tensors["0"].shape)
     np.testing.assert_allclose(result.tensors["0"], expected, atol=1e-6)
 
 
@@ -283,8 +285,8 @@ ONE_ROW_EMPTY = torch.ones(7, 7, dtype=torch.bool).index_fill(0, torch.tensor([1
 def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None:
     network = nn.Sequential(WrittenOut("plain"), WrittenOut("plain", ONE_ROW_EMPTY), WrittenOut("plain"))
     result = hookscope.attention(network, torch.randn(2, 7, 16), batch_axis=0)
-    assert [math.isnan(each.entropy) for each in result.rows] == [False] * 4 + [True] * 8
-    (warning,) = (each for each in result.warnings if "NaN" in each)
+    assert [math.isnan(row.entropy) for row in result.rows] == [False] * 4 + [True] * 8
+    (warning,) = (warning for warning in result.warnings if "NaN" in warning)
     assert warning == (
         "Attention weights of 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
         "(`hookscope activations`)."
@@ -309,19 +311,19 @@ def test_a_query_that_may_look_at_nothing_has_no_weight_on_other_tokens_either()
 
 def test_weights_whose_nan_the_network_replaces_are_seen_as_it_uses_them() -> None:
     torch.manual_seed(0)
-    network, given = nn.Sequential(WrittenOut("cleaned", ONE_ROW_EMPTY)), torch.randn(2, 7, 16)
-    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
-    expected = np.nan_to_num(WrittenOut("cleaned", ONE_ROW_EMPTY).expected(given))
+    network, inputs = nn.Sequential(WrittenOut("cleaned", ONE_ROW_EMPTY)), torch.randn(2, 7, 16)
+    result = hookscope.attention(network, inputs, batch_axis=0, save_tensors=True)
+    expected = np.nan_to_num(WrittenOut("cleaned", ONE_ROW_EMPTY).expected(inputs))
     np.testing.assert_allclose(result.tensors["0"], expected, atol=1e-6)
-    assert not any("NaN" in each for each in result.warnings)
+    assert not any("NaN" in warning for warning in result.warnings)
 
 
 def test_a_block_whose_windows_have_size_0_has_the_whole_map() -> None:
     """As SAM's blocks of global attention say it."""
-    network, given = nn.Sequential(WrittenOut("plain", window_size=0)), torch.randn(2, 3, 5, 16)
-    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
-    assert [(each.heads, each.windows, each.keys) for each in result.blocks] == [(4, 1, 15)]
-    np.testing.assert_allclose(result.tensors["0"], WrittenOut("plain").expected(given), atol=1e-6)
+    network, inputs = nn.Sequential(WrittenOut("plain", window_size=0)), torch.randn(2, 3, 5, 16)
+    result = hookscope.attention(network, inputs, batch_axis=0, save_tensors=True)
+    assert [(block.heads, block.windows, block.keys) for block in result.blocks] == [(4, 1, 15)]
+    np.testing.assert_allclose(result.tensors["0"], WrittenOut("plain").expected(inputs), atol=1e-6)
 
 
 # --- What is not seen ---
@@ -445,7 +447,7 @@ def test_what_is_called_attention_and_looks_at_no_tokens_is_not_drawn(name: str,
 def test_windows_of_sam_have_numbers_of_every_head_and_in_words_no_map() -> None:
     network = timm_network("samvit_base_patch16", depth=2, img_size=256, global_attn_indexes=(0,))
     result = hookscope.attention(network, torch.randn(1, 3, 256, 256))
-    shapes = [(each.windows, each.heads, each.keys, each.key_grid) for each in result.blocks]
+    shapes = [(block.windows, block.heads, block.keys, block.key_grid) for block in result.blocks]
     assert shapes == [(1, 12, 256, (16, 16)), (4, 12, 196, None)]
     assert (len(result.rows), result.maps) == (24, ())
     unplaced = "blocks.1.attn has no map: it is not known where its windows lie on the picture."
@@ -503,7 +505,7 @@ def test_windows_of_swin_are_put_back_where_they_lie(library: str, size: int) ->
                 down, across = (row - shift) % period, (column - shift) % period
                 window = down // 4 * (padded // 4) + across // 4
                 token_at[row, column] = (window, down % 4 * 4 + across % 4)
-        ours = {each.query: each.values for each in result.maps if each.block == block.label}
+        ours = {heat_map.query: heat_map.values for heat_map in result.maps if heat_map.block == block.label}
         window, token = token_at[1, side - 2]
         expected = np.zeros((side, side))
         mean = np.zeros((side, side))
@@ -543,9 +545,9 @@ def test_the_only_query_of_a_pooling_layer_has_a_map() -> None:
         (4, 4),
     )
     weights = result.tensors["attn_pool"][0, :, 0].double().numpy()
-    assert [each.query for each in result.maps] == ["pooling query", "mean of queries"]
-    for each in result.maps:
-        assert np.abs(each.values.reshape(-1) - weights.mean(0)).max() < 1e-6
+    assert [heat_map.query for heat_map in result.maps] == ["pooling query", "mean of queries"]
+    for heat_map in result.maps:
+        assert np.abs(heat_map.values.reshape(-1) - weights.mean(0)).max() < 1e-6
     assert result.rows[-1].distance is None
 
 
@@ -558,8 +560,8 @@ def test_registers_have_queries_and_shares_of_their_own() -> None:
     asked: list[str] = ["cls", "register:1", "register:4"]
     result = hookscope.attention(network, torch.randn(1, 3, 56, 56), query=asked, save_tensors=True)
     weights = result.tensors[result.blocks[1].label][0].double().numpy()
-    for each, token in zip(result.maps, (0, 1, 4), strict=True):
-        assert np.abs(each.values.reshape(-1) - weights[:, token, 5:].mean(0)).max() < 1e-6
+    for heat_map, token in zip(result.maps, (0, 1, 4), strict=True):
+        assert np.abs(heat_map.values.reshape(-1) - weights[:, token, 5:].mean(0)).max() < 1e-6
     row = result.rows[6]
     assert row.class_share == pytest.approx(weights[0, :, 0].mean(), rel=1e-5)
     assert row.register_share == pytest.approx(weights[0, :, 1:5].sum(-1).mean(), rel=1e-5)

@@ -26,7 +26,7 @@ def near_and_far(name: str, options: dict[str, Any]) -> list[list[Any]]:
         hookscope.attribute(network, pictures, sanity="none", **options),
         hookscope.attribute(far, batch_of(far_device.sent(pictures), count=2), sanity="none", **options),
     ]
-    return [[(each.input_index, each.target.label, each.values) for each in run.maps] for run in runs]
+    return [[(heat_map.input_index, heat_map.target.label, heat_map.values) for heat_map in run.maps] for run in runs]
 
 
 @pytest.mark.parametrize(

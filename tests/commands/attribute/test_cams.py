@@ -69,7 +69,7 @@ def test_every_number_of_a_network_with_mean_pooling_and_a_linear_head() -> None
     picture = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])
     run = hookscope.attribute(Head(), picture, target="0,1,1-0", method="hires-cam", sanity="none")
     # The mean of the picture is 3, so the scores are 4*3 - 8*3 + 1 and 4*3 + 2. Gradients are the weights / 4.
-    assert [(each.target.label, each.target.score) for each in run.maps] == [
+    assert [(heat_map.target.label, heat_map.target.score) for heat_map in run.maps] == [
         ("class 0", -11.0),
         ("class 1", 14.0),
         ("class 1 - class 0", 25.0),
@@ -78,7 +78,7 @@ def test_every_number_of_a_network_with_mean_pooling_and_a_linear_head() -> None
     assert run.maps[1].values.tolist() == [[1.0, 2.0], [3.0, 6.0]]
     assert run.maps[2].values.tolist() == [[2.0, 4.0], [6.0, 12.0]]
     # What HiResCAM promises: a map adds up to the score less its bias.
-    assert [float(each.values.sum()) for each in run.maps] == [-12.0, 12.0, 24.0]
+    assert [float(heat_map.values.sum()) for heat_map in run.maps] == [-12.0, 12.0, 24.0]
     # Grad-CAM keeps what speaks for the class: nothing does for class 0.
     cams = hookscope.attribute(Head(), picture, target="0,1", sanity="none")
     assert cams.maps[0].values.tolist() == [[0.0, 0.0], [0.0, 0.0]]
@@ -109,8 +109,8 @@ def test_grad_cam_is_captum_s_where_nothing_works_in_place(name: str) -> None:
     pictures = torch.randn(2, 3, 64, 64)
     run = hookscope.attribute(network, pictures, target=3, layer=layer, sanity="none")
     by_captum = LayerGradCam(network, network.get_submodule(layer)).attribute(pictures, 3, relu_attributions=True)
-    for each, expected in zip(run.maps, by_captum.detach().squeeze(1).numpy(), strict=True):
-        np.testing.assert_allclose(each.values, expected, rtol=1e-4, atol=1e-6 * expected.max())
+    for heat_map, expected in zip(run.maps, by_captum.detach().squeeze(1).numpy(), strict=True):
+        np.testing.assert_allclose(heat_map.values, expected, rtol=1e-4, atol=1e-6 * expected.max())
         assert expected.any()
 
 
@@ -146,8 +146,8 @@ def test_the_default_layer_s_map_is_that_of_the_same_layer_given() -> None:
     network = torchvision.models.resnet18(weights=None)
     pictures = torch.randn(3, 3, 64, 64)
     default = hookscope.attribute(network, pictures, target="3,4", sanity="none")
-    given = hookscope.attribute(network, pictures, target="3,4", layer="layer4", sanity="none")
-    assert [each.layer for each in default.maps] == ["layer4"] * 6
-    for one, other in zip(default.maps, given.maps, strict=True):
+    inputs = hookscope.attribute(network, pictures, target="3,4", layer="layer4", sanity="none")
+    assert [heat_map.layer for heat_map in default.maps] == ["layer4"] * 6
+    for one, other in zip(default.maps, inputs.maps, strict=True):
         assert (one.input_index, one.target) == (other.input_index, other.target)
         np.testing.assert_allclose(one.values, other.values, rtol=1e-5, atol=1e-7)

@@ -33,19 +33,19 @@ def pictures(count: int = 2) -> Tensor:
 
 
 def names(run: Attributions) -> list[str]:
-    return [each.name for each in run.sanity]
+    return [check.name for check in run.sanity]
 
 
 @pytest.mark.parametrize("method", ["grad-cam", "guided-backprop"])
 def test_every_run_is_checked_three_times_by_default(method: str) -> None:
     run = hookscope.attribute(Small(), pictures(), method=method)
     assert names(run) == ["weights", "class", "deletion"]
-    assert all(-1 <= each.value <= 1 for each in run.sanity[:2])
+    assert all(-1 <= check.value <= 1 for check in run.sanity[:2])
     before, at_random = run.sanity[2].compared_with
-    shares = [each.target.probability for each in run.maps]
-    assert before == pytest.approx(np.mean([each for each in shares if each is not None]), abs=1e-6)
+    shares = [heat_map.target.probability for heat_map in run.maps]
+    assert before == pytest.approx(np.mean([share for share in shares if share is not None]), abs=1e-6)
     assert 0 < at_random < 1
-    assert all(each.meaning.endswith(".") and "\n" not in each.meaning for each in run.sanity)
+    assert all(check.meaning.endswith(".") and "\n" not in check.meaning for check in run.sanity)
 
 
 def test_a_class_that_the_network_hardly_sees_has_no_deletion_check() -> None:
@@ -91,10 +91,10 @@ def test_a_failed_check_is_a_warning_that_says_what_it_means() -> None:
     run = hookscope.attribute(
         "demo", "sample_images/cat.jpg", method="guided-backprop", resize="96", crop="96", sanity="quick"
     )
-    failed = [each for each in run.sanity if not each.passed]
+    failed = [check for check in run.sanity if not check.passed]
     assert {"weights", "class"} <= {each.name for each in failed}
     sentences = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in failed]
-    assert [each.replace("--method", "`method`").replace("--target", "`target`") for each in sentences] == list(
+    assert [sentence.replace("--method", "`method`").replace("--target", "`target`") for sentence in sentences] == list(
         run.warnings
     )
 
@@ -135,13 +135,13 @@ def test_a_target_that_is_no_class_leaves_two_checks_out_and_says_so(tmp_path: P
 
 def test_operations_as_layers_are_checked() -> None:
     run = hookscope.attribute(Small(), pictures(), layer="op:relu")
-    assert [each.label for each in run.layers] == ["(model):relu"]
+    assert [layer.label for layer in run.layers] == ["(model):relu"]
     assert names(run) == ["weights", "class", "deletion"]
 
 
 def test_a_network_that_cannot_be_copied_is_explained_with_a_note() -> None:
     network = Small()
-    network.lines = (each for each in "ab")  # type: ignore[assignment]
+    network.lines = (letter for letter in "ab")  # type: ignore[assignment]
     run = hookscope.attribute(network, pictures())
     assert run.maps
     assert run.sanity == ()
@@ -167,16 +167,18 @@ def test_checks_change_neither_maps_nor_the_network(method: str) -> None:
 
     def values(sanity: Any) -> list[np.ndarray[Any, Any]]:
         run = hookscope.attribute(network, pictures(3), method=method, batch_size=1, sanity=sanity)
-        return [each.values for each in run.maps]
+        return [heat_map.values for heat_map in run.maps]
 
     for ours, theirs in zip(values("none"), values("full"), strict=True):
         assert np.array_equal(ours, theirs)
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
-    assert all(each.grad is None and each.requires_grad for each in network.parameters())
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in network.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 def test_a_network_with_probabilities_as_output_is_not_given_a_second_softmax() -> None:
     network = nn.Sequential(Small(), nn.Softmax(1))
     run = hookscope.attribute(network, pictures(), method="gradient")
-    assert run.sanity[2].compared_with[0] == pytest.approx(np.mean([each.target.score for each in run.maps]), abs=1e-6)
+    assert run.sanity[2].compared_with[0] == pytest.approx(
+        np.mean([heat_map.target.score for heat_map in run.maps]), abs=1e-6
+    )

@@ -95,7 +95,7 @@ def bodies() -> dict[str, Callable[[Callable[[Tensor], Tensor], Written, Tensor]
     def several_times(act: Callable[[Tensor], Tensor], net: Written, x: Tensor) -> Tensor:
         return act(net.second(act(net.first(x))))
 
-    return {each.__name__: each for each in (second_consumer, part_of_a_tensor, several_times)}
+    return {case.__name__: case for case in (second_consumer, part_of_a_tensor, several_times)}
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_every_exact_relu_is_ruled_as_by_hand(way: str, body: str) -> None:
     act, top = ways()[way]
     forward = bodies()[body]
     pictures = 4 * torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(1))
-    found = explained(Written(partial(forward, act)), pictures)
+    actual = explained(Written(partial(forward, act)), pictures)
     oracle = Written(partial(forward, lambda x: RuleByHand.apply(x, top)))
     pixels = pictures.clone().requires_grad_()
     expected = torch.autograd.grad(oracle(pixels)[:, 0].sum(), pixels)[0]
-    torch.testing.assert_close(found.values, expected)
+    torch.testing.assert_close(actual.values, expected)
     assert expected.abs().min() < expected.abs().max()
-    assert found.unchanged == {}
+    assert actual.unchanged == {}
 
 
 def overwriting(act: Callable[[Tensor], Tensor]) -> Callable[[Written, Tensor], Tensor]:
@@ -130,11 +130,11 @@ def overwriting(act: Callable[[Tensor], Tensor]) -> Callable[[Written, Tensor], 
     return body
 
 
-@pytest.mark.parametrize("way", [each for each in ways() if "in place" in each or each.endswith("_")])
+@pytest.mark.parametrize("way", [way for way in ways() if "in place" in way or way.endswith("_")])
 def test_a_relu_that_overwrites_part_of_a_tensor_is_ruled_and_overwrites_it(way: str) -> None:
     act, top = ways()[way]
     pictures = 4 * torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
-    found = explained(Written(overwriting(act)), pictures)
+    actual = explained(Written(overwriting(act)), pictures)
 
     def beside(net: Written, x: Tensor) -> Tensor:
         x = net.first(x)
@@ -142,7 +142,7 @@ def test_a_relu_that_overwrites_part_of_a_tensor_is_ruled_and_overwrites_it(way:
 
     pixels = pictures.clone().requires_grad_()
     expected = torch.autograd.grad(Written(beside)(pixels)[:, 0].sum(), pixels)[0]
-    torch.testing.assert_close(found.values, expected)
+    torch.testing.assert_close(actual.values, expected)
 
 
 def test_b1_guided_backpropagation_of_the_textbook_network() -> None:
@@ -225,9 +225,9 @@ def test_maps_equal_torchlens_on_relu_networks(name: str) -> None:
     network, picture = NETWORKS[name]().eval(), torch.randn(1, 3, 64, 64)
     expected = torchlens.attribution.guided_backprop(network, picture, target=3).values
     expected = expected[0] if isinstance(expected, tuple) else expected
-    found = explained(network, picture, target=3).values
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    assert found.abs().max() > 0
+    actual = explained(network, picture, target=3).values
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert actual.abs().max() > 0
 
 
 def test_maps_equal_captum_where_all_relus_are_modules() -> None:
@@ -326,12 +326,12 @@ def test_relus_inside_torchs_own_transformer_layers_are_ruled() -> None:
     layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
     network = nn.Sequential(nn.Conv2d(3, 12, 4, 4), nn.Flatten(2), Rows(), nn.TransformerEncoder(layer, 2), Mean())
     picture = torch.randn(1, 3, 16, 16)
-    found = explained(network, picture).values
-    for each in network.modules():
-        if isinstance(each, nn.TransformerEncoderLayer):
-            each.activation = lambda x: RuleByHand.apply(x, torch.inf)
+    actual = explained(network, picture).values
+    for module in network.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation = lambda x: RuleByHand.apply(x, torch.inf)
     pixels = picture.clone().requires_grad_()
-    torch.testing.assert_close(found, torch.autograd.grad(network(pixels)[0, 0], pixels)[0])
+    torch.testing.assert_close(actual, torch.autograd.grad(network(pixels)[0, 0], pixels)[0])
 
 
 class Rows(nn.Module):
@@ -348,8 +348,8 @@ def test_an_exported_program_gives_what_its_network_gives() -> None:
     network, picture = of_modules().eval(), torch.randn(1, 3, 32, 32)
     exported = torch.export.export(network, (picture,)).module()
     batch = batch_of(picture)
-    found = guided_backprop(ScoredBatch(exported, batch, of_class(1))).values
-    torch.testing.assert_close(found, explained(network, picture, target=1).values)
+    actual = guided_backprop(ScoredBatch(exported, batch, of_class(1))).values
+    torch.testing.assert_close(actual, explained(network, picture, target=1).values)
 
 
 def test_a_network_that_is_never_the_same_is_refused() -> None:
@@ -367,13 +367,13 @@ def test_a_network_that_draws_random_numbers_is_not_refused() -> None:
 def test_the_demo_network_is_ruled_throughout() -> None:
     network = load_model("demo").module.eval()
     picture = torch.randn(1, 3, 96, 96)
-    found = explained(network, picture, target=285)
-    assert found.unchanged == {}
+    actual = explained(network, picture, target=285)
+    assert actual.unchanged == {}
     plain = PIXEL_METHODS["gradient"](ScoredBatch(network, batch_of(picture), of_class(285))).values
-    for each in network.modules():
-        if isinstance(each, nn.ReLU6):
-            each.forward = lambda x: RuleByHand.apply(x, 6)  # type: ignore[method-assign]
+    for module in network.modules():
+        if isinstance(module, nn.ReLU6):
+            module.forward = lambda x: RuleByHand.apply(x, 6)  # type: ignore[method-assign]
     pixels = picture.clone().requires_grad_()
     expected = torch.autograd.grad(network(pixels)[0, 285], pixels)[0]
-    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(actual.values, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert not torch.allclose(expected, plain, rtol=0.1)

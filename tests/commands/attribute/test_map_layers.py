@@ -114,7 +114,7 @@ def test_layers_are_given_by_name_by_pattern_and_as_operations(network: nn.Modul
         ("first", "Conv2d", "given"),
         ("(model):relu#1", "relu", "given"),
     ]
-    assert [(each.input_index, each.target.label, each.layer) for each in several.maps] == [
+    assert [(heat_map.input_index, heat_map.target.label, heat_map.layer) for heat_map in several.maps] == [
         (at, label, layer) for at in (0, 1) for label in ("class 0", "class 1") for layer in ("first", "(model):relu#1")
     ]
     by_type = attribute(network, pictures, layer=["type:Conv2d", "type:Linear"])
@@ -255,10 +255,13 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     looks = attribute(detector, batch_of(pictures), top=2)
     assert looks.layers[0].label.startswith("backbone[")
     assert "of the backbone" in looks.layers[0].reason
-    assert [each.target.label.endswith(f"in box {at}") for at, each in enumerate(looks.maps[:2])] == [True, True]
+    assert [heat_map.target.label.endswith(f"in box {at}") for at, heat_map in enumerate(looks.maps[:2])] == [
+        True,
+        True,
+    ]
     # 64 x 90 stays as it is and is padded to 64 x 96.
     assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
-    assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
+    assert all(np.abs(heat_map.values).max() > 0 for heat_map in looks.maps[:1])
 
 
 class PictureAndWords(nn.Module):
@@ -283,16 +286,16 @@ def test_steps_of_an_embedding_beside_a_picture_are_words(count: int, tmp_path: 
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(2, 3, 64, 64, generator=generator)
     ids = torch.randint(0, 50, (2, count), generator=generator)
-    given = {"pixels": pixels, "ids": ids}
-    result = hookscope.attribute(network, input=given, layer="words", target="1")
+    options = {"pixels": pixels, "ids": ids}
+    result = hookscope.attribute(network, input=options, layer="words", target="1")
     kept: list[Tensor] = []
     with network.words.register_forward_hook(lambda *call: kept.append(call[2])):
         score = network(pixels, ids)[:, 1].sum()
     (gradient,) = torch.autograd.grad(score, kept)
     expected = (kept[0] * gradient.mean(1, keepdim=True)).sum(2).clamp(min=0).detach()
-    assert [each.size for each in result.maps] == [(count,)] * 2
-    for each, row in zip(result.maps, expected, strict=True):
-        torch.testing.assert_close(torch.from_numpy(each.values), row, rtol=1e-3, atol=1e-7)
+    assert [heat_map.size for heat_map in result.maps] == [(count,)] * 2
+    for heat_map, row in zip(result.maps, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(heat_map.values), row, rtol=1e-3, atol=1e-7)
     assert not any(check.name == "deletion" for check in result.sanity)
     result.save(tmp_path / "run")
-    assert hookscope.attribute(network, input=given, target="1").layers[0].label != "words"
+    assert hookscope.attribute(network, input=options, target="1").layers[0].label != "words"

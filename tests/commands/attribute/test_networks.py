@@ -95,7 +95,7 @@ def blurred_noise(count: int, side: int) -> Tensor:
 
 
 def spearman(first: NDArray[Any], second: NDArray[Any]) -> float:
-    ranks = [each.ravel().argsort().argsort() for each in (first, second)]
+    ranks = [case.ravel().argsort().argsort() for case in (first, second)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
@@ -107,7 +107,7 @@ def test_the_map_of_a_mirrored_picture_is_the_mirrored_map(name: str) -> None:
     both = torch.cat([picture, picture.flip(-1)])
     network = without_sides(build, both)
     run = hookscope.attribute(network, both, target=1, method="hires-cam", sanity="none")
-    plain, mirrored = (each.values for each in run.maps)
+    plain, mirrored = (heat_map.values for heat_map in run.maps)
     assert np.abs(plain).max() > 0
     assert plain.size > 1
     assert spearman(plain, mirrored[:, ::-1]) >= 0.99
@@ -130,10 +130,10 @@ def test_the_peak_moves_with_what_is_in_the_picture(name: str) -> None:
     for picture, (at_row, at_column) in zip(pictures, places, strict=False):
         picture[:, at_row * stride :, at_column * stride :][:, :stride, :stride] = thing[0]
     run = hookscope.attribute(network, pictures, target=1, method="hires-cam", sanity="none")
-    maps = [each.values for each in run.maps]
+    maps = [heat_map.values for heat_map in run.maps]
     assert maps[0].shape == (cells, cells)
     # What the thing adds to the map of the empty picture.
-    peaks = [np.unravel_index(np.abs(each - maps[-1]).argmax(), each.shape) for each in maps[:-1]]
+    peaks = [np.unravel_index(np.abs(heat_map - maps[-1]).argmax(), heat_map.shape) for heat_map in maps[:-1]]
     first = peaks[0]
     assert peaks == [first, (first[0], first[1] + 1), (first[0] - 1, first[1])]
     assert max(abs(first[0] - row), abs(first[1] - column)) <= 1

@@ -69,17 +69,17 @@ def test_a_linear_network_is_explained_in_closed_form() -> None:
     each = weights.expand(2, -1, -1, -1)
     torch.testing.assert_close(PIXEL_METHODS["gradient"](scored).values, each)
     torch.testing.assert_close(PIXEL_METHODS["input-x-gradient"](scored).values, pictures * each)
-    found = PIXEL_METHODS["integrated-gradients"](scored)
-    torch.testing.assert_close(found.values, pictures * each)
-    assert found.gap is not None
-    assert float(found.gap.max()) < 1e-4
+    actual = PIXEL_METHODS["integrated-gradients"](scored)
+    torch.testing.assert_close(actual.values, pictures * each)
+    assert actual.gap is not None
+    assert float(actual.gap.max()) < 1e-4
     torch.testing.assert_close(PIXEL_METHODS["smoothgrad"](scored).values, each)
 
 
 def test_occlusion_of_a_linear_network_is_the_mean_over_the_patches_that_cover_a_place() -> None:
     network, weights = linear()
     picture = torch.randn(1, 3, 14, 14, generator=torch.Generator().manual_seed(0))
-    found = PIXEL_METHODS["occlusion"](scored_batch(network, picture))
+    actual = PIXEL_METHODS["occlusion"](scored_batch(network, picture))
     # Patches of 14 // 7 = 2 in steps of 1: each takes weights times pixels away.
     falls = F.avg_pool2d((weights * picture[0]).sum(0)[None], 2, 1) * 4
     total, count = torch.zeros(14, 14), torch.zeros(14, 14)
@@ -87,19 +87,19 @@ def test_occlusion_of_a_linear_network_is_the_mean_over_the_patches_that_cover_a
         for column in range(13):
             total[row : row + 2, column : column + 2] += falls[0, row, column]
             count[row : row + 2, column : column + 2] += 1
-    torch.testing.assert_close(found.values, (total / count).expand(1, 3, 14, 14), rtol=1e-4, atol=1e-4)
-    assert found.notes == ("Patches of 2x2 in steps of 1x1.",)
+    torch.testing.assert_close(actual.values, (total / count).expand(1, 3, 14, 14), rtol=1e-4, atol=1e-4)
+    assert actual.notes == ("Patches of 2x2 in steps of 1x1.",)
 
 
 def test_integrated_gradients_take_more_steps_until_they_are_complete() -> None:
     scored = scored_batch(Smooth(), 3 * torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
-    found = PIXEL_METHODS["integrated-gradients"](scored)
+    actual = PIXEL_METHODS["integrated-gradients"](scored)
     with torch.no_grad():
         pictures = scored.batch.args[0]
         span = scored.score(scored.network(pictures)) - scored.score(scored.network(torch.zeros_like(pictures)))
-    assert found.gap is not None
-    assert float(found.gap.max()) < COMPLETENESS_LIMIT
-    torch.testing.assert_close(((found.values.sum((1, 2, 3)) - span) / span).abs(), found.gap)
+    assert actual.gap is not None
+    assert float(actual.gap.max()) < COMPLETENESS_LIMIT
+    torch.testing.assert_close(((actual.values.sum((1, 2, 3)) - span) / span).abs(), actual.gap)
 
 
 @pytest.mark.exhaustive
@@ -108,11 +108,11 @@ def test_integrated_gradients_say_how_far_they_fall_short_where_no_number_of_ste
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x.sum((1, 2, 3)), x.sum((1, 2, 3)) + 100 * (x.sum((1, 2, 3)) > 0.1)], 1)
 
-    found = PIXEL_METHODS["integrated-gradients"](scored_batch(Steps(), torch.full((1, 3, 8, 8), 0.01)))
+    actual = PIXEL_METHODS["integrated-gradients"](scored_batch(Steps(), torch.full((1, 3, 8, 8), 0.01)))
     # The sum is 1.92 and the step, 100, has no gradient.
-    assert found.gap is not None
-    torch.testing.assert_close(found.gap, torch.tensor([100 / 101.92]))
-    assert found.notes == (f"Integrated from a picture of zeros, in {MOST_STEPS} steps at most.",)
+    assert actual.gap is not None
+    torch.testing.assert_close(actual.gap, torch.tensor([100 / 101.92]))
+    assert actual.notes == (f"Integrated from a picture of zeros, in {MOST_STEPS} steps at most.",)
 
 
 def test_integrated_gradients_of_a_score_that_does_not_change_are_complete_only_if_they_add_up_to_nothing() -> None:
@@ -121,10 +121,10 @@ def test_integrated_gradients_of_a_score_that_does_not_change_are_complete_only_
             return torch.stack([0 * x.sum((1, 2, 3)), x[:, 0].sum((1, 2)) - x[:, 1].sum((1, 2))], 1)
 
     scored = scored_batch(Even(), torch.ones(1, 3, 2, 2))
-    found = PIXEL_METHODS["integrated-gradients"](scored)
-    assert found.gap is not None
-    assert found.gap.tolist() == [0]
-    torch.testing.assert_close(found.values[0, :, 0, 0], torch.tensor([1.0, -1, 0]))
+    actual = PIXEL_METHODS["integrated-gradients"](scored)
+    assert actual.gap is not None
+    assert actual.gap.tolist() == [0]
+    torch.testing.assert_close(actual.values[0, :, 0, 0], torch.tensor([1.0, -1, 0]))
 
 
 @pytest.mark.parametrize("method", PIXEL_METHODS)
@@ -167,8 +167,8 @@ def test_detectors_are_given_a_list_of_pictures_and_others_their_further_inputs(
     assert torch.equal(PIXEL_METHODS["gradient"](listed).values, plain)
     record = batch_of(pictures, count=2)
     scaled = Batch(record.args, record.indices, record.records, {"scale": torch.tensor([2.0, 4.0])})
-    found = PIXEL_METHODS["gradient"](ScoredBatch(network, scaled, of_class(1))).values
-    torch.testing.assert_close(found, plain * torch.tensor([2.0, 4.0]).view(2, 1, 1, 1))
+    actual = PIXEL_METHODS["gradient"](ScoredBatch(network, scaled, of_class(1))).values
+    torch.testing.assert_close(actual, plain * torch.tensor([2.0, 4.0]).view(2, 1, 1, 1))
 
 
 def test_half_precision_is_explained() -> None:
@@ -190,16 +190,16 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("inputs", "words"),
     [
-        (torch.rand(2), r"need one tensor as the first argument: .* The network is given a tensor 2\.$"),
-        (torch.rand(2, 3, 2, 2, 2, 2), "is given a tensor 2x3x2x2x2x2"),
+        (torch.rand(2), r"need one tensor as the first argument: .* The network is inputs a tensor 2\.$"),
+        (torch.rand(2, 3, 2, 2, 2, 2), "is inputs a tensor 2x3x2x2x2x2"),
         (torch.zeros(2, 7, dtype=torch.long), "whole numbers, 2x7, .* --method grad-cam --layer NAME"),
     ],
 )
-def test_inputs_without_places_or_gradients_are_refused_with_a_way_out(given: Tensor, words: str) -> None:
+def test_inputs_without_places_or_gradients_are_refused_with_a_way_out(inputs: Tensor, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        PIXEL_METHODS["gradient"](scored_batch(Smooth(), given))
+        PIXEL_METHODS["gradient"](scored_batch(Smooth(), inputs))
 
 
 def test_an_input_by_name_is_refused_with_a_way_out() -> None:

@@ -30,7 +30,7 @@ attribute = partial(hookscope.attribute, sanity="none")
 
 def test_batches_give_what_each_picture_gives_alone(network: nn.Module, pictures: Tensor) -> None:
     together = attribute(network, pictures, top=2, batch_size=2)
-    assert [each.input_index for each in together.maps] == [0, 0, 1, 1, 2, 2]
+    assert [heat_map.input_index for heat_map in together.maps] == [0, 0, 1, 1, 2, 2]
     for at, picture in enumerate(pictures):
         alone = attribute(network, picture[None], top=2)
         for one, other in zip(together.maps[2 * at : 2 * at + 2], alone.maps, strict=True):
@@ -62,7 +62,7 @@ def test_nothing_but_maps_is_kept_of_many_pictures(network: nn.Module) -> None:
 
     def count(_done: int, _all: int) -> None:
         gc.collect()
-        held.append(sum(each.numel() for each in gc.get_objects() if type(each) is Tensor))
+        held.append(sum(thing.numel() for thing in gc.get_objects() if type(thing) is Tensor))
 
     attribute(network, torch.randn(24, 3, 16, 16), batch_size=4, on_progress=count)
     assert len(held) == 6
@@ -83,7 +83,7 @@ def test_a_picture_that_the_network_raises_on_is_left_out(pictures: Tensor) -> N
     errors: list[HookscopeError] = []
     looks = attribute(Bright(), pictures, on_error=errors.append)
     assert len(looks.inputs) == len(looks.maps) == 2
-    assert [type(each) for each in errors] == [UnfitInputError]
+    assert [type(error) for error in errors] == [UnfitInputError]
     pictures[:] = 100
     with pytest.raises(ModelError, match="too bright"):
         attribute(Bright(), pictures, on_error=errors.append)
@@ -108,11 +108,17 @@ def test_a_picture_whose_gradient_is_zero_is_left_out() -> None:
 
 
 def everything(network: nn.Module) -> dict[str, Any]:
-    held: dict[str, Any] = {"modes": [each.training for each in network.modules()]}
-    held["hooks"] = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in network.modules()]
-    for name, each in (*network.named_parameters(), *network.named_buffers()):
-        gradient = None if each.grad is None else each.grad.clone()
-        held[name] = (id(each), each.requires_grad, each.is_inference(), each.detach().clone(), gradient)
+    held: dict[str, Any] = {"modes": [module.training for module in network.modules()]}
+    held["hooks"] = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in network.modules()]
+    for name, parameter in (*network.named_parameters(), *network.named_buffers()):
+        gradient = None if parameter.grad is None else parameter.grad.clone()
+        held[name] = (
+            id(parameter),
+            parameter.requires_grad,
+            parameter.is_inference(),
+            parameter.detach().clone(),
+            gradient,
+        )
     return held
 
 
@@ -219,7 +225,7 @@ def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures:
 @pytest.mark.exhaustive
 def test_checks_come_with_the_maps() -> None:
     looks = hookscope.attribute("demo", CAT, target="Egyptian cat")
-    assert [(each.name, each.passed) for each in looks.sanity] == [
+    assert [(check.name, check.passed) for check in looks.sanity] == [
         ("weights", True),
         ("class", True),
         ("deletion", None),  # blurring the cat raises its probability
@@ -232,4 +238,4 @@ def test_checks_that_a_network_has_nothing_for_are_left_out() -> None:
     torch.manual_seed(0)
     detector = detection.RetinaNet(small.pyramid(), 3, detections_per_img=5, score_thresh=0.0, **small.SMALL)
     looks = hookscope.attribute(detector, batch_of([torch.rand(3, 64, 64)]))
-    assert [each.name for each in looks.sanity] == ["weights"]
+    assert [check.name for check in looks.sanity] == ["weights"]

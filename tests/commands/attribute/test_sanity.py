@@ -72,8 +72,8 @@ def trained() -> nn.Module:
     network.eval()
     pictures, kinds = shapes(200, 10_000)
     assert float((network(pictures).argmax(1) == kinds).float().mean()) > 0.9
-    for each in network.parameters():
-        each.grad = None
+    for parameter in network.parameters():
+        parameter.grad = None
     return network
 
 
@@ -121,31 +121,31 @@ def test_maps_without_an_order_correlate_with_none(other: Map) -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_randomising_moves_values_of_the_last_layers_alone_and_of_a_copy(trained: nn.Module, share: float) -> None:
     before = {name: value.clone() for name, value in trained.state_dict().items()}
-    found = randomised(trained, share, seed=3)
+    actual = randomised(trained, share, seed=3)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
     moved = ["0", "2", "4", "8"] if share == 1 else ["2", "4", "8"]
-    for name, value in found.state_dict().items():
+    for name, value in actual.state_dict().items():
         assert torch.equal(value.flatten().sort().values, before[name].flatten().sort().values)
         assert torch.equal(value, before[name]) == (name.partition(".")[0] not in moved)
     again = randomised(trained, share, seed=3)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in found.state_dict().items())
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in actual.state_dict().items())
 
 
 def test_large_layers_are_drawn_anew_with_the_same_mean_and_deviation() -> None:
     network = nn.Linear(1100, 1000, dtype=torch.float64)
     with torch.no_grad():
         network.weight.normal_(0.5, 2.0)
-    found = randomised(network, 1.0, seed=0)
-    assert not torch.equal(found.weight, network.weight)
-    assert found.weight.dtype == torch.float64
+    actual = randomised(network, 1.0, seed=0)
+    assert not torch.equal(actual.weight, network.weight)
+    assert actual.weight.dtype == torch.float64
     # Of 1.1 million values the mean is known to 2 / √1.1e6 = 0.002, and the deviation to 0.0014.
-    assert float(found.weight.detach().mean()) == pytest.approx(float(network.weight.detach().mean()), abs=0.01)
-    assert float(found.weight.detach().std()) == pytest.approx(float(network.weight.detach().std()), abs=0.007)
+    assert float(actual.weight.detach().mean()) == pytest.approx(float(network.weight.detach().mean()), abs=0.01)
+    assert float(actual.weight.detach().std()) == pytest.approx(float(network.weight.detach().std()), abs=0.007)
 
 
 def test_a_network_that_cannot_be_copied_is_said_in_one_line() -> None:
     network = nn.Linear(2, 2)
-    network.lines = (each for each in "ab")  # type: ignore[assignment]
+    network.lines = (letter for letter in "ab")  # type: ignore[assignment]
     with pytest.raises(ModelError, match=r"^Linear cannot be copied: TypeError: cannot pickle 'generator' object\.$"):
         randomised(network, 1.0, 0)
 
@@ -192,9 +192,9 @@ def test_blurring_where_the_gradient_is_takes_the_class_away_and_blurring_where_
     honest = [np.abs(each) for each in maps_by("input-x-gradient", trained, pictures, kinds)]
     pooled = [F.adaptive_avg_pool2d(torch.tensor(each)[None], 8)[0].numpy() for each in honest]
     for maps in (honest, pooled):
-        found = deletion_check(deletions(pictures, maps, probability, seed=0))
-        assert found.passed, found
-        assert found.value < found.compared_with[1] < found.compared_with[0]
+        actual = deletion_check(deletions(pictures, maps, probability, seed=0))
+        assert actual.passed, actual
+        assert actual.value < actual.compared_with[1] < actual.compared_with[0]
     planted = deletion_check(deletions(pictures, noise(40, cells), probability, seed=0))
     assert not planted.passed, planted
 
@@ -213,7 +213,7 @@ def test_deletion_blurs_a_tenth_and_puts_the_same_shape_elsewhere() -> None:
     assert torch.equal(seen[0], picture)
     changed = [(each != picture).any(1)[0] for each in seen[1:]]
     assert torch.equal(changed[0], torch.as_tensor(values) == 1)
-    assert all(int(each.sum()) == 60 for each in changed)
+    assert all(int(tensor.sum()) == 60 for tensor in changed)
     assert len({tuple(each.flatten().tolist()) for each in changed[1:]}) > 5
 
 
@@ -222,7 +222,7 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
 
 
 @pytest.mark.parametrize(
-    ("found", "passed", "words"),
+    ("actual", "passed", "words"),
     [
         # One tenth alone takes it away: 0.8 to 0.5, and one of four random places does more harm, 75% less.
         (of_blurring(0.8, 0.5, 0.78, 0.79, 0.4, 0.8), True, "from 0.80 to 0.50, blurring as much in random places to"),
@@ -239,8 +239,8 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
         (of_blurring(0.39, 0.45, 0.51, 0.5), None, "does not lower the probability (0.39 to 0.45; random places:"),
     ],
 )
-def test_blurring_holds_fails_or_says_nothing(found: Numbers, passed: bool | None, words: str) -> None:
-    check = deletion_check(found)
+def test_blurring_holds_fails_or_says_nothing(actual: Numbers, passed: bool | None, words: str) -> None:
+    check = deletion_check(actual)
     assert check.passed is passed
     assert words in check.meaning
     assert check.meaning.startswith("Inconclusive: ") == (passed is None)

@@ -35,8 +35,8 @@ class Looking(nn.Module):
         self.register_buffer("mask", mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = F.softplus(self.second(F.relu(self.first(x)))) * self.mask
-        return self.head(found.flatten(2).mean(2) * 20)
+        actual = F.softplus(self.second(F.relu(self.first(x)))) * self.mask
+        return self.head(actual.flatten(2).mean(2) * 20)
 
 
 def mass_inside(each: AttributionMap, window: tuple[slice, ...], reach: int = 2) -> float:
@@ -59,32 +59,32 @@ def test_a_window_of_a_signal_and_a_block_of_a_volume_are_found() -> None:
 
 def found_by(case: str, method: Method) -> None:
     window, size = CASES[case]
-    network, given = Looking(window, size), torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(1))
+    network, inputs = Looking(window, size), torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(1))
     options = {"layer": "second"} if method in CAMS else {}
-    result = hookscope.attribute(network, given, method=method, sanity="none", **options)
-    assert all(each.values.shape == size == each.size for each in result.maps)
+    result = hookscope.attribute(network, inputs, method=method, sanity="none", **options)
+    assert all(heat_map.values.shape == size == heat_map.size for heat_map in result.maps)
     least = 0.6 if method == "occlusion" else 0.999
-    assert all(mass_inside(each, window) > least for each in result.maps)
+    assert all(mass_inside(heat_map, window) > least for heat_map in result.maps)
     if method == "occlusion":  # to a patch
-        assert all(mass_inside(each, window, 5) > 0.95 for each in result.maps)
+        assert all(mass_inside(heat_map, window, 5) > 0.95 for heat_map in result.maps)
 
 
 def flat_twin(network: nn.Sequential, axes: int) -> nn.Sequential:
     """Return a network of Conv2d that computes over pictures of height one what this one computes over signals, or of
     Conv3d over volumes of depth one."""
     twin: list[nn.Module] = []
-    for each in network:
-        if isinstance(each, nn.Conv1d | nn.Conv2d):
-            kernel, stride, pad = ((1, *v) for v in (each.kernel_size, each.stride, each.padding))
-            other = CONVOLUTIONS[axes](each.in_channels, each.out_channels, kernel, stride, (0, *pad[1:]))
-            other.load_state_dict({"weight": each.weight.data.unsqueeze(2), "bias": each.bias.data})
+    for layer in network:
+        if isinstance(layer, nn.Conv1d | nn.Conv2d):
+            kernel, stride, pad = ((1, *v) for v in (layer.kernel_size, layer.stride, layer.padding))
+            other = CONVOLUTIONS[axes](layer.in_channels, layer.out_channels, kernel, stride, (0, *pad[1:]))
+            other.load_state_dict({"weight": layer.weight.data.unsqueeze(2), "bias": layer.bias.data})
             twin.append(other)
-        elif isinstance(each, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
+        elif isinstance(layer, nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d):
             twin.append((nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[axes - 2](1))
-        elif isinstance(each, nn.MaxPool1d | nn.MaxPool2d):
+        elif isinstance(layer, nn.MaxPool1d | nn.MaxPool2d):
             twin.append((nn.MaxPool2d, nn.MaxPool3d)[axes - 2]((1, *[2] * (axes - 1))))
         else:
-            twin.append(each)
+            twin.append(layer)
     return nn.Sequential(*twin)
 
 
@@ -104,11 +104,11 @@ def classifier(axes: int) -> nn.Sequential:
 )
 def test_maps_equal_those_of_inputs_with_one_more_axis_of_length_one(axes: int, method: Method) -> None:
     network = classifier(axes).eval()
-    given = torch.randn(2, 2, *(64, 40)[:axes], generator=torch.Generator().manual_seed(3))
+    inputs = torch.randn(2, 2, *(64, 40)[:axes], generator=torch.Generator().manual_seed(3))
     twin = flat_twin(network, axes + 1).eval()
-    assert torch.allclose(network(given), twin(given.unsqueeze(2)), atol=1e-6)
-    ours = hookscope.attribute(network, given, method=method, sanity="none")
-    theirs = hookscope.attribute(twin, given.unsqueeze(2), method=method, sanity="none")
+    assert torch.allclose(network(inputs), twin(inputs.unsqueeze(2)), atol=1e-6)
+    ours = hookscope.attribute(network, inputs, method=method, sanity="none")
+    theirs = hookscope.attribute(twin, inputs.unsqueeze(2), method=method, sanity="none")
     for one, other in zip(ours.maps, theirs.maps, strict=True):
         assert np.allclose(one.values, other.values[0], atol=1e-6)
         assert one.extent == pytest.approx((*other.extent[1 : axes + 1], *other.extent[axes + 2 :]))
@@ -122,12 +122,12 @@ def test_grad_cam_is_captums(axes: int) -> None:
     network = nn.Sequential(
         convolution(1, 4, 3), nn.ReLU(), convolution(4, 5, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
     )
-    given = torch.randn(2, 1, *(9, 8, 10)[:axes])
-    network.eval()(given)
-    ours = hookscope.attribute(network, given, target=1, layer="2", sanity="none")
-    theirs = LayerGradCam(network, network[2]).attribute(given, 1, relu_attributions=True)
-    for place, each in enumerate(ours.maps):
-        assert torch.allclose(torch.as_tensor(each.values), theirs[place, 0].float(), atol=1e-6)
+    inputs = torch.randn(2, 1, *(9, 8, 10)[:axes])
+    network.eval()(inputs)
+    ours = hookscope.attribute(network, inputs, target=1, layer="2", sanity="none")
+    theirs = LayerGradCam(network, network[2]).attribute(inputs, 1, relu_attributions=True)
+    for place, heat_map in enumerate(ours.maps):
+        assert torch.allclose(torch.as_tensor(heat_map.values), theirs[place, 0].float(), atol=1e-6)
 
 
 def test_an_input_without_channels_and_one_with_channels_last_have_maps_over_time() -> None:
@@ -200,10 +200,10 @@ def test_tokens_have_a_map_at_their_embedding() -> None:
 def test_the_first_layer_says_which_axis_counts_channels(
     first: nn.Module, shape: tuple[int, ...], expected: InputPlaces
 ) -> None:
-    given = torch.randn(shape)
-    places = places_of(first, given)
+    inputs = torch.randn(shape)
+    places = places_of(first, inputs)
     assert places == expected
-    assert torch.equal(places.as_given(places.by_channel(given)), given)
+    assert torch.equal(places.as_given(places.by_channel(inputs)), inputs)
 
 
 def test_cells_of_signals_and_volumes_lie_in_the_middle_of_what_they_see() -> None:
@@ -243,8 +243,8 @@ def test_maps_that_cover_the_input_are_enlarged_as_torch_interpolates(
 
 def test_a_map_beside_its_input_is_shifted_there() -> None:
     # Two cells of length 10 over an input of 20 that lies 5 further on: its first place is that of the first cell.
-    (found,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])[0]
-    assert torch.allclose(found, ((torch.arange(20) + 0.5).clamp(0, 10)))
+    (actual,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])[0]
+    assert torch.allclose(actual, ((torch.arange(20) + 0.5).clamp(0, 10)))
 
 
 def test_blurring_by_transforms_equals_blurring_by_sums() -> None:
@@ -270,28 +270,31 @@ def test_half_of_a_map_lies_in_the_smallest_interval_or_box_that_holds_it() -> N
     record = InputRecord("tensor", None, None, (1, 100), ())
     values = np.zeros(50)
     values[10:13], values[40] = 2, 3
-    found = concentration(map_of(values, (100,)), record)
-    assert found is not None
+    actual = concentration(map_of(values, (100,)), record)
+    assert actual is not None
     # 2, 2 and 2 beside 3 elsewhere: of 9 the smallest that holds 4.5 are the three cells.
-    assert (found.region, found.share) == (Box((20.0,), (26.0,), (100,)), pytest.approx(0.06))
+    assert (actual.region, actual.share) == (Box((20.0,), (26.0,), (100,)), pytest.approx(0.06))
     block = np.zeros((6, 8, 10))
     block[1:3, 4:6, 7:9] = 1
     block[5, 0, 0] = 0.5
-    found = concentration(map_of(block, (12, 16, 20)), record)
-    assert found is not None
-    assert isinstance(found.region, Box)
-    assert found.share <= 8 / 480
-    inside = zip((1, 4, 7), found.region.begin, found.region.end, (3, 6, 9), strict=True)
+    actual = concentration(map_of(block, (12, 16, 20)), record)
+    assert actual is not None
+    assert isinstance(actual.region, Box)
+    assert actual.share <= 8 / 480
+    inside = zip((1, 4, 7), actual.region.begin, actual.region.end, (3, 6, 9), strict=True)
     assert all(2 * low <= begin < end <= 2 * high for low, begin, end, high in inside)
-    assert found.words.startswith("planes 2 to ")
+    assert actual.words.startswith("planes 2 to ")
     assert concentration(map_of(np.zeros(5), (5,)), record) is None
 
 
 def test_deletion_works_on_signals_and_volumes() -> None:
     for case, (window, size) in CASES.items():
-        network, given = Looking(window, size), torch.randn(4, 2, *size, generator=torch.Generator().manual_seed(8)) * 4
-        checks = hookscope.attribute(network, given, method="gradient").sanity
-        (deletion,) = [each for each in checks if each.name == "deletion"]
+        network, inputs = (
+            Looking(window, size),
+            torch.randn(4, 2, *size, generator=torch.Generator().manual_seed(8)) * 4,
+        )
+        checks = hookscope.attribute(network, inputs, method="gradient").sanity
+        (deletion,) = [check for check in checks if check.name == "deletion"]
         before, at_random = deletion.compared_with
         assert abs(before - deletion.value) > abs(before - at_random)
         assert f"the {case} that" in deletion.meaning
@@ -300,8 +303,8 @@ def test_deletion_works_on_signals_and_volumes() -> None:
 def test_dense_scores_of_voxels_are_explained_by_their_sum() -> None:
     torch.manual_seed(9)
     network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1)).eval()
-    given = torch.randn(1, 1, 5, 6, 7)
-    (one,) = hookscope.attribute(network, given, target=1, layer="1", method="hires-cam", sanity="none").maps
-    scores = network(given).detach()
+    inputs = torch.randn(1, 1, 5, 6, 7)
+    (one,) = hookscope.attribute(network, inputs, target=1, layer="1", method="hires-cam", sanity="none").maps
+    scores = network(inputs).detach()
     chosen = scores.argmax(1) == 1
     assert one.target.score == pytest.approx(float((scores[:, 1] * chosen).sum()), rel=1e-5)

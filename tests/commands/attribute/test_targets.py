@@ -16,7 +16,7 @@ NAMES = ("tabby, tabby cat", "tiger cat", "black-and-tan coonhound", "tan", "cra
 
 
 def said(*texts: str, names: Sequence[str] = NAMES) -> list[tuple[int | None, int | None, int | None]]:
-    return [(each.index, each.against, each.box) for each in read_targets(texts, names)]
+    return [(read_target.index, read_target.against, read_target.box) for read_target in read_targets(texts, names)]
 
 
 def test_classes_are_names_synonyms_or_indices() -> None:
@@ -87,7 +87,7 @@ def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
     pair, column = batch_targets(output, 2, wanted, None, (), None)
     assert pair.score(output).tolist() == [3, 9]
     assert column.score(output).tolist() == [1, 4]
-    assert [(each.label, each.score, each.index) for each in pair.targets if each] == [
+    assert [(target.label, target.score, target.index) for target in pair.targets if target] == [
         ("targets.py:pair", 3, None),
         ("targets.py:pair", 9, None),
     ]
@@ -121,17 +121,20 @@ LOGITS = torch.tensor([[0.0, 1.0, 3.0], [2.0, -1.0, 1.0]])
 
 def test_without_a_target_the_best_classes_of_each_input_count() -> None:
     first, second = batch_targets(LOGITS, 2, (), 2, ("a", "b", "c"), None)
-    assert [(each.label, each.score, each.index) for each in first.targets if each] == [("c", 3, 2), ("a", 2, 0)]
-    assert [each.label for each in second.targets if each] == ["b", "c"]
+    assert [(target.label, target.score, target.index) for target in first.targets if target] == [
+        ("c", 3, 2),
+        ("a", 2, 0),
+    ]
+    assert [target.label for target in second.targets if target] == ["b", "c"]
     expected = LOGITS.softmax(1)[[0, 1], [2, 0]].tolist()
-    assert [each.probability for each in first.targets if each] == pytest.approx(expected)
+    assert [target.probability for target in first.targets if target] == pytest.approx(expected)
     assert second.score(LOGITS).tolist() == [1, 1]
     assert len(batch_targets(LOGITS, 2, (), 9, (), None)) == 3
 
 
 def test_a_contrast_is_the_difference_of_two_scores() -> None:
     (target,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
-    assert [(each.label, each.score, each.index, each.probability) for each in target.targets if each] == [
+    assert [(row.label, row.score, row.index, row.probability) for row in target.targets if row] == [
         ("class 2 - class 0", 3, None, None),
         ("class 2 - class 0", -1, None, None),
     ]
@@ -173,7 +176,7 @@ def test_the_runner_up_is_the_best_class_but_the_target() -> None:
     (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
     other = runner_up(LOGITS, target, None)
     assert other is not None
-    assert [each.index for each in other.targets if each] == [1, 0]
+    assert [target.index for target in other.targets if target] == [1, 0]
     assert probabilities(LOGITS, target, None).tolist() == pytest.approx(LOGITS.softmax(1)[:, 2].tolist())
     (contrast,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
     assert runner_up(LOGITS, contrast, None) is None
@@ -182,9 +185,9 @@ def test_the_runner_up_is_the_best_class_but_the_target() -> None:
 def test_scores_may_be_one_of_several_outputs() -> None:
     output = {"aux": torch.zeros(2, 3), "features": torch.ones(2, 4), "logits": LOGITS}
     (main,) = batch_targets(output, 2, (), None, (), None)
-    assert [each.index for each in main.targets if each] == [2, 0]
+    assert [target.index for target in main.targets if target] == [2, 0]
     (other,) = batch_targets(output, 2, (), None, (), "features")
-    assert [each.score for each in other.targets if each] == [1, 1]
+    assert [target.score for target in other.targets if target] == [1, 1]
     assert (
         main.remark
         == "(model)['logits'] of shape 2x3 is explained, not (model)['aux'], (model)['features'] (--output-key)."
@@ -194,7 +197,9 @@ def test_scores_may_be_one_of_several_outputs() -> None:
 
 def test_which_output_is_explained_is_said_only_where_there_are_several() -> None:
     def remarks(output: Any, wanted: Any = ()) -> set[str]:
-        return {each.remark for each in batch_targets(output, 2, wanted, None if wanted else 2, (), None)}
+        return {
+            batch_target.remark for batch_target in batch_targets(output, 2, wanted, None if wanted else 2, (), None)
+        }
 
     assert remarks(LOGITS) == {""}
     assert remarks({"logits": LOGITS}) == {""}
@@ -235,7 +240,7 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
     zero, one, two = batch_targets(
         {"out": scores}, 1, [Wanted(str(n), n) for n in range(3)], None, ("a", "b", "c"), None
     )
-    assert [(each.label, each.score) for target in (zero, one, two) for each in target.targets if each] == [
+    assert [(row.label, row.score) for target in (zero, one, two) for row in target.targets if row] == [
         ("a, sum over 1 pixel", 5.0),
         ("b, sum over 1 pixel", 2.0),
         ("c, sum over all 2 pixels", -18.0),
@@ -246,8 +251,8 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
 
 def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
     scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]])
-    found = batch_targets(scores, 1, (), 2, ("a", "b", "c"), None)
-    assert [each.label for target in found for each in target.targets if each] == [
+    actual = batch_targets(scores, 1, (), 2, ("a", "b", "c"), None)
+    assert [row.label for target in actual for row in target.targets if row] == [
         "b, sum over 2 pixels",
         "a, sum over 1 pixel",
     ]
@@ -256,9 +261,9 @@ def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
 # --- Boxes ---
 
 
-def boxes(*found: tuple[int, float]) -> dict[str, Tensor]:
-    labels, scores = zip(*found, strict=True) if found else ((), ())
-    return {"boxes": torch.ones(len(found), 4), "labels": torch.tensor(labels).long(), "scores": torch.tensor(scores)}
+def boxes(*actual: tuple[int, float]) -> dict[str, Tensor]:
+    labels, scores = zip(*actual, strict=True) if actual else ((), ())
+    return {"boxes": torch.ones(len(actual), 4), "labels": torch.tensor(labels).long(), "scores": torch.tensor(scores)}
 
 
 DETECTED = [boxes((1, 0.9), (2, 0.8), (1, 0.7)), boxes((2, 0.6))]
@@ -267,11 +272,11 @@ KINDS = ("background", "dog", "cat", "bird")
 
 def test_a_box_is_said_by_its_number_or_is_the_best_of_a_class() -> None:
     number, dog = batch_targets(DETECTED, 2, [Wanted("box:1", box=1), Wanted("dog", 1)], None, KINDS, None)
-    assert [each and (each.label, round(each.score, 3), each.index) for each in number.targets] == [
+    assert [target and (target.label, round(target.score, 3), target.index) for target in number.targets] == [
         ("cat in box 1", 0.8, 2),
         None,
     ]
-    assert [each and each.label for each in dog.targets] == ["dog in box 0", None]
+    assert [target and target.label for target in dog.targets] == ["dog in box 0", None]
     assert number.score(DETECTED).tolist() == pytest.approx([0.8, 0.0])
     # Another network may find less.
     assert number.score([boxes(), boxes()]).tolist() == [0, 0]
@@ -284,8 +289,8 @@ def test_a_box_lies_in_shares_of_its_own_input() -> None:
 
 
 def test_without_a_target_the_best_boxes_count() -> None:
-    found = batch_targets(DETECTED, 2, (), 2, KINDS, None)
-    assert [[each and each.label for each in target.targets] for target in found] == [
+    actual = batch_targets(DETECTED, 2, (), 2, KINDS, None)
+    assert [[row and row.label for row in target.targets] for target in actual] == [
         ["dog in box 0", "cat in box 0"],
         ["cat in box 1", None],
     ]

@@ -30,11 +30,11 @@ BY_HAND = ModelInfo("net", "Net", "as given", random=False, sha256=None, paramet
 
 def tensor(l2: float | None, shape: tuple[int, ...] = (1, 2), **values: object) -> TensorStatistics:
     """Return statistics of a tensor with this L2; None for a tensor that has no values."""
-    known: dict[str, object] = (
+    expected: dict[str, object] = (
         {} if l2 is None else {"l2": l2, "nan_count": 0, "inf_count": 0, "zero_fraction": float(l2 == 0)}
     )
-    count = math.prod(shape) if known else 0
-    return TensorStatistics(shape, "float32", count, **{**known, **values})  # type: ignore[arg-type]
+    count = math.prod(shape) if expected else 0
+    return TensorStatistics(shape, "float32", count, **{**expected, **values})  # type: ignore[arg-type]
 
 
 def layer_row(layer: str, activation: TensorStatistics, kind: str = "Linear", call: int = 0) -> LayerRow:
@@ -94,9 +94,9 @@ def in_a_row(
 ) -> Gradients:
     """Return layers in a row, by the norms of outputs and their gradients, and of each weight's gradient and itself."""
     return inspection(
-        [layer_row(f"layer{at}", tensor(each)) for at, each in enumerate(outputs)],
-        [output_row(f"layer{at}", tensor(each)) for at, each in enumerate(gradients)],
-        [parameter(f"layer{at}.weight", *each) for at, each in enumerate(weights)],
+        [layer_row(f"layer{at}", tensor(output)) for at, output in enumerate(outputs)],
+        [output_row(f"layer{at}", tensor(gradient)) for at, gradient in enumerate(gradients)],
+        [parameter(f"layer{at}.weight", *weight) for at, weight in enumerate(weights)],
         loss=loss,
     )
 
@@ -148,18 +148,18 @@ EVERYTHING = frozenset(RULES)
 
 def stored(name: str, kind: str = "Conv2d", shape: tuple[int, ...] = (4, 3, 2, 2), **changes: Any) -> StoredValues:
     """Return a parameter whose values lie between -1 and 1."""
-    known: dict[str, Any] = {"role": "parameter", "dtype": "float32", "element_count": math.prod(shape)}
-    known |= {"min": -1.0, "max": 1.0, "max_abs": 1.0}
-    known |= dict.fromkeys(("nan_count", "inf_count", "zero_count", "fp16_zero_count"), 0)
-    return StoredValues(name, kind, shape=shape, **{**known, **changes})
+    expected: dict[str, Any] = {"role": "parameter", "dtype": "float32", "element_count": math.prod(shape)}
+    expected |= {"min": -1.0, "max": 1.0, "max_abs": 1.0}
+    expected |= dict.fromkeys(("nan_count", "inf_count", "zero_count", "fp16_zero_count"), 0)
+    return StoredValues(name, kind, shape=shape, **{**expected, **changes})
 
 
 def row(layer: str, kind: str, shape: tuple[int, ...] = (2, 4, 4, 4), **changes: Any) -> LayerRow:
     """Return a layer's output of values between -1 and 1: with four channels, of 32 values each over two inputs."""
-    known: dict[str, Any] = {"dtype": "float32", "element_count": math.prod(shape), "min": -1.0, "max": 1.0}
-    known |= {"channel_axis": 1, "channel_count": shape[1]}
-    known |= dict.fromkeys(("nan_count", "inf_count", "dead_channel_count"), 0)
-    statistics = TensorStatistics(shape, **{**known, **changes})
+    expected: dict[str, Any] = {"dtype": "float32", "element_count": math.prod(shape), "min": -1.0, "max": 1.0}
+    expected |= {"channel_axis": 1, "channel_count": shape[1]}
+    expected |= dict.fromkeys(("nan_count", "inf_count", "dead_channel_count"), 0)
+    statistics = TensorStatistics(shape, **{**expected, **changes})
     return LayerRow(0, layer, kind, 0, "", 0, statistics)
 
 

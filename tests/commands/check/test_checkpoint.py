@@ -91,11 +91,11 @@ def test_a_sound_network_passes_and_comes_out_as_it_went_in(network: Network) ->
 
 def test_it_is_measured_without_tf32_which_is_switched_on_again(network: Network) -> None:
     kinds, seen = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn), set()
-    before = [each.fp32_precision for each in kinds]
-    network.register_forward_hook(lambda *_: seen.update(each.fp32_precision for each in kinds))
+    before = [kind.fp32_precision for kind in kinds]
+    network.register_forward_hook(lambda *_: seen.update(kind.fp32_precision for kind in kinds))
     check(network, input_shape=(2, 3, 16, 16))
     assert seen == {"ieee"}
-    assert [each.fp32_precision for each in kinds] == before
+    assert [kind.fp32_precision for kind in kinds] == before
 
 
 def test_a_broken_network_fails_where_it_is_broken_and_raises_with_all_that_failed(network: Network) -> None:
@@ -183,7 +183,7 @@ def test_only_a_sigmoid_that_is_returned_may_be_saturated(case: str) -> None:
         torch.manual_seed(0)
         network = Masking((MASKS | GATES)[case])
     report = check_checkpoint(network, CheckSettings(input_shape=(2, 3, 16, 16)), {"saturated-activation"})
-    assert [each.rule for each in report.findings] == ["saturated-activation"] * (case in GATES)
+    assert [finding.rule for finding in report.findings] == ["saturated-activation"] * (case in GATES)
 
 
 class Masking(nn.Module):
@@ -288,7 +288,7 @@ def test_a_file_without_values_fails_whether_it_is_judged_with_a_network_or_with
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("options", "named"),
     [
         ({"data": "val"}, "--data"),
         ({"images": ["cat.jpg"]}, "--images"),
@@ -298,14 +298,14 @@ def test_a_file_without_values_fails_whether_it_is_judged_with_a_network_or_with
     ],
 )
 def test_what_only_a_network_can_be_given_is_refused_where_there_is_to_be_none(
-    network: Network, given: dict[str, Any], named: str
+    network: Network, options: dict[str, Any], named: str
 ) -> None:
     torch.save(network.state_dict(), "good.pt")
     with pytest.raises(UsageError, match=f"{named} needs a network, but arch is 'none'"):
-        check("good.pt", arch="none", **given)
+        check("good.pt", arch="none", **options)
     Path("hookscope.toml").write_text("[model]\narch = 'none'\n", encoding="utf-8")
     with pytest.raises(UsageError, match=f"{named} needs a network"):
-        check("good.pt", **given)
+        check("good.pt", **options)
 
 
 def test_a_configuration_without_a_network_gives_it_no_pictures_and_one_with_pictures_may_be_overruled(
@@ -318,7 +318,7 @@ def test_a_configuration_without_a_network_gives_it_no_pictures_and_one_with_pic
     Path("hookscope.toml").write_text("[input]\ndata = 'val'\n", encoding="utf-8")
     report = check("good.pt", arch="none")
     assert report.exit_code == 0
-    skipped = {each.rule: each.reason for each in report.outcomes if each.status == "skipped"}
+    skipped = {outcome.rule: outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
     assert skipped["accuracy"] == "there is no network: --arch none"
 
 
@@ -358,7 +358,7 @@ def training() -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         convolution, head = nn.Conv2d(3, 6, 3), nn.Linear(6, 5)
-    good = {f"conv.{name}": each for name, each in convolution.state_dict().items()}
+    good = {f"conv.{name}": tensor for name, tensor in convolution.state_dict().items()}
     good |= {"head.weight": head.weight.detach(), "queue": torch.ones(2)}
     torch.save({"model": good | {"head.weight": torch.full((5, 6), torch.nan)}, "ema": good}, "training.ckpt")
     return Path("training.ckpt")
@@ -449,7 +449,7 @@ def test_a_torchscript_file_is_judged_by_its_names_of_classes_and_the_kinds_of_i
     expectations = (Expectation(CAT, "dog"),)
     settings = CheckSettings(expectations=expectations, resize="32", crop="32")
     report = check_checkpoint(str(tmp_path / "model.pt"), settings, {"expectation", "dead-layer"}, trust=True)
-    said = {each.rule: each.message for each in report.findings}
+    said = {finding.rule: finding.message for finding in report.findings}
     assert "'newt'" in said["expectation"]
     assert said["dead-layer"].startswith("'1' (ReLU): all 3,600 outputs of its 4 channels are 0")
 
@@ -480,8 +480,10 @@ def test_a_state_dict_is_judged_as_its_file_is_without_a_network(
         of_file = check("model.pt", arch="none", key=key)
         of_state = check(content, key=key)
         assert of_state.passed == of_file.passed == is_sound
-        known, found = ([(each.rule, each.status, each.findings) for each in r.outcomes] for r in (of_file, of_state))
-        assert found == known
+        expected, actual = (
+            [(outcome.rule, outcome.status, outcome.findings) for outcome in r.outcomes] for r in (of_file, of_state)
+        )
+        assert actual == expected
         assert of_state.checkpoint == "state dict"
         assert of_state.model is not None
         assert of_state.model.sha256 is None
@@ -515,19 +517,21 @@ def test_a_state_dict_takes_no_option_that_needs_a_network(network: Network, opt
     assert check(network.state_dict(), arch="none").passed
 
 
-@pytest.mark.parametrize("given", [[1], 3, Network])
-def test_what_is_neither_a_network_nor_a_state_dict_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("inputs", [[1], 3, Network])
+def test_what_is_neither_a_network_nor_a_state_dict_is_refused(inputs: Any) -> None:
     with pytest.raises(UsageError, match="Give a"):
-        check(given)
+        check(inputs)
 
 
 def test_limits_are_taken_by_name_and_refused_where_nothing_is_judged_by_them(network: Network) -> None:
     with torch.no_grad():
         network.head.weight[[0, 2]] = 0  # 2 of 5 filters: 40%, above the default limit of 25%
-    assert [each.rule for each in check(network).findings] == ["dead-filter"]
+    assert [finding.rule for finding in check(network).findings] == ["dead-filter"]
     assert check(network, limit={"dead-filter.max-fraction": 0.4}).findings == ()
     assert check(network, limit="dead-filter.max-fraction=0.4").findings == ()
-    assert [each.rule for each in check(network, limit=["dead-filter.max-fraction=0.39"]).findings] == ["dead-filter"]
+    assert [finding.rule for finding in check(network, limit=["dead-filter.max-fraction=0.39"]).findings] == [
+        "dead-filter"
+    ]
     for options, says in (
         ({"limit": {"accuracy.min-fraction": 0.9}}, "needs labelled pictures"),
         ({"limit": {"dead-filter.max-fraction": 0.1}, "ignore": "dead-filter"}, "is off or left out"),

@@ -18,7 +18,11 @@ def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:
     with torch.no_grad():
         other.get_submodule("layer2.0.conv2").weight.mul_(scale)
     result = hookscope.diff(network, far_device.network_sent(other), pictures, shadow=shadow)
-    return {row.origin for row in result.rows}, [each.layer for each in result.first_differences], result.b.device
+    return (
+        {row.origin for row in result.rows},
+        [difference.layer for difference in result.first_differences],
+        result.b.device,
+    )
 
 
 @pytest.mark.exhaustive

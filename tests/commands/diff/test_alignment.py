@@ -137,7 +137,7 @@ def test_renamed_layers_are_aligned_by_order_and_a_map_says_so_itself() -> None:
         ("flat", "flatten", "order"),
         ("fc", "head", "order"),
     ]
-    assert [each.layer for each in result.first_differences] == ["fc"]
+    assert [difference.layer for difference in result.first_differences] == ["fc"]
     assert result["head"] is result["fc"]
     assert hookscope.diff(small(), renamed, pictures, map="conv=c1")["conv"].matched == "map"
 
@@ -145,9 +145,9 @@ def test_renamed_layers_are_aligned_by_order_and_a_map_says_so_itself() -> None:
 def test_what_has_no_partner_is_listed_with_the_reason() -> None:
     longer = nn.Sequential(OrderedDict([*small().named_children(), ("soft", nn.Softmax(1))]))
     result = hookscope.diff(small(), longer, torch.randn(2, 3, 8, 8))
-    assert [(each.side, each.label, each.reason) for each in result.unmatched] == [("B", "soft", "A has no such layer")]
+    assert [(row.side, row.label, row.reason) for row in result.unmatched] == [("B", "soft", "A has no such layer")]
     result = hookscope.diff(longer, small(), torch.randn(2, 3, 8, 8))
-    assert [(each.side, each.label, each.reason) for each in result.unmatched] == [("A", "soft", "B has no such layer")]
+    assert [(row.side, row.label, row.reason) for row in result.unmatched] == [("A", "soft", "B has no such layer")]
 
 
 def test_networks_that_have_nothing_in_common_are_an_error() -> None:
@@ -175,7 +175,7 @@ def test_torchvisions_and_timms_resnet50_are_aligned_layer_by_layer() -> None:
             assert row.label_b.startswith("global_pool")
         else:
             assert (row.label_b, row.matched) == (row.label, "name")
-    assert {each.label for each in result.unmatched if each.side == "A"} == set()
+    assert {row.label for row in result.unmatched if row.side == "A"} == set()
     assert len(result.rows) == 53 + 53 + 49 + 3
 
 
@@ -274,7 +274,7 @@ def test_a_layer_is_compared_with_the_module_of_its_name_whatever_is_inside(
         row = result[label]
         assert len(result.rows) == 5
         assert {row.kind, row.kind_b} == {"Linear", wrap.__name__}
-        assert [each.row for each in result.first_differences] == ([row.label] if changes else [])
+        assert [difference.row for difference in result.first_differences] == ([row.label] if changes else [])
         assert row.measures is not None
         reference = one if a is plain else other
         assert row.measures.relative_l2 == pytest.approx(float((one - other).norm() / reference.norm()), rel=1e-4)
@@ -313,7 +313,7 @@ def test_a_layer_that_returns_its_input_on_one_side_is_still_its_namesakes_partn
     one[1], other[1] = nn.Tanh(), nn.Identity()
     result = hookscope.diff(one, other, torch.randn(3, 8))
     assert (result["1"].label_b, result["1"].origin) == ("1", "begins")
-    assert [(each.side, each.label, each.reason) for each in result.unmatched] == [("B", "5", "A has no such layer")]
+    assert [(row.side, row.label, row.reason) for row in result.unmatched] == [("B", "5", "A has no such layer")]
 
 
 def test_a_layer_that_returns_fewer_tensors_is_not_said_to_be_called_on_one_side_alone() -> None:
@@ -335,7 +335,7 @@ def test_a_layer_that_returns_fewer_tensors_is_not_said_to_be_called_on_one_side
             return self.fc(sum(self.two(x)))
 
     result = hookscope.diff(Net(both=True), Net(both=False), torch.randn(3, 4))
-    assert [(each.label, each.reason) for each in result.unmatched] == [("two[1]", "B returns fewer tensors there")]
+    assert [(row.label, row.reason) for row in result.unmatched] == [("two[1]", "B returns fewer tensors there")]
     assert not any("calls" in sentence.partition("layers that it calls")[2] for sentence in answer(result))
 
 
@@ -344,11 +344,11 @@ def test_stored_runs_say_that_a_wrapped_layer_was_not_compared(tmp_path: Path) -
     wrapped[0] = Adapted(wrapped[0], changes=True).eval()
     x = torch.randn(3, 8)
     folders = [
-        str(hookscope.activations(each, x).save(tmp_path / name)) for name, each in (("a", plain), ("b", wrapped))
+        str(hookscope.activations(case, x).save(tmp_path / name)) for name, case in (("a", plain), ("b", wrapped))
     ]
     result = hookscope.diff(*folders)
     assert [row.label for row in result.rows] == ["1", "2", "3", "4"]
-    assert [each.label for each in result.unmatched] == ["0", "0.base", "0.down", "0.up"]
+    assert [row.label for row in result.unmatched] == ["0", "0.base", "0.down", "0.up"]
     assert answer(result)[0].endswith(" 0 not compared: B's run only has rows of its parts.")
 
 

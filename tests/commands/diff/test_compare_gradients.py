@@ -26,18 +26,18 @@ def autograds(network: nn.Module, x: Tensor, batch_size: int) -> dict[str, Tenso
     """Return what autograd gives for the cross entropy with one class, batch by batch, by our labels."""
     outputs: dict[str, list[Tensor]] = {}
     parameters = dict(network.named_parameters())
-    summed = {name: torch.zeros_like(each) for name, each in parameters.items()}
+    summed = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for batch in x.split(batch_size):
         values, seen = batch, {}
         for name, module in network.named_children():
             seen[name] = values = module(values.clone() if name == "relu" else values)
         loss = F.cross_entropy(values, torch.full((len(batch),), TARGET))
-        found = torch.autograd.grad(loss, [*seen.values(), *parameters.values()])
-        for name, gradient in zip(seen, found, strict=False):
+        actual = torch.autograd.grad(loss, [*seen.values(), *parameters.values()])
+        for name, gradient in zip(seen, actual, strict=False):
             outputs.setdefault(name, []).append(gradient)
-        for name, gradient in zip(parameters, found[len(seen) :], strict=True):
+        for name, gradient in zip(parameters, actual[len(seen) :], strict=True):
             summed[name] += gradient
-    joined = {f"{name} grad_output": torch.cat(each) for name, each in outputs.items()}
+    joined = {f"{name} grad_output": torch.cat(output) for name, output in outputs.items()}
     return joined | {f"{name} grad": each for name, each in summed.items()}
 
 
@@ -56,15 +56,15 @@ def test_gradients_of_outputs_and_parameters_are_those_of_autograd(batch_size: i
         assert row.measures.max_at is not None
         difference = (ours[row.label] - theirs[row.label]).abs()
         assert float(difference[row.measures.max_at]) == pytest.approx(float(difference.max()), rel=1e-4)
-    assert [each.layer for each in result.first_differences] == ["norm"]
+    assert [difference.layer for difference in result.first_differences] == ["norm"]
 
 
 def test_errors_of_gradients_are_those_beside_the_weights_in_float64() -> None:
     network, other, x = small(), small(), small_pictures(5)
     with torch.no_grad():
         other.norm.weight[1] *= 1.5
-    given = {"batch_size": 2, "grads": True, "loss": "ce", "target": TARGET}
-    result = hookscope.diff(network, other, x, reference="float64", **given)
+    options = {"batch_size": 2, "grads": True, "loss": "ce", "target": TARGET}
+    result = hookscope.diff(network, other, x, reference="float64", **options)
     ours, theirs = autograds(network, x, 2), autograds(other, x, 2)
     exact = autograds(copy.deepcopy(network).double(), x.double(), 2)
     assert {row.label for row in result.gradients} == exact.keys()
@@ -74,7 +74,7 @@ def test_errors_of_gradients_are_those_beside_the_weights_in_float64() -> None:
         assert row.error_b > row.error
     worst = max(result.gradients, key=lambda row: row.error_b or 0)
     assert f"B's largest error is relative L2 {worst.error_b:.3g}, at {worst.label}" in gradients_answer(result)
-    assert hookscope.diff(network, "same", x, **given).gradients[0].error is None
+    assert hookscope.diff(network, "same", x, **options).gradients[0].error is None
 
 
 def test_gradients_that_are_nan_on_one_side_are_said() -> None:
@@ -93,8 +93,8 @@ def test_equal_networks_have_equal_gradients_and_are_left_as_they_were() -> None
     assert [row.measures.relative_l2 for row in result.gradients if row.measures] == [0.0] * 11
     assert one.training
     assert torch.equal(one.conv.weight.grad, torch.ones_like(one.conv.weight))
-    assert all(each.grad is None for each in other.parameters())
-    assert all(torch.equal(each, before[name]) for name, each in one.state_dict().items())
+    assert all(parameter.grad is None for parameter in other.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in one.state_dict().items())
 
 
 def test_an_edit_of_b_changes_its_gradients_and_the_layers_of_a_are_chosen() -> None:
@@ -114,8 +114,8 @@ def test_a_gradient_that_one_side_alone_has_is_listed() -> None:
     one, other = small(), small()
     other.conv.weight.requires_grad_(requires_grad=False)
     result = hookscope.diff(one, other, small_pictures(), grads=True)
-    found = {row.label: row for row in result.gradients}["conv.weight grad"]
-    assert (found.measures, found.note) == (None, "B has no gradient here")
+    actual = {row.label: row for row in result.gradients}["conv.weight grad"]
+    assert (actual.measures, actual.note) == (None, "B has no gradient here")
 
 
 def test_layers_of_other_names_are_paired_and_threads_are_as_before() -> None:
@@ -145,8 +145,8 @@ def test_an_input_without_gradients_is_in_no_row() -> None:
     failures: list[HookscopeError] = []
     result = hookscope.diff(network, other, x, on_error=failures.append, grads=True, loss="sum")
     wanted = hookscope.diff(network, other, x[[0, 1, 3]], grads=True, loss="sum")
-    assert [type(each) for each in failures] == [UnfitInputError]
-    assert [each.shape for each in (*result.rows, *result.outputs)] == [(3, 2), (3, 2)]
+    assert [type(failure) for failure in failures] == [UnfitInputError]
+    assert [tensor.shape for tensor in (*result.rows, *result.outputs)] == [(3, 2), (3, 2)]
     assert result.outputs[0].input_count == 3
     for row, same in zip((*result.rows, *result.gradients), (*wanted.rows, *wanted.gradients), strict=True):
         assert row.measures is not None
@@ -169,7 +169,7 @@ def test_complex_weights_stay_complex_in_another_dtype() -> None:
     weights, x = torch.complex(torch.linspace(1, 2, 5), torch.linspace(-1, 1, 5)), torch.randn(2, 8)
     result = hookscope.diff(Filtering(weights), "same", x, dtype_b="float64", grads=True, loss="sum")
     differences = [row.measures and row.measures.relative_l2 for row in (*result.rows, *result.gradients)]
-    assert all(each is not None and each < 1e-6 for each in differences)
+    assert all(difference is not None and difference < 1e-6 for difference in differences)
     beside = hookscope.diff(Filtering(weights), Filtering(weights.real.clone()), x, grads=True, loss="sum")
     assert beside.gradients[-1].note == "one is complex, the other real"
 
@@ -244,7 +244,9 @@ def first_labels(network: nn.Module, picture: Tensor) -> Iterator[tuple[str, Cal
     for name, module in network.named_modules():
         module._forward_hooks.clear()
         last = f"{name}#{calls[name] - 1}" if calls[name] > 1 else name
-        own = {f"{name}.{each} grad" for each, _ in module.named_parameters(recurse=False)} or {f"{last}[0] grad_input"}
+        own = {f"{name}.{parameter} grad" for parameter, _ in module.named_parameters(recurse=False)} or {
+            f"{last}[0] grad_input"
+        }
         if isinstance(module, nn.Conv2d):
             yield name, wrong_for_the_weight, {f"{name}.weight grad"}
             yield name, wrong_at_the_input, {f"{last}[0] grad_input"}
@@ -300,11 +302,13 @@ def pictures() -> Tensor:
         ("cut residual", "1.conv2 grad_output"),
     ],
 )
-@pytest.mark.parametrize("given", [{}, {"layer": "4", "batch_size": 2}], ids=["all", "layer"])
-def test_a_fault_between_layers_shows_first_at_the_layer_before(fault: str, first: str, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"layer": "4", "batch_size": 2}], ids=["all", "layer"])
+def test_a_fault_between_layers_shows_first_at_the_layer_before(
+    fault: str, first: str, options: dict[str, Any]
+) -> None:
     network, faulty = blocks(), blocks()
     faulty.get_submodule("2").fault = fault  # type: ignore[assignment]
-    result = hookscope.diff(network, faulty, pictures(), grads=True, loss="sum", **given)
+    result = hookscope.diff(network, faulty, pictures(), grads=True, loss="sum", **options)
     assert result.first_gradient_difference == first
     assert first in [row.label for row in result.gradients]
 
@@ -338,9 +342,9 @@ def test_where_activations_differ_the_gradients_follow() -> None:
     with torch.no_grad():
         faulty.get_submodule("1.conv1").weight.mul_(1.01)  # type: ignore[operator, union-attr]
     result = hookscope.diff(network, faulty, pictures(), grads=True)
-    assert [each.layer for each in result.first_differences] == ["1.conv1"]
+    assert [difference.layer for difference in result.first_differences] == ["1.conv1"]
     assert result.first_gradient_difference == ""
-    assert any(each.startswith("The gradients follow: relative L2 at most") for each in answer(result))
+    assert any(text.startswith("The gradients follow: relative L2 at most") for text in answer(result))
 
 
 class Dropping(nn.Module):

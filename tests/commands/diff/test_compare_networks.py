@@ -75,7 +75,7 @@ def test_rows_are_what_numpy_makes_of_both_networks_outputs(batch_size: int) -> 
     assert result["relu"].input_relative_l2 == pytest.approx(numpys(ours["norm"], theirs["norm"]), rel=1e-6)
     difference = (ours["fc"] - theirs["fc"]).abs()
     assert result["fc"].measures.max_at == np.unravel_index(int(difference.argmax()), difference.shape)  # type: ignore[union-attr]
-    assert [each.layer for each in result.first_differences] == ["norm"]
+    assert [difference.layer for difference in result.first_differences] == ["norm"]
     assert result["norm"].channel is not None
     assert (result["norm"].channel.channel, result["norm"].channel.fraction) == (1, 1.0)
     output = result.outputs[0]
@@ -117,7 +117,7 @@ def test_shadows_say_what_each_layer_adds() -> None:
     ours = activations_of(one, x)
     assert result["fc"].added is not None
     assert result["fc"].added.relative_l2 == pytest.approx(numpys(ours["fc"], ours["fc"] + 1), rel=1e-5)
-    assert [each.layer for each in result.first_differences] == ["conv", "fc"]
+    assert [difference.layer for difference in result.first_differences] == ["conv", "fc"]
 
 
 _collected: ContextVar[list[Tensor]] = ContextVar("collected")
@@ -147,8 +147,8 @@ class Collecting(nn.Module):
 
     @staticmethod
     def collect(_module: nn.Module, _args: object, output: Tensor) -> None:
-        if (known := _collected.get(None)) is not None:
-            known.append(output)
+        if (expected := _collected.get(None)) is not None:
+            expected.append(output)
 
     def forward(self, x: Tensor) -> Tensor:
         token = _collected.set([])
@@ -213,17 +213,17 @@ class Operands(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "operation", "line", "given"),
+    ("name", "value", "operation", "line", "inputs"),
     [
-        ("base", 5000.0, "pow", 1, "given 100.0 in A and 5000.0 in B"),
-        ("slope", 0.9, "leaky_relu", 2, "given negative_slope=0.1 in A and negative_slope=0.9 in B"),
-        ("offset", 2.0, "sub", 3, "given 1.0 in A and 2.0 in B"),
-        ("buffer", 1.3, "mul", 4, "given buffer, which differs by 0.3"),
-        ("held", 3.0, "hypot", 6, "given held, which differs by 2"),
+        ("base", 5000.0, "pow", 1, "inputs 100.0 in A and 5000.0 in B"),
+        ("slope", 0.9, "leaky_relu", 2, "inputs negative_slope=0.1 in A and negative_slope=0.9 in B"),
+        ("offset", 2.0, "sub", 3, "inputs 1.0 in A and 2.0 in B"),
+        ("buffer", 1.3, "mul", 4, "inputs buffer, which differs by 0.3"),
+        ("held", 3.0, "hypot", 6, "inputs held, which differs by 2"),
     ],
 )
 def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
-    name: str, value: float, operation: str, line: int, given: str
+    name: str, value: float, operation: str, line: int, inputs: str
 ) -> None:
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     result = hookscope.diff(Operands(), Operands(**{name: value}), x, ops=True)
@@ -233,7 +233,7 @@ def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
     assert sentence.startswith(
         f"First difference in (model):{operation} ({operation}, {Path(__file__).name}:{number}): "
     )
-    assert f", {given}" in sentence
+    assert f", {inputs}" in sentence
     assert "inputs are equal" not in sentence
     assert [row.layer for row in result.rows if row.given] == [f"(model):{operation}"]
 
@@ -332,7 +332,7 @@ def test_a_shape_that_differs_is_a_difference() -> None:
     )
     other.load_state_dict(one.state_dict())
     result = hookscope.diff(one, other, x, layer="*")
-    assert [each.layer for each in result.first_differences] == ["1"]
+    assert [difference.layer for difference in result.first_differences] == ["1"]
     assert (
         answer(result)[0]
         == "First difference in 1 (Conv1d): shapes differ, 2x2x8 in A and 2x2x10 in B, its inputs are equal."
@@ -356,8 +356,8 @@ def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: boo
     network[1].running_mean.add_(1)
     x = torch.randn(2, 3, 12, 12)
     result = hookscope.diff(network, folded(network), x, shadow=shadow)
-    assert [(each.layer, each.gone_at) for each in result.first_differences][:1] == [("0", "1")]
-    assert all(each.gone_at == "1" for each in result.first_differences)
+    assert [(difference.layer, difference.gone_at) for difference in result.first_differences][:1] == [("0", "1")]
+    assert all(difference.gone_at == "1" for difference in result.first_differences)
     first, *_, second, _ = answer(result)
     assert first.startswith("0 (Conv2d) differs, relative L2")
     assert first.endswith("but the difference is gone at 1.")
@@ -367,7 +367,10 @@ def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: boo
         other[3].weight *= 1.01
         other[3].bias *= 1.01
     result = hookscope.diff(network, other, x, shadow=shadow)
-    assert [(each.layer, each.gone_at) for each in result.first_differences][:2] == [("3", ""), ("0", "1")]
+    assert [(difference.layer, difference.gone_at) for difference in result.first_differences][:2] == [
+        ("3", ""),
+        ("0", "1"),
+    ]
     assert answer(result)[0].startswith("First difference in 3 (Conv2d): relative L2 0.0100")
 
 
@@ -392,9 +395,9 @@ def test_a_difference_that_a_layer_without_partner_undoes_is_gone(scaled: bool) 
     b.conv = fuse_conv_bn_eval(a.conv, a.norm)
     b.fc.weight.data *= 1.5 if scaled else 1
     result = hookscope.diff(a, b, pictures())
-    gone_at = {each.layer: each.gone_at for each in result.first_differences}
+    gone_at = {difference.layer: difference.gone_at for difference in result.first_differences}
     assert gone_at == ({"conv": "", "fc": ""} if scaled else {"conv": "relu"})
-    assert [each.label for each in result.unmatched] == ["norm"]
+    assert [row.label for row in result.unmatched] == ["norm"]
 
 
 def test_only_so_many_differences_that_are_gone_are_written_out() -> None:
@@ -406,7 +409,7 @@ def test_only_so_many_differences_that_are_gone_are_written_out() -> None:
     for at in range(0, 14, 2):
         b[at], b[at + 1] = fuse_conv_bn_eval(a[at], a[at + 1]), nn.Identity()
     sentences = answer(hookscope.diff(a, b, pictures()))
-    assert sum("but the difference is gone at" in each for each in sentences) == 5
+    assert sum("but the difference is gone at" in sentence for sentence in sentences) == 5
     assert "Differences in 2 more layers disappear again." in sentences
 
 
@@ -426,14 +429,14 @@ def test_booleans_and_integers_are_compared_as_numbers() -> None:
     b.fc.weight.data.neg_()
     b.fc.bias.data.neg_()
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    measures = {each.slot: each.measures for each in hookscope.diff(a, b, x, batch_axis=0).outputs}
+    measures = {output.slot: output.measures for output in hookscope.diff(a, b, x, batch_axis=0).outputs}
     of_a, of_b = (network(x) for network in (a, b))
     for name in ("mask", "best"):
-        one, other = (each[name].double().numpy() for each in (of_a, of_b))
-        found = measures[f"['{name}']"]
-        assert found is not None
-        assert found.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one))
-        assert found.max_abs == 1
+        one, other = (case[name].double().numpy() for case in (of_a, of_b))
+        actual = measures[f"['{name}']"]
+        assert actual is not None
+        assert actual.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one))
+        assert actual.max_abs == 1
 
 
 def test_nan_in_both_networks_is_no_agreement() -> None:
@@ -469,7 +472,7 @@ def test_the_largest_difference_is_no_smaller_than_the_first() -> None:
     b = copy.deepcopy(a)
     b.shift.data += 0.5
     said = answer(hookscope.diff(a, b, torch.randn(2, 8), batch_axis=0))
-    assert any(each.startswith("It is largest at block (") for each in said), said
+    assert any(text.startswith("It is largest at block (") for text in said), said
 
 
 def test_a_difference_that_one_branch_undoes_is_not_gone() -> None:
@@ -479,7 +482,7 @@ def test_a_difference_that_one_branch_undoes_is_not_gone() -> None:
     b[0].bias.data += 0.5
     result = hookscope.diff(a, b, torch.randn(2, 8))
     assert result["1.body.0"].origin != "passed on"
-    assert [(each.layer, each.gone_at) for each in result.first_differences] == [("0", "")]
+    assert [(difference.layer, difference.gone_at) for difference in result.first_differences] == [("0", "")]
 
 
 def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() -> None:
@@ -488,8 +491,8 @@ def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() ->
         for name in ("left.0.weight", "right.0.bias", "fc.bias"):
             other.get_parameter(name).add_(1)
     result = hookscope.diff(one, other, torch.randn(3, 6))
-    assert [each.layer for each in result.first_differences] == ["left.0", "right.0"]
-    assert [each.gone_at for each in result.first_differences] == ["", ""]
+    assert [difference.layer for difference in result.first_differences] == ["left.0", "right.0"]
+    assert [difference.gone_at for difference in result.first_differences] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -543,8 +546,8 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     assert (result.first_differences, result.notes) == ((), (note,))
     assert hookscope.diff(network, other, x, mode_b="train").notes == ()
     network.train()
-    found = hookscope.diff(network, other, x).notes
-    assert found == ("A was in training mode, and runs in eval mode here.", note)
+    actual = hookscope.diff(network, other, x).notes
+    assert actual == ("A was in training mode, and runs in eval mode here.", note)
     assert hookscope.diff(network, other.train(), x).notes == ()
     assert (network.training, other[1].training) == (True, True)
     replaced = copy.deepcopy(network).eval()
@@ -552,8 +555,8 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     assert hookscope.diff(copy.deepcopy(network).eval(), replaced, x).notes == ()
     residual, partly = Functional(1.0).eval(), Functional(1.0).train()
     partly.first.eval()
-    (found,) = hookscope.diff(residual, partly, torch.randn(3, 6)).notes
-    assert found.startswith("B was in training mode at (model), and runs")
+    (actual,) = hookscope.diff(residual, partly, torch.randn(3, 6)).notes
+    assert actual.startswith("B was in training mode at (model), and runs")
 
 
 def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it() -> None:
@@ -624,7 +627,7 @@ def test_computed_weights_are_copied_and_the_operations_that_compute_them_are_pa
     assert result["2.parametrizations.weight.0:add"].shape == (4, 4)
     assert result.unmatched == ()
     looks = hookscope.attribute(nn.Sequential(nn.Flatten(), network), torch.randn(1, 1, 2, 2), method="gradient")
-    assert [each.name for each in looks.sanity][:1] == ["weights"]
+    assert [check.name for check in looks.sanity][:1] == ["weights"]
 
 
 @pytest.mark.parametrize(
@@ -700,7 +703,7 @@ def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
             return self.end(x)
 
     result = hookscope.diff(Often(3), Often(1), torch.randn(3, 4))
-    assert [(each.label, each.reason) for each in result.unmatched] == [
+    assert [(row.label, row.reason) for row in result.unmatched] == [
         ("body#1", "called 3 times here, once by B"),
         ("body#2", "called 3 times here, once by B"),
     ]
@@ -727,12 +730,12 @@ def test_only_the_layer_at_hand_is_held() -> None:
 
 def test_networks_are_left_as_they_were() -> None:
     one, other = small().train(), small()
-    states = [{name: each.clone() for name, each in network.state_dict().items()} for network in (one, other)]
+    states = [{name: tensor.clone() for name, tensor in network.state_dict().items()} for network in (one, other)]
     hookscope.diff(one, other, pictures(), shadow=True, reference="float64", mode_b="eval")
     hookscope.diff(one, other, pictures(), mode_b="train")
     assert (one.training, other.training) == (True, False)
     for network, state in zip((one, other), states, strict=True):
-        assert all(torch.equal(each, state[name]) for name, each in network.state_dict().items())
+        assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
@@ -753,7 +756,7 @@ def test_bfloat16_throughout_is_rounding(option: str) -> None:
 
 def test_an_edit_of_b_is_a_difference() -> None:
     result = hookscope.diff(small(), "same", pictures(), edit_b="norm:output:scale(1.1)")
-    assert [each.layer for each in result.first_differences] == ["norm"]
+    assert [difference.layer for difference in result.first_differences] == ["norm"]
     assert result.b.ways == ("edit norm:output:scale(1.1)",)
     assert result.notes == ()
 
@@ -792,14 +795,14 @@ class Named(nn.Module):
         self.names, self.scale = names, scale
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        found = {"logits": self.body(x), "aux": self.scale * self.aux(x)}
-        return {name: found[name] for name in self.names.split()}
+        actual = {"logits": self.body(x), "aux": self.scale * self.aux(x)}
+        return {name: actual[name] for name in self.names.split()}
 
 
 def test_outputs_by_name_are_compared_with_those_of_the_same_name() -> None:
     result = hookscope.diff(Named("logits aux"), Named("aux logits", 2.0), torch.randn(2, 4))
-    found = {each.slot: each.measures.relative_l2 for each in result.outputs if each.measures}
-    assert found == {"['logits']": 0.0, "['aux']": pytest.approx(1.0)}
+    actual = {output.slot: output.measures.relative_l2 for output in result.outputs if output.measures}
+    assert actual == {"['logits']": 0.0, "['aux']": pytest.approx(1.0)}
 
 
 def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
@@ -817,7 +820,10 @@ def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
     assert math.isnan(output.kl)
     hookscope.diff(plain, broken, x).save(tmp_path / "run")
     stored = read_run(tmp_path / "run").result.outputs[0].predictions[1]
-    assert [[math.isnan(each) for each in one.probabilities] for one in stored] == [[False] * 5, [True] * 5]
+    assert [[math.isnan(probability) for probability in one.probabilities] for one in stored] == [
+        [False] * 5,
+        [True] * 5,
+    ]
     assert "B is NaN (6 of 12 values)" in hookscope.report(tmp_path / "run", tmp_path / "page.html").read_text()
     (output,) = hookscope.diff(broken, "same", x).outputs
     assert (output.top1, output.top5, output.kl) == (2, 1.0, 0.0)
@@ -826,7 +832,7 @@ def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
 def test_an_output_key_chooses_the_output() -> None:
     x = torch.randn(2, 4)
     result = hookscope.diff(Named("logits aux"), Named("logits aux", 2.0), x, output_key="aux", grads=True)
-    assert [each.slot for each in result.outputs] == ["['aux']"]
+    assert [output.slot for output in result.outputs] == ["['aux']"]
     assert {row.label for row in result.gradients} >= {"aux.weight grad"}
     assert not any(row.label.startswith("body") for row in result.gradients)
     other = Named("logits aux", extra=5)
@@ -880,7 +886,7 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
     before = threading.active_count()
     result = hookscope.diff(Picky(), "same", x, on_error=failures.append)
     assert len(result.inputs) == 3
-    assert [type(each) for each in failures] == [UnfitInputError]
+    assert [type(failure) for failure in failures] == [UnfitInputError]
     assert result.first_differences == ()
     with pytest.raises(ModelError, match="too large"):
         hookscope.diff(Picky(), "same", x)
@@ -910,8 +916,8 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         other.fc.weight *= -1
     conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
     result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
-    found = {(each.rule, each.where) for each in result.exceeded}
-    assert found == {
+    actual = {(finding.rule, finding.where) for finding in result.exceeded}
+    assert actual == {
         *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
         *(("top1<1", ""), ("output:rel>0.1", "")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]

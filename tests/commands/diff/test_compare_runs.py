@@ -62,8 +62,8 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def ran(path: Path, module: nn.Module, images: Any = None, **options: Any) -> Path:
-    given = inputs() if images is None else images
-    return hookscope.activations(module, given, **options).save(path)
+    x = inputs() if images is None else images
+    return hookscope.activations(module, x, **options).save(path)
 
 
 def differentiated(path: Path, module: nn.Module, **options: Any) -> Path:
@@ -81,15 +81,15 @@ def test_the_first_layer_that_differs_is_named_by_kept_values_alone(tmp_path: Pa
     b = hookscope.activations(shaken(network(), f"{layer}.weight"), inputs(), save_tensors=True)
     for name, result in (("a", a), ("b", b)):
         (result.save(tmp_path / name) / "activations.safetensors").unlink()
-    found = compare_runs(tmp_path / "a", tmp_path / "b")
-    assert found.way == "values"
-    assert [each.layer for each in found.first_differences] == [layer]
-    assert "measured on up to 256 values per input" in found.notes[0]
-    for row in found.rows:
-        tensors = [each.tensors[row.label] for each in (a, b)]
-        whole, other = (each.double() for each in tensors)
+    differences = compare_runs(tmp_path / "a", tmp_path / "b")
+    assert differences.way == "values"
+    assert [difference.layer for difference in differences.first_differences] == [layer]
+    assert "measured on up to 256 values per input" in differences.notes[0]
+    for row in differences.rows:
+        tensors = [case.tensors[row.label] for case in (a, b)]
+        whole, other = (tensor.double() for tensor in tensors)
         exact = float((whole - other).norm() / whole.norm())
-        one, two = (kept_values(each, a[row.label].statistics.channel_axis, 2).astype(float) for each in tensors)  # type: ignore[union-attr]
+        one, two = (kept_values(tensor, a[row.label].statistics.channel_axis, 2).astype(float) for tensor in tensors)  # type: ignore[union-attr]
         expected = float(np.linalg.norm(one - two) / np.linalg.norm(one))
         assert measures(row).value_count == one.size == min(whole.numel(), 512)
         if expected > 0.9 * exact:  # else statistics may show that it is more
@@ -102,7 +102,7 @@ def test_the_first_layer_that_differs_is_named_by_kept_values_alone(tmp_path: Pa
 def places_that_are_not_kept(shape: tuple[int, ...], axis: int) -> Tensor:
     """Return which places of a tensor of two inputs no run keeps, as indices of the flattened tensor."""
     kept = {*np.ravel(kept_values(torch.arange(math.prod(shape)).view(shape), axis, 2)).tolist()}  # type: ignore[arg-type]
-    return torch.tensor([each for each in range(math.prod(shape)) if each not in kept])
+    return torch.tensor([number for number in range(math.prod(shape)) if number not in kept])
 
 
 class Changed(nn.Module):
@@ -127,11 +127,11 @@ def test_what_only_statistics_show_is_a_difference_of_at_least_as_much(tmp_path:
     a, b = (
         hookscope.activations(network(act=Changed(change)), inputs(), layer="act") for change in (lambda x: x, raised)
     )
-    found = compare_runs(a.save(tmp_path / "a"), b.save(tmp_path / "b"))
-    (row,) = found.rows
+    differences = compare_runs(a.save(tmp_path / "a"), b.save(tmp_path / "b"))
+    (row,) = differences.rows
     true = (50 - a["act"].max) / a["act"].l2  # type: ignore[operator]
     assert true * 0.95 < measures(row).relative_l2 < true * 1.2
-    assert [each.layer for each in found.first_differences] == ["act"]
+    assert [difference.layer for difference in differences.first_differences] == ["act"]
     same = compare_runs(tmp_path / "a", tmp_path / "a")
     assert [measures(row).relative_l2 for row in same.rows] == [0]
 
@@ -155,34 +155,34 @@ def test_nan_or_inf_on_one_side_is_counted_over_all_values(tmp_path: Path, value
 def test_saved_tensors_make_the_measures_exact(tmp_path: Path) -> None:
     a = hookscope.activations(network(), inputs(), save_tensors=True)
     b = hookscope.activations(shaken(network(), "stem.weight"), inputs(), save_tensors=True)
-    found = compare_runs(a.save(tmp_path / "a"), b.save(tmp_path / "b"))
-    assert found.way == "tensors"
-    assert found.notes == ()
-    for row in found.rows:
+    differences = compare_runs(a.save(tmp_path / "a"), b.save(tmp_path / "b"))
+    assert differences.way == "tensors"
+    assert differences.notes == ()
+    for row in differences.rows:
         one, other = a.tensors[row.label].double().numpy(), b.tensors[row.label].double().numpy()
-        known = measures(row)
-        assert known.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-9)
-        assert known.max_abs == np.abs(one - other).max()
-        assert known.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
-        assert known.value_count is None
+        expected = measures(row)
+        assert expected.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-9)
+        assert expected.max_abs == np.abs(one - other).max()
+        assert expected.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
+        assert expected.value_count is None
 
 
 def test_saved_tensors_are_drawn_as_those_of_networks_that_run(tmp_path: Path, pictures: Path) -> None:
     one, other = network(), shaken(network(), "norm.weight")
-    given = {"resize": "none", "crop": "none"}
+    options = {"resize": "none", "crop": "none"}
     folders = [
-        ran(tmp_path / name, each, pictures, save_tensors=True, **given)
+        ran(tmp_path / name, each, pictures, save_tensors=True, **options)
         for name, each in zip("ab", (one, other), strict=True)
     ]
-    found = compare_runs(*folders)
-    live = hookscope.diff(one, other, pictures, **given)
-    assert [(each.label, each.arrangement) for each in found.maps] == [
-        (each.label, each.arrangement) for each in live.maps
+    differences = compare_runs(*folders)
+    live = hookscope.diff(one, other, pictures, **options)
+    assert [(heat_map.label, heat_map.arrangement) for heat_map in differences.maps] == [
+        (heat_map.label, heat_map.arrangement) for heat_map in live.maps
     ]
-    for stored, drawn in zip(found.maps, live.maps, strict=True):
+    for stored, drawn in zip(differences.maps, live.maps, strict=True):
         np.testing.assert_array_equal(stored.values, drawn.values)
-    assert found.maps[0].label == "norm"
-    record = json.loads((found.save(tmp_path / "found") / "run.json").read_text("utf-8"))
+    assert differences.maps[0].label == "norm"
+    record = json.loads((differences.save(tmp_path / "found") / "run.json").read_text("utf-8"))
     assert record["grids"][0]["path"] == "grids/001-norm.png"
     for folder in folders:
         (folder / "activations.safetensors").unlink()
@@ -200,48 +200,48 @@ def test_equal_networks_show_no_difference(tmp_path: Path, pictures: Path) -> No
         ),
     }
     for name, other in others.items():
-        found = compare_runs(a, other)
-        assert found.first_differences == (), name
-        assert {row.origin for row in found.rows} <= {"equal", "rounding"}, name
-        assert len(found.rows) == 7, name
-        assert (found.unmatched, found.warnings) == ((), ()), name
+        differences = compare_runs(a, other)
+        assert differences.first_differences == (), name
+        assert {row.origin for row in differences.rows} <= {"equal", "rounding"}, name
+        assert len(differences.rows) == 7, name
+        assert (differences.unmatched, differences.warnings) == ((), ()), name
     assert {measures(row).relative_l2 for row in compare_runs(a, others["again"]).rows} == {0.0}
 
 
 def test_gradients_are_compared_too(tmp_path: Path) -> None:
     results = [
-        hookscope.grads(each, inputs(), loss="sum", save_tensors=True)
-        for each in (network(), shaken(network(), "body.weight"))
+        hookscope.grads(case, inputs(), loss="sum", save_tensors=True)
+        for case in (network(), shaken(network(), "body.weight"))
     ]
-    paths = [each.save(tmp_path / name) for name, each in zip("ab", results, strict=True)]
+    paths = [result.save(tmp_path / name) for name, result in zip("ab", results, strict=True)]
     exact = compare_runs(paths[0], paths[1])
     for path in paths:
         (path / "gradients.safetensors").unlink()
     partly = compare_runs(paths[0], paths[1])
     labels = {row.label for row in partly.gradients}
     assert {"stem grad_output", "head grad_output", "stem.weight grad", "norm.bias grad"} <= labels
-    tensors = [each.tensors for each in results]
-    for row, known in zip(partly.gradients, exact.gradients, strict=True):
-        one, other = (each[row.label].double() for each in tensors)
+    tensors = [result.tensors for result in results]
+    for row, expected in zip(partly.gradients, exact.gradients, strict=True):
+        one, other = (tensor[row.label].double() for tensor in tensors)
         true = float((one - other).norm() / one.norm())
-        assert measures(known).relative_l2 == pytest.approx(true, rel=1e-6, abs=1e-12)
-        assert measures(known).value_count is None
+        assert measures(expected).relative_l2 == pytest.approx(true, rel=1e-6, abs=1e-12)
+        assert measures(expected).value_count is None
         is_whole = measures(row).value_count == one.numel()
         assert measures(row).relative_l2 == pytest.approx(true, rel=1e-6 if is_whole else 0.4, abs=1e-6)
 
 
 def test_gradients_are_left_out_where_one_run_has_none(tmp_path: Path) -> None:
-    found = compare_runs(ran(tmp_path / "a", network()), differentiated(tmp_path / "b", network()))
-    assert found.gradients == ()
-    assert any("gradients are not compared" in note for note in found.notes)
-    assert {row.origin for row in found.rows} == {"equal"}
+    differences = compare_runs(ran(tmp_path / "a", network()), differentiated(tmp_path / "b", network()))
+    assert differences.gradients == ()
+    assert any("gradients are not compared" in note for note in differences.notes)
+    assert {row.origin for row in differences.rows} == {"equal"}
 
 
 def test_renamed_layers_find_their_partners_and_others_are_listed(tmp_path: Path) -> None:
     a = ran(tmp_path / "a", network())
     wrapped = ran(tmp_path / "wrapped", nn.Sequential(OrderedDict(module=network())).eval())
     assert {row.matched for row in compare_runs(a, wrapped).rows} == {"prefix"}
-    layers = OrderedDict((name.replace("body", "trunk"), each) for name, each in network().named_children())
+    layers = OrderedDict((name.replace("body", "trunk"), child) for name, child in network().named_children())
     renamed = ran(tmp_path / "renamed", nn.Sequential(layers).eval())
     by_order = {row.label: (row.label_b, row.matched) for row in compare_runs(a, renamed).rows}
     assert by_order["body"] == ("trunk", "order")
@@ -249,9 +249,9 @@ def test_renamed_layers_find_their_partners_and_others_are_listed(tmp_path: Path
     assert by_map["body"] == ("trunk", "map")
     with pytest.raises(LayerNotFoundError, match="matches no layer"):
         compare_runs(a, renamed, maps=["bodi=trunk"])
-    less = nn.Sequential(OrderedDict((name, each) for name, each in network().named_children() if name != "act"))
-    found = compare_runs(a, ran(tmp_path / "less", less.eval()))
-    assert [(each.side, each.label, each.reason) for each in found.unmatched] == [("A", "act", "B has no such layer")]
+    less = nn.Sequential(OrderedDict((name, child) for name, child in network().named_children() if name != "act"))
+    differences = compare_runs(a, ran(tmp_path / "less", less.eval()))
+    assert [(row.side, row.label, row.reason) for row in differences.unmatched] == [("A", "act", "B has no such layer")]
     with pytest.raises(NothingMatchedError, match=r"No row of A .* has a partner in B"):
         compare_runs(a, ran(tmp_path / "other", nn.Sequential(OrderedDict(q=nn.Conv2d(3, 2, 1)))))
 
@@ -264,16 +264,16 @@ def test_another_shape_and_what_is_not_finite_are_said(tmp_path: Path) -> None:
     broken = network()
     with torch.no_grad():
         broken.get_parameter("body.bias")[2] = math.nan
-    found = {row.label: row for row in compare_runs(a, ran(tmp_path / "nan", broken)).rows}
-    assert math.isnan(measures(found["body"]).relative_l2)
-    assert measures(found["body"]).nonfinite == NonFinite(0, 0, 2 * 18 * 18, 0, 2 * 16 * 18 * 18)
-    assert measures(found["act"]).relative_l2 == 0
+    actual = {row.label: row for row in compare_runs(a, ran(tmp_path / "nan", broken)).rows}
+    assert math.isnan(measures(actual["body"]).relative_l2)
+    assert measures(actual["body"]).nonfinite == NonFinite(0, 0, 2 * 18 * 18, 0, 2 * 16 * 18 * 18)
+    assert measures(actual["act"]).relative_l2 == 0
 
 
 def test_conditions_are_held_against_rows_and_best_classes(tmp_path: Path) -> None:
     a, b = ran(tmp_path / "a", network()), ran(tmp_path / "b", shaken(network(), "body.weight"))
-    found = compare_runs(a, b, fail_over=["rel>1e-3", "stem:rel>1e-3"])
-    assert {each.where for each in found.exceeded} == {"body", "pool", "flat", "head"}
+    differences = compare_runs(a, b, fail_over=["rel>1e-3", "stem:rel>1e-3"])
+    assert {each.where for each in differences.exceeded} == {"body", "pool", "flat", "head"}
     assert compare_runs(a, a, fail_over=["rel>1e-3"]).exceeded == ()
 
 

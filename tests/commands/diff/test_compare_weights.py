@@ -36,69 +36,72 @@ def held(tensors: Mapping[str, Tensor]) -> Weights:
     return Weights(of(nn.Identity()).info, tensors)
 
 
-def row(found: Differences, name: str) -> WeightDifference:
-    (only,) = [each for each in found.weights if each.name == name]
+def row(actual: Differences, name: str) -> WeightDifference:
+    (only,) = [weight for weight in actual.weights if weight.name == name]
     return only
 
 
-def measures(found: Differences, name: str) -> Measures:
-    known = row(found, name).measures
-    assert known is not None
-    return known
+def measures(actual: Differences, name: str) -> Measures:
+    expected = row(actual, name).measures
+    assert expected is not None
+    return expected
 
 
-def distances(found: Differences) -> set[float | None]:
-    return {None if each.measures is None else each.measures.relative_l2 for each in found.weights}
+def distances(actual: Differences) -> set[float | None]:
+    return {None if weight.measures is None else weight.measures.relative_l2 for weight in actual.weights}
 
 
 def test_equal_networks_have_no_difference_and_no_warning() -> None:
-    found = compare_weights(of(network()), of(network()))
-    assert [each.name for each in found.weights] == list(network().state_dict())
-    assert distances(found) == {0.0}
-    assert {each.sign_flips for each in found.weights} == {0.0}
-    assert {each.matched for each in found.weights} == {"name"}
-    assert (found.unmatched, found.warnings, found.rows, found.way) == ((), (), (), "weights")
+    differences = compare_weights(of(network()), of(network()))
+    assert [weight.name for weight in differences.weights] == list(network().state_dict())
+    assert distances(differences) == {0.0}
+    assert {weight.sign_flips for weight in differences.weights} == {0.0}
+    assert {weight.matched for weight in differences.weights} == {"name"}
+    assert (differences.unmatched, differences.warnings, differences.rows, differences.way) == ((), (), (), "weights")
 
 
 def test_measures_are_those_of_numpy_in_float64() -> None:
     a = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
     b = a + 0.3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(2))
-    found = compare_weights(held({"w": a}), held({"w": b}))
+    differences = compare_weights(held({"w": a}), held({"w": b}))
     one, other = a.double().numpy(), b.double().numpy()
-    known = measures(found, "w")
-    assert known.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-12)
+    expected = measures(differences, "w")
+    assert expected.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one), rel=1e-12)
     cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
-    assert known.cosine == pytest.approx(cosine, rel=1e-9)
-    assert known.max_abs == np.abs(one - other).max()
-    assert known.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
-    assert known.unequal_fraction == (one != other).mean()
-    assert row(found, "w").sign_flips == (one * other < 0).mean()
-    assert known.value_count is None
+    assert expected.cosine == pytest.approx(cosine, rel=1e-9)
+    assert expected.max_abs == np.abs(one - other).max()
+    assert expected.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
+    assert expected.unequal_fraction == (one != other).mean()
+    assert row(differences, "w").sign_flips == (one * other < 0).mean()
+    assert expected.value_count is None
 
 
 def test_a_negated_tensor_flips_every_sign_but_that_of_zeros() -> None:
     a = torch.tensor([1.0, -2.0, 0.0, 4.0])
-    found = compare_weights(held({"w": a}), held({"w": -a}))
-    assert row(found, "w").sign_flips == 0.75
-    assert (measures(found, "w").relative_l2, measures(found, "w").cosine) == (2.0, -1.0)
+    differences = compare_weights(held({"w": a}), held({"w": -a}))
+    assert row(differences, "w").sign_flips == 0.75
+    assert (measures(differences, "w").relative_l2, measures(differences, "w").cosine) == (2.0, -1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float8_e4m3fn])
 def test_another_dtype_is_said_and_its_rounding_measured(dtype: torch.dtype) -> None:
     a = torch.randn(300, generator=torch.Generator().manual_seed(3))
-    found = compare_weights(held({"w": a}), held({"w": a.to(dtype)}))
-    assert (row(found, "w").dtype, row(found, "w").dtype_b) == ("float32", str(dtype).removeprefix("torch."))
+    differences = compare_weights(held({"w": a}), held({"w": a.to(dtype)}))
+    assert (row(differences, "w").dtype, row(differences, "w").dtype_b) == (
+        "float32",
+        str(dtype).removeprefix("torch."),
+    )
     one = a.double().numpy()
     exact = np.linalg.norm(one - a.to(dtype).double().numpy()) / np.linalg.norm(one)
-    assert measures(found, "w").relative_l2 == pytest.approx(exact, rel=1e-9)
-    assert row(found, "w").sign_flips == 0
+    assert measures(differences, "w").relative_l2 == pytest.approx(exact, rel=1e-9)
+    assert row(differences, "w").sign_flips == 0
 
 
 def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
     a = {"kept": torch.ones(3), "gone": torch.ones(4, 5)}
     b = {"kept": torch.ones(3), "new": torch.zeros(7, dtype=torch.int64)}
-    found = compare_weights(held(a), held(b))
-    assert [(each.side, each.label, each.kind, each.shape, each.reason) for each in found.unmatched] == [
+    differences = compare_weights(held(a), held(b))
+    assert [(each.side, each.label, each.kind, each.shape, each.reason) for each in differences.unmatched] == [
         ("A", "gone", "float32", (4, 5), "B has no such tensor"),
         ("B", "new", "int64", (7,), "A has no such tensor"),
     ]
@@ -106,25 +109,29 @@ def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
 
 def test_another_shape_is_a_row_without_measures_and_a_warning() -> None:
     one = torch.ones(1)
-    found = compare_weights(held({"w": torch.ones(3), "v": one}), held({"w": torch.ones(4), "v": one}))
-    assert (row(found, "w").measures, row(found, "w").shape, row(found, "w").shape_b) == (None, (3,), (4,))
-    assert found.warnings == ("1 pair of tensors cannot be compared.",)
+    differences = compare_weights(held({"w": torch.ones(3), "v": one}), held({"w": torch.ones(4), "v": one}))
+    assert (row(differences, "w").measures, row(differences, "w").shape, row(differences, "w").shape_b) == (
+        None,
+        (3,),
+        (4,),
+    )
+    assert differences.warnings == ("1 pair of tensors cannot be compared.",)
 
 
 def test_wrapped_renamed_and_mapped_tensors_find_their_partners() -> None:
     state = network().state_dict()
-    wrapped = compare_weights(held(state), held({f"module.{name}": each for name, each in state.items()}))
-    assert {each.matched for each in wrapped.weights} == {"prefix"}
-    renamed = {name.replace("conv", "stem").replace("head", "fc"): each for name, each in state.items()}
+    wrapped = compare_weights(held(state), held({f"module.{name}": tensor for name, tensor in state.items()}))
+    assert {weight.matched for weight in wrapped.weights} == {"prefix"}
+    renamed = {name.replace("conv", "stem").replace("head", "fc"): tensor for name, tensor in state.items()}
     ordered = compare_weights(held(state), held(renamed))
     assert (row(ordered, "conv.weight").name_b, row(ordered, "conv.weight").matched) == ("stem.weight", "order")
     assert (row(ordered, "head.bias").name_b, row(ordered, "norm.bias").matched) == ("fc.bias", "name")
     mapped = compare_weights(held(state), held(renamed), maps=["conv.*=stem.*", "head.*=fc.*"])
     assert (row(mapped, "head.bias").name_b, row(mapped, "head.bias").matched) == ("fc.bias", "map")
-    for found in (wrapped, ordered, mapped):
-        assert len(found.weights) == len(state)
-        assert distances(found) == {0.0}
-        assert found.unmatched == ()
+    for actual in (wrapped, ordered, mapped):
+        assert len(actual.weights) == len(state)
+        assert distances(actual) == {0.0}
+        assert actual.unmatched == ()
 
 
 def test_nothing_in_common_is_an_error_and_so_is_a_map_of_nothing() -> None:
@@ -146,11 +153,15 @@ def test_files_need_no_network_and_a_converted_file_equals_its_original(tmp_path
     torch.save({"epoch": 3, "state_dict": state}, tmp_path / "a.pt")
     save_file(state, tmp_path / "a.safetensors")
     b = read_weights(tmp_path / "a.safetensors")
-    found = compare_weights(read_weights(tmp_path / "a.pt"), b)
-    assert distances(found) == {0.0}
-    assert len(found.weights) == len(state)
-    assert found.a.model.parameter_count == sum(each.numel() for each in network().parameters())
-    assert (found.a.dtype, found.a.model.name, found.b.model.name) == ("float32", "a.pt", "a.safetensors")
+    differences = compare_weights(read_weights(tmp_path / "a.pt"), b)
+    assert distances(differences) == {0.0}
+    assert len(differences.weights) == len(state)
+    assert differences.a.model.parameter_count == sum(parameter.numel() for parameter in network().parameters())
+    assert (differences.a.dtype, differences.a.model.name, differences.b.model.name) == (
+        "float32",
+        "a.pt",
+        "a.safetensors",
+    )
     assert compare_weights(of(network()), b).unmatched == ()
 
 
@@ -163,10 +174,10 @@ def test_hostile_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_sparse_tensors_are_said_not_to_be_compared() -> None:
-    given = held({"s": torch.eye(3).to_sparse(), "w": torch.ones(2)})
-    found = compare_weights(given, given)
-    assert row(found, "s").measures is None
-    assert len(found.warnings) == 1
+    inputs = held({"s": torch.eye(3).to_sparse(), "w": torch.ones(2)})
+    differences = compare_weights(inputs, inputs)
+    assert row(differences, "s").measures is None
+    assert len(differences.warnings) == 1
 
 
 def test_packed_tensors_of_int8_modules_are_named_by_their_place() -> None:
@@ -174,7 +185,7 @@ def test_packed_tensors_of_int8_modules_are_named_by_their_place() -> None:
         def state_dict(self, *_args: object, **_options: object) -> dict[str, object]:  # type: ignore[override]
             return {"packed": (torch.ones(2), None), "scale": torch.ones(1), "dtype": torch.qint8}
 
-    assert [each.name for each in compare_weights(of(Packed()), of(Packed())).weights] == ["packed[0]", "scale"]
+    assert [weight.name for weight in compare_weights(of(Packed()), of(Packed())).weights] == ["packed[0]", "scale"]
 
 
 @pytest.mark.parametrize("passes", [False, True], ids=["weights", "passes"])

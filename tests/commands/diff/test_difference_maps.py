@@ -36,13 +36,13 @@ def test_maps_are_a_less_b_of_the_first_input_channel_by_channel(batch_size: int
     x = pictures(3)
     result = hookscope.diff(one, other, x, batch_size=batch_size)
     ours, theirs = activations_of(one, x), activations_of(other, x)
-    assert [each.label for each in result.maps] == ["norm", "relu", "flat", "fc"]
-    for each in result.maps:
-        assert result.rows[each.row].label == each.label
-        assert each.input_index == 0
-        expected = (ours[each.label].double() - theirs[each.label].double())[0].float().numpy()
-        assert each.values == pytest.approx(expected, abs=1e-6)  # a convolution rounds by the size of its batch
-    assert [each.arrangement for each in result.maps] == ["maps", "maps", "vector", "vector"]
+    assert [heat_map.label for heat_map in result.maps] == ["norm", "relu", "flat", "fc"]
+    for heat_map in result.maps:
+        assert result.rows[heat_map.row].label == heat_map.label
+        assert heat_map.input_index == 0
+        expected = (ours[heat_map.label].double() - theirs[heat_map.label].double())[0].float().numpy()
+        assert heat_map.values == pytest.approx(expected, abs=1e-6)  # a convolution rounds by the size of its batch
+    assert [heat_map.arrangement for heat_map in result.maps] == ["maps", "maps", "vector", "vector"]
 
 
 def test_equal_networks_have_no_maps() -> None:
@@ -56,15 +56,15 @@ def test_of_many_rows_the_one_where_it_begins_and_the_largest_in_each_part_are_k
     assert result.first_differences[0].row == "steps.2"
     # Each step makes the difference larger: the last one of each twelfth is its largest.
     largest = (4, 7, 9, 12, 14, 17, 19, 22, 24, 27, 29)
-    assert [each.label for each in result.maps] == ["steps.2", *(f"steps.{place}" for place in largest)]
+    assert [heat_map.label for heat_map in result.maps] == ["steps.2", *(f"steps.{place}" for place in largest)]
     assert result.maps[0].values == pytest.approx(np.full((1, 4, 4), -0.001), rel=1e-3)
 
 
 def test_a_layer_that_adds_a_difference_is_kept_though_others_are_larger() -> None:
     factors = [1.0, 4.0, *[1.0] * 14, 0.999, *[1.0] * 10]
     result = hookscope.diff(Steps([1.0] * len(factors)), Steps(factors), torch.ones(1, 1, 4, 4), shadow=True)
-    assert {each.row for each in result.first_differences} == {"steps.1", "steps.16"}
-    assert {"steps.1", "steps.16"} <= {each.label for each in result.maps}
+    assert {difference.row for difference in result.first_differences} == {"steps.1", "steps.16"}
+    assert {"steps.1", "steps.16"} <= {heat_map.label for heat_map in result.maps}
 
 
 def test_what_is_held_is_bounded_and_a_large_output_keeps_its_first_channels() -> None:
@@ -72,8 +72,8 @@ def test_what_is_held_is_bounded_and_a_large_output_keeps_its_first_channels() -
     other = nn.Sequential(OrderedDict((f"conv{at}", nn.Conv2d(1 if not at else 160, 160, 1)) for at in range(8)))
     result = hookscope.diff(one, other, torch.randn(1, 1, 100, 100))
     assert result.maps[0].label == "conv0"
-    assert all((each.values.shape, each.channel_count) == ((104, 100, 100), 160) for each in result.maps)
-    assert sum(each.values.nbytes for each in result.maps) <= 16 * 2**20
+    assert all((heat_map.values.shape, heat_map.channel_count) == ((104, 100, 100), 160) for heat_map in result.maps)
+    assert sum(heat_map.values.nbytes for heat_map in result.maps) <= 16 * 2**20
 
 
 def test_values_that_are_the_same_nan_or_infinity_do_not_differ() -> None:

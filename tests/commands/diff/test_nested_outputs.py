@@ -67,15 +67,15 @@ def test_every_leaf_is_compared(form: str, batch_size: int) -> None:
     inputs = torch.randn(10, 5, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         batches = inputs.split(batch_size)
-        pairs = [list(zip(leaves(a(each)), leaves(b(each)), strict=True)) for each in batches]
+        pairs = [list(zip(leaves(a(batch)), leaves(b(batch)), strict=True)) for batch in batches]
     wanted = []
     for leaf in zip(*pairs, strict=True):
         one, other = (torch.cat([pair[side].flatten() for pair in leaf]).double() for side in (0, 1))
         wanted.append(float((one - other).norm() / one.norm()))
     assert max(wanted) > 0.01
     compared = hookscope.diff(a, b, inputs, batch_size=batch_size)
-    found = [each.measures.relative_l2 if each.measures else None for each in compared.outputs]
-    assert found == pytest.approx(wanted, rel=1e-6)
+    actual = [output.measures.relative_l2 if output.measures else None for output in compared.outputs]
+    assert actual == pytest.approx(wanted, rel=1e-6)
 
 
 @NESTED
@@ -86,13 +86,13 @@ def test_rows_of_nested_tensors_have_the_numbers_of_their_parts(batch_size: int,
     a, b = nn.Sequential(nn.Linear(5, 3), nn.GELU()), nn.Sequential(nn.Linear(5, 3), nn.GELU())
     parts = [torch.randn(length, 5) for length in (2, 3, 4, 1, 2)]
     one, other = (model(torch.cat(parts)).detach().double() for model in (a, b))
-    given = torch.nested.nested_tensor(parts, layout=layout)
-    compared = hookscope.diff(a, b, given, batch_size=batch_size, reference="float64", grads=True, loss="sum")
+    inputs = torch.nested.nested_tensor(parts, layout=layout)
+    compared = hookscope.diff(a, b, inputs, batch_size=batch_size, reference="float64", grads=True, loss="sum")
     wanted = float((one - other).norm() / one.norm())
-    found = next(row for row in compared.rows if row.label == "1")
-    assert found.measures is not None
-    assert found.measures.relative_l2 == pytest.approx(wanted, rel=1e-5)
-    assert (found.shape, compared.outputs[0].shape) == ((5, -1), (5, -1))
+    actual = next(row for row in compared.rows if row.label == "1")
+    assert actual.measures is not None
+    assert actual.measures.relative_l2 == pytest.approx(wanted, rel=1e-5)
+    assert (actual.shape, compared.outputs[0].shape) == ((5, -1), (5, -1))
 
 
 @NESTED

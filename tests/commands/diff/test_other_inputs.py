@@ -34,13 +34,13 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 def test_two_crops_are_compared_layer_by_layer_and_no_layer_is_blamed() -> None:
     network, a, b = Net(), pictures(3), pictures(3, seed=1)
-    found = hookscope.diff(network, "same", a, input_b=b, batch_size=2)
-    assert found["conv"].measures.relative_l2 == pytest.approx(relative(network.conv(a), network.conv(b)), rel=1e-5)
-    assert found["fc"].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-5)
-    assert found["conv"].input_relative_l2 == pytest.approx(relative(a, b), rel=1e-5)
-    assert found.first_differences == ()
-    assert (len(found.inputs), len(found.inputs_b)) == (3, 3)
-    assert "A and B get different inputs, so the difference begins there: relative L2" in str(found)
+    result = hookscope.diff(network, "same", a, input_b=b, batch_size=2)
+    assert result["conv"].measures.relative_l2 == pytest.approx(relative(network.conv(a), network.conv(b)), rel=1e-5)
+    assert result["fc"].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-5)
+    assert result["conv"].input_relative_l2 == pytest.approx(relative(a, b), rel=1e-5)
+    assert result.first_differences == ()
+    assert (len(result.inputs), len(result.inputs_b)) == (3, 3)
+    assert "A and B get different inputs, so the difference begins there: relative L2" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_two_crops_are_compared_layer_by_layer_and_no_layer_is_blamed() -> None:
 def test_a_padded_picture_has_rows_where_shapes_agree_and_an_output(changed: Callable[[Tensor], Tensor]) -> None:
     network, a = Net(), pictures()
     b = changed(a)
-    found = hookscope.diff(network, "same", a, input_b=b)
-    assert found["conv"].measures is None
-    assert any(" differs " in line and "shapes differ" in line for line in str(found).splitlines())
-    assert found["pool"].measures.relative_l2 == pytest.approx(
+    result = hookscope.diff(network, "same", a, input_b=b)
+    assert result["conv"].measures is None
+    assert any(" differs " in line and "shapes differ" in line for line in str(result).splitlines())
+    assert result["pool"].measures.relative_l2 == pytest.approx(
         relative(network.pool(network.conv(a).relu()), network.pool(network.conv(b).relu())), rel=1e-4
     )
-    assert found.outputs[0].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-4)
-    assert found.first_differences == ()
-    assert "Of 3 rows 2 have the same shape." in str(found)
+    assert result.outputs[0].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-4)
+    assert result.first_differences == ()
+    assert "Of 3 rows 2 have the same shape." in str(result)
 
 
 def test_the_same_inputs_twice_are_equal_and_a_layer_that_is_given_the_same_is_still_named() -> None:
@@ -70,20 +70,20 @@ def test_the_same_inputs_twice_are_equal_and_a_layer_that_is_given_the_same_is_s
             return super().forward(x.clamp(0, 0) + 1)
 
     assert "A and B get different inputs" not in str(hookscope.diff(Net(), "same", pictures(), input_b=pictures(2)[:1]))
-    found = hookscope.diff(Blind(), "same", pictures(), input_b=pictures(seed=1), edit_b="pool:output:scale(2)")
-    assert [each.layer for each in found.first_differences] == ["pool"]
+    result = hookscope.diff(Blind(), "same", pictures(), input_b=pictures(seed=1), edit_b="pool:output:scale(2)")
+    assert [difference.layer for difference in result.first_differences] == ["pool"]
 
 
 def test_gradients_are_those_of_each_sides_own_inputs() -> None:
     network, a, b = Net(), pictures(2), pictures(2, seed=1)
-    found = hookscope.diff(network, "same", a, input_b=b, grads=True, loss="sum")
+    result = hookscope.diff(network, "same", a, input_b=b, grads=True, loss="sum")
     gradients = []
-    for given in (a, b):
+    for inputs in (a, b):
         network.zero_grad()
-        network(given).sum().backward()
+        network(inputs).sum().backward()
         gradients.append(network.conv.weight.grad.clone())
     network.zero_grad()
-    row = next(each for each in found.gradients if each.label == "conv.weight grad")
+    row = next(gradient for gradient in result.gradients if gradient.label == "conv.weight grad")
     assert row.measures.relative_l2 == pytest.approx(relative(*gradients), rel=1e-4)
 
 
@@ -92,7 +92,7 @@ def test_there_is_one_for_each_and_files_are_named(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", pictures(seed=ord(name))[0].numpy())
     with pytest.raises(UsageError, match="A is given 1 input, and B 2 by"):
         hookscope.diff(Net(), "same", tmp_path / "a.npy", input_b=[tmp_path / "a.npy", tmp_path / "b.npy"])
-    found = hookscope.diff(Net(), "same", tmp_path / "a.npy", input_b=tmp_path / "b.npy")
-    assert [Path(each.name).name for each in (*found.inputs, *found.inputs_b)] == ["a.npy", "b.npy"]
+    result = hookscope.diff(Net(), "same", tmp_path / "a.npy", input_b=tmp_path / "b.npy")
+    assert [Path(case.name).name for case in (*result.inputs, *result.inputs_b)] == ["a.npy", "b.npy"]
     with pytest.raises(UsageError, match="applies to models that run over pictures"):
         hookscope.diff(Net(), "same", input_b=tmp_path / "b.npy")

@@ -64,7 +64,7 @@ def test_what_waits_in_a_file_is_compared_as_what_waits_in_memory(
         monkeypatch.setattr(spool, "_MOST_IN_MEMORY", most)
         results.append(hookscope.diff(form(blocks()), form(blocks(scaled=True)), x, **options))
     for result in results:
-        assert [each.layer for each in result.first_differences] == ["2.0.conv"]
+        assert [difference.layer for difference in result.first_differences] == ["2.0.conv"]
         assert len(result.rows) == 4 * 4
         assert [row.layer for row in result.rows if row.origin == "equal"] == [row.layer for row in result.rows][:8]
         assert (result.rows, result.gradients) == (results[0].rows, results[0].gradients)
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_nothing_behind(side: str, tmp_path: Path, monkeypat
     assert (after[0], *after[2:]) == (before[0], *before[2:])
     assert torch.equal(after[1], before[1])
     assert [*tmp_path.iterdir()] == []
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in (*a.modules(), *b.modules()))
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (*a.modules(), *b.modules()))
 
 
 class Turned(nn.Module):
@@ -133,8 +133,8 @@ class Turned(nn.Module):
         self.parts, self.order = nn.ModuleList(nn.Linear(4, 4) for _ in range(5)), order
 
     def forward(self, x: Tensor) -> Tensor:
-        found = {at: self.parts[at](x) for at in self.order}
-        return torch.stack([found[at] for at in sorted(found)]).sum(0)
+        actual = {at: self.parts[at](x) for at in self.order}
+        return torch.stack([actual[at] for at in sorted(actual)]).sum(0)
 
 
 def test_b_may_call_a_layer_earlier_or_never() -> None:
@@ -143,7 +143,7 @@ def test_b_may_call_a_layer_earlier_or_never() -> None:
     assert {row.origin for row in result.rows} == {"equal"}
     assert len(result.rows) == 5
     result = hookscope.diff(Turned((0, 1, 2, 3, 4)), Turned((4, 2, 1, 0)), x)
-    assert [(each.label, each.reason) for each in result.unmatched] == [("parts.3", "B does not call it")]
+    assert [(row.label, row.reason) for row in result.unmatched] == [("parts.3", "B does not call it")]
     assert len(result.rows) == 4
 
 

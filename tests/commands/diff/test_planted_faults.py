@@ -113,7 +113,7 @@ def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
         plant(faulty.get_submodule(layer))
         result = hookscope.diff(network, faulty, pictures, shadow=planted % 4 == 0)
         planted += 1
-        named = [each.layer for each in result.first_differences]
+        named = [difference.layer for difference in result.first_differences]
         if named != [layer]:
             missed.append((layer, plant.__name__, named))
     assert planted > 18

@@ -88,7 +88,7 @@ def test_the_block_that_is_compiled_wrongly_is_named(monkeypatch: pytest.MonkeyP
     network = Listing().eval()
     result = hookscope.diff(network, "same", pictures(), compile_b=True, shadow=True)
     assert [row.layer for row in result.rows] == ["stem", "blocks.0", "blocks.1", "blocks.2", "head"]
-    assert [each.layer for each in result.first_differences] == ["blocks.1"]
+    assert [difference.layer for difference in result.first_differences] == ["blocks.1"]
     assert {row.origin for row in result.rows[:2]} == {"equal"}
     assert result.b.ways == ("compiled",)
     assert "its rows are of 5 blocks, each compiled by itself" in result.notes[0]
@@ -130,11 +130,11 @@ def test_what_only_the_whole_does_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_equal_networks_do_not_differ_and_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     by(as_traced, monkeypatch)
     network = nn.Sequential(Listing(), nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
-    before = {name: each.clone() for name, each in network.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     result = hookscope.diff(network.eval(), network, pictures(5), compile_b=True, batch_size=2)
     assert {row.origin for row in result.rows} == {"equal"}
     assert result.outputs[0].top1 == 5
-    assert all(torch.equal(each, before[name]) for name, each in network.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert not any("forward" in vars(module) or module._forward_hooks for module in network.modules())
 
 
@@ -153,7 +153,7 @@ def test_two_networks_are_paired_by_their_blocks(monkeypatch: pytest.MonkeyPatch
     wrapped = nn.Sequential(OrderedDict(module=Listing())).eval()
     result = hookscope.diff(Listing().eval(), wrapped, pictures(), compile_b=True, reference="float64")
     assert [(row.layer, row.label_b) for row in result.rows][2] == ("blocks.1", "module.blocks.1")
-    assert [each.layer for each in result.first_differences] == ["blocks.1"]
+    assert [difference.layer for difference in result.first_differences] == ["blocks.1"]
     assert all(row.error_b > row.error for row in result.rows[2:])
 
 
@@ -215,8 +215,8 @@ def test_what_the_network_raises_is_said_of_it(monkeypatch: pytest.MonkeyPatch) 
 def test_gradients_are_compared_and_a_block_whose_backward_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     by(as_traced, monkeypatch)
     network = Listing().eval()
-    given = {"compile_b": True, "batch_size": 2, "grads": True, "loss": "sum"}
-    result = hookscope.diff(network, "same", pictures(3), **given)
+    options = {"compile_b": True, "batch_size": 2, "grads": True, "loss": "sum"}
+    result = hookscope.diff(network, "same", pictures(3), **options)
     outputs = ["stem", "blocks.0", "blocks.1", "blocks.2", "head"]
     parameters = [name for name, _ in network.named_parameters() if not name.startswith("unused")]
     assert [row.label for row in result.gradients] == [
@@ -225,10 +225,10 @@ def test_gradients_are_compared_and_a_block_whose_backward_is_wrong_is_named(mon
     ]
     assert all(row.measures is not None and row.measures.relative_l2 < 1e-6 for row in result.gradients)
     assert (result.first_gradient_difference, result.warnings) == ("", ())
-    assert all(each.grad is None for each in network.parameters())
+    assert all(parameter.grad is None for parameter in network.parameters())
     by(with_wrong_backward, monkeypatch)
     torch.compiler.reset()
-    result = hookscope.diff(network, "same", pictures(3), **given)
+    result = hookscope.diff(network, "same", pictures(3), **options)
     assert result.first_gradient_difference.startswith("blocks.1")
     assert result.first_differences == ()
 

@@ -122,8 +122,8 @@ def write_run(
 ) -> str:
     """Write the files of a run, with a fault in some of them; return their pattern."""
     folder.mkdir(parents=True, exist_ok=True)
-    for epoch, known in enumerate(trained(name, optimiser), 1):
-        state = {each: tensor.clone() for each, tensor in known.items()}
+    for epoch, expected in enumerate(trained(name, optimiser), 1):
+        state = {each: tensor.clone() for each, tensor in expected.items()}
         if fault is not None and epoch in at:
             fault(state)
         torch.save({"epoch": epoch, "model": state}, folder / f"epoch_{epoch}.pt")

@@ -55,7 +55,10 @@ def followed(
 
 
 def found(history: History) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    return [(each.rule, each.level, history.files[each.first].label, each.places) for each in history.verdicts]
+    return [
+        (verdict.rule, verdict.level, history.files[verdict.first].label, verdict.places)
+        for verdict in history.verdicts
+    ]
 
 
 def _nothing(_: Content) -> None:

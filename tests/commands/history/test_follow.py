@@ -56,11 +56,11 @@ def test_drift_and_norms_are_those_of_torch(tmp_path: Path) -> None:
     rows = history["conv.weight"]
     weights = [state["conv.weight"] for state in states]
     norm = torch.linalg.vector_norm
-    assert [row.norm for row in rows] == pytest.approx([float(norm(each)) for each in weights])
+    assert [row.norm for row in rows] == pytest.approx([float(norm(weight)) for weight in weights])
     expected = [float(norm(now - was) / norm(was)) for was, now in pairwise(weights)]
     assert rows[0].drift is None
     assert [row.drift for row in rows[1:]] == pytest.approx(expected)
-    first = [float(norm(each - weights[0]) / norm(weights[0])) for each in weights[1:]]
+    first = [float(norm(weight - weights[0]) / norm(weights[0])) for weight in weights[1:]]
     assert [row.drift_from_first for row in rows[1:]] == pytest.approx(first)
 
     both = [torch.cat([state["conv.weight"].flatten(), state["conv.bias"]]) for state in states]
@@ -77,11 +77,11 @@ def test_files_whose_names_have_the_prefix_of_a_wrapper_are_compared_with_the_ot
     history = hookscope.history(save(tmp_path, states))
     assert [row.drift for row in history["conv.weight"][1:]] == pytest.approx([0.1 / 1, 0.1 / 1.1, 0.1 / 1.2], rel=1e-5)
     assert [row.drift_from_first for row in history["conv.weight"][1:]] == pytest.approx([0.1, 0.2, 0.3], rel=1e-5)
-    assert [(each.rule, each.places, each.first) for each in history.verdicts if each.level == "fail"] == [
-        ("non-finite-parameter", ("conv.bias",), 3)
-    ]
+    assert [
+        (verdict.rule, verdict.places, verdict.first) for verdict in history.verdicts if verdict.level == "fail"
+    ] == [("non-finite-parameter", ("conv.bias",), 3)]
     assert not history.warnings
-    (note,) = (each for each in history.notes if "prefixes" in each)
+    (note,) = (note for note in history.notes if "prefixes" in note)
     assert note.startswith("2.pt: names have other prefixes than in the first file")
     assert note.endswith("The same holds for 1 more file.")
 
@@ -93,7 +93,7 @@ def test_files_of_several_networks_are_told_apart_once(tmp_path: Path) -> None:
         "The files hold 3 networks that share no tensor: a_0.pt, a_1.pt, a_2.pt and 1 more; b_0.pt, b_1.pt, b_2.pt "
         "and 1 more; c_0.pt, c_1.pt, c_2.pt and 1 more. Name the files of one, as a glob."
     )
-    assert not any("cannot be compared" in each for each in warnings)
+    assert not any("cannot be compared" in warning for warning in warnings)
 
 
 def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
     network = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(network.parameters())
     for at, step in enumerate(steps):
-        for each in network.parameters():
-            each.grad = torch.randn(each.shape)
+        for parameter in network.parameters():
+            parameter.grad = torch.randn(parameter.shape)
         if moves or not at:
             optimizer.step()
         state = optimizer.state_dict()
@@ -150,8 +150,8 @@ def test_files_are_in_the_order_that_they_store(tmp_path: Path) -> None:
         },
     )
     history = hookscope.history(pattern)
-    assert [each.label for each in history.files] == ["b.pt", "c-best.pt", "a-last.pt"]
-    assert [each.compared_with for each in history.files] == [None, 0, 1]
+    assert [file.label for file in history.files] == ["b.pt", "c-best.pt", "a-last.pt"]
+    assert [file.compared_with for file in history.files] == [None, 0, 1]
     moved = float(torch.linalg.vector_norm(torch.full((8,), 2.0)) / torch.linalg.vector_norm(state["conv.bias"] + 1))
     assert history["conv.bias"][2].drift == pytest.approx(moved)
     assert "epoch" in history.order
@@ -171,7 +171,7 @@ def test_the_order_is_by_what_tells_the_files_apart() -> None:
 @pytest.mark.exhaustive
 def test_without_numbers_inside_names_are_in_natural_order(tmp_path: Path) -> None:
     history = hookscope.history(save(tmp_path, {f"epoch_{at}.pt": a_state() for at in (1, 2, 10)}))
-    assert [each.label for each in history.files] == ["epoch_1.pt", "epoch_2.pt", "epoch_10.pt"]
+    assert [file.label for file in history.files] == ["epoch_1.pt", "epoch_2.pt", "epoch_10.pt"]
     assert history.order == "their names, as no epoch or step is stored in each"
     assert not history.verdicts
     assert str(history).startswith("No problems in any of 3 files.")
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_finished_past(tmp_path: Path) -> None:
     for at in (4, 5):
         torch.save(dead, tmp_path / f"epoch_{at}.pt")
     history = hookscope.history(pattern)
-    assert [each.status for each in history.files] == ["read", "read", "unreadable", "read", "read"]
+    assert [file.status for file in history.files] == ["read", "read", "unreadable", "read", "read"]
     assert history.exit_code == 3
     assert history.files[3].compared_with == 1
     text = " ".join(str(history).split())
@@ -226,26 +226,26 @@ def test_a_search_finds_where_it_began_in_few_files() -> None:
                 looked.add(at)
                 return by_key([finding] if at >= first else [])
 
-            [found] = searched(count, look)
-            assert (found.first, found.before) == (first, first - 1 if first else None)
+            [actual] = searched(count, look)
+            assert (actual.first, actual.before) == (first, first - 1 if first else None)
             assert len(looked) <= 2 + math.ceil(math.log2(count))
             every = verdicts({at: look(at) for at in range(count)})
-            assert [(each.first, each.before, each.lasts) for each in every] == [(first, found.before, True)]
+            assert [(each.first, each.before, each.lasts) for each in every] == [(first, actual.before, True)]
 
 
 def test_a_search_goes_around_files_that_cannot_be_read() -> None:
     finding = Finding("rule", "fail", "place", "It is so.")
     unreadable = {0, 5, 6, 7, 11}
-    [found] = searched(12, lambda at: None if at in unreadable else by_key([finding] if at >= 7 else []))
-    assert (found.before, found.first) == (4, 8)
+    [actual] = searched(12, lambda at: None if at in unreadable else by_key([finding] if at >= 7 else []))
+    assert (actual.before, actual.first) == (4, 8)
     assert not searched(3, lambda _at: None)
 
 
 def test_a_verdict_that_ends_is_not_said_to_last() -> None:
     finding = Finding("rule", "warn", "a", "So.", ("b",))
     looks = {at: by_key([finding] if at in (2, 3) else []) for at in range(6)}
-    [found] = verdicts(looks)
-    assert (found.places, found.files, found.lasts) == (("a", "b"), (2, 3), False)
+    [actual] = verdicts(looks)
+    assert (actual.places, actual.files, actual.lasts) == (("a", "b"), (2, 3), False)
 
 
 @pytest.mark.exhaustive
@@ -257,8 +257,11 @@ def test_a_search_reads_few_files_and_says_what_reading_all_says(tmp_path: Path)
     pattern = write_run(tmp_path, "convolutions", fault=fault, at=range(9, 13))
     every, few = hookscope.history(pattern), hookscope.history(pattern, bisect=True)
     assert len(few.read) <= 6
-    told = [[(each.rule, each.places, each.first, each.before) for each in run.verdicts] for run in (every, few)]
-    assert sorted(told[0]) == sorted(told[1])
+    message = [
+        [(verdict.rule, verdict.places, verdict.first, verdict.before) for verdict in run.verdicts]
+        for run in (every, few)
+    ]
+    assert sorted(message[0]) == sorted(message[1])
     assert few.searched
     assert "assumes that what began stays" in few.scope
 
@@ -267,7 +270,7 @@ def test_a_search_reads_few_files_and_says_what_reading_all_says(tmp_path: Path)
 def test_where_epochs_are_not_in_order_of_names_a_search_reads_all(tmp_path: Path) -> None:
     names = {f"{name}.pt": {"epoch": epoch, "model": a_state()} for name, epoch in (("a", 3), ("b", 2), ("c", 1))}
     history = hookscope.history(save(tmp_path, names), bisect=True)
-    assert [each.label for each in history.files] == ["c.pt", "b.pt", "a.pt"]
+    assert [file.label for file in history.files] == ["c.pt", "b.pt", "a.pt"]
     assert not history.searched
     assert "`bisect` had no effect" in history.notes[0]
 
@@ -312,7 +315,7 @@ def test_the_weights_of_two_files_are_in_memory_at_most(tmp_path: Path, monkeypa
     held: list[int] = []
 
     def counting(before: State, now: State) -> dict[str, float | None]:
-        opened = [each for each in gc.get_objects() if type(each) is Weights]
+        opened = [thing for thing in gc.get_objects() if type(thing) is Weights]
         held.append(sum(bool(each.read.state) for each in opened))
         return drifts(before, now)
 
@@ -345,21 +348,21 @@ def test_a_parameter_without_axes_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_back(at: int, tmp_path: Path) -> None:
     """It moves by 1 % a file, and by 1.99 of its norm to the flipped one: from w to -0.99 w."""
-    states = {f"epoch-{each}.pt": a_state() for each in range(6)}
+    states = {f"epoch-{number}.pt": a_state() for number in range(6)}
     for each, state in enumerate(states.values()):
         state["conv.weight"] *= 0.99**each * (-1 if each == at else 1)
         state["conv2.weight"] = a_state()["conv.weight"].flip(0) * 0.99**each
     history = hookscope.history(save(tmp_path, states))
-    found = [(each.rule, each.places, history.files[each.first].label) for each in history.verdicts]
-    assert found == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
+    actual = [(verdict.rule, verdict.places, history.files[verdict.first].label) for verdict in history.verdicts]
+    assert actual == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
 
 
 def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:
     """As the last layer of an adapter, frozen at first."""
-    states = {f"epoch-{each}.pt": a_state() for each in range(5)}
+    states = {f"epoch-{number}.pt": a_state() for number in range(5)}
     for each, state in enumerate(states.values()):
         state["up.weight"] = a_state()["conv.weight"] * 0.01 * max(0, each - 2)
         state["conv.weight"] *= 0.99**each
     history = hookscope.history(save(tmp_path, states))
-    assert "weight-jump" not in [each.rule for each in history.verdicts]
+    assert "weight-jump" not in [verdict.rule for verdict in history.verdicts]

@@ -65,7 +65,7 @@ def trained(
 
 
 def found(history: History) -> list[tuple[str, tuple[str, ...]]]:
-    return [(each.rule, each.places) for each in history.verdicts if each.rule == "frozen-weight-moves"]
+    return [(verdict.rule, verdict.places) for verdict in history.verdicts if verdict.rule == "frozen-weight-moves"]
 
 
 MOVED = "'0.weight' is frozen in e3.pt and e4.pt, yet moved between them: "
@@ -139,7 +139,9 @@ def add_to_first(network: nn.Module) -> None:
 def test_an_optimizer_without_it_did_not_move_it(tmp_path: Path) -> None:
     def make(network: nn.Module) -> torch.optim.Optimizer:
         freeze_first(network)
-        return torch.optim.SGD([each for each in network.parameters() if each.requires_grad], 0.05, momentum=0.9)
+        return torch.optim.SGD(
+            [parameter for parameter in network.parameters() if parameter.requires_grad], 0.05, momentum=0.9
+        )
 
     history = trained(tmp_path, make, after=add_to_first)
     assert found(history) == [("frozen-weight-moves", ("0.weight",))]
@@ -262,7 +264,7 @@ def test_weights_that_rest_sooner_than_others_are_in_one_verdict(tmp_path: Path)
         network.get_submodule("3").requires_grad_(False)
 
     history = trained(tmp_path, sgd(momentum=0.01), freeze=freeze, after=add_to_first)
-    (verdict,) = (each for each in history.verdicts if each.rule == "frozen-weight-moves")
+    (verdict,) = (verdict for verdict in history.verdicts if verdict.rule == "frozen-weight-moves")
     assert (verdict.places, verdict.files, verdict.lasts) == (("0.weight", "3.weight", "3.bias"), (3, 4), True)
     drifts = {name: [row.drift for row in history[name][4:]] for name in verdict.places}
     assert all(drift > 0.001 for drift in drifts["0.weight"] if drift is not None)

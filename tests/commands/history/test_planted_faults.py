@@ -114,10 +114,10 @@ RULES = ("dead filters", "swapped weights", "replaced weights")
 def test_the_file_of_a_planted_fault_is_named(network: str, fault: str, at: int, tmp_path: Path) -> None:
     plant, rule, place = FAULTS[fault](*NETWORKS[network][1:])
     history = hookscope.history(write_run(tmp_path, network, fault=plant, at=range(at, FILES + 1)))
-    found = [each for each in history.verdicts if each.rule == rule]
-    assert [(history.files[each.first].label, each.before) for each in found] == [(f"epoch_{at}.pt", at - 2)]
-    assert place in found[0].places
-    others = {each.rule: history.files[each.first].label for each in history.verdicts}
+    actual = [verdict for verdict in history.verdicts if verdict.rule == rule]
+    assert [(history.files[each.first].label, each.before) for each in actual] == [(f"epoch_{at}.pt", at - 2)]
+    assert place in actual[0].places
+    others = {verdict.rule: history.files[verdict.first].label for verdict in history.verdicts}
     assert set(others.values()) == {f"epoch_{at}.pt"}, others
     assert f"epoch_{at}.pt" in str(history).partition("Files are in the order")[0]
 
@@ -127,10 +127,10 @@ def test_the_file_of_a_planted_fault_is_named(network: str, fault: str, at: int,
 def test_a_fault_in_a_single_file_begins_and_ends_there(fault: str, tmp_path: Path) -> None:
     plant, rule, _ = FAULTS[fault](*NETWORKS["convolutions"][1:])
     history = hookscope.history(write_run(tmp_path, "convolutions", fault=plant, at=[7]))
-    files = [each for each in history.verdicts if each.rule == rule]
+    files = [verdict for verdict in history.verdicts if verdict.rule == rule]
     assert files[0].first == 6
     assert not files[0].lasts
-    assert {each.first for each in history.verdicts} <= {6, 7}  # it is undone in the eighth
+    assert {verdict.first for verdict in history.verdicts} <= {6, 7}  # it is undone in the eighth
 
 
 @pytest.mark.exhaustive
@@ -138,8 +138,8 @@ def test_the_file_since_which_a_weight_no_longer_moves_is_named(tmp_path: Path) 
     network = "tokens"
     plant, rule, place = _stopped(NETWORKS[network][1])
     history = hookscope.history(write_run(tmp_path, network, fault=plant, at=range(6, FILES + 1)))
-    (found,) = history.verdicts
-    assert (found.rule, history.files[found.first].label, found.places) == (rule, "epoch_7.pt", (place,))
+    (actual,) = history.verdicts
+    assert (actual.rule, history.files[actual.first].label, actual.places) == (rule, "epoch_7.pt", (place,))
 
 
 @pytest.mark.exhaustive

@@ -37,26 +37,26 @@ def kept_outputs(network: nn.Module, inputs: Tensor, batch_size: int) -> dict[st
     network.train(was_training)
     for handle in handles:
         handle.remove()
-    return {label: np.concatenate(each) for label, each in parts.items()}
+    return {label: np.concatenate(part) for label, part in parts.items()}
 
 
 def check_row(row: SurveyRow, values: Array, names: Sequence[str], top: int, rtol: float = 1e-5) -> None:
     """Compare a row with all its values, (N, ...)."""
     finite = values[np.isfinite(values)]
     close = {"rtol": rtol, "atol": rtol * np.abs(finite).mean()}
-    found = row.activation
-    assert found.shape == values.shape
-    assert found.element_count == values.size
-    np.testing.assert_allclose([found.mean, found.std], [finite.mean(), finite.std()], **close)
-    assert (found.min, found.max) == (finite.min(), finite.max())
+    actual = row.activation
+    assert actual.shape == values.shape
+    assert actual.element_count == values.size
+    np.testing.assert_allclose([actual.mean, actual.std], [finite.mean(), finite.std()], **close)
+    assert (actual.min, actual.max) == (finite.min(), finite.max())
     check_bins(row, finite)
-    if found.channel_axis is None:
+    if actual.channel_axis is None:
         assert row.channels == ()
         return
-    by_channel = np.moveaxis(values, found.channel_axis, 1)
+    by_channel = np.moveaxis(values, actual.channel_axis, 1)
     by_channel = by_channel.reshape(*by_channel.shape[:2], -1)  # (N, C, P)
     assert len(row.channels) == by_channel.shape[1]
-    places = tuple(size for axis, size in enumerate(values.shape) if axis not in (0, found.channel_axis))
+    places = tuple(size for axis, size in enumerate(values.shape) if axis not in (0, actual.channel_axis))
     for channel in row.channels:
         check_channel(channel, by_channel[:, channel.channel], places, names, top, close)
 
@@ -74,13 +74,13 @@ def check_bins(row: SurveyRow, finite: Array) -> None:
             assert count == (finite == 0).sum()
             continue
         exponent, part = divmod(abs(key) - 1, 32)
-        low, high = (2.0 ** (exponent - 1074) * (1 + each / 32) for each in (part, part + 1))
+        low, high = (2.0 ** (exponent - 1074) * (1 + case / 32) for case in (part, part + 1))
         inside = (magnitudes >= low) & (magnitudes < high) & (np.sign(finite) == np.sign(key))
         assert count == inside.sum()
 
 
 def check_channel(
-    found: SurveyChannel,
+    actual: SurveyChannel,
     values: Array,
     places: tuple[int, ...],
     names: Sequence[str],
@@ -90,21 +90,21 @@ def check_channel(
     """Compare a channel with all its values, (N, P)."""
     is_finite = np.isfinite(values)
     finite = values[is_finite]
-    assert found.firing_positions == (values != 0).mean()
-    assert found.firing_inputs == (values != 0).any(1).mean()
-    assert found.is_dead == (not values.any())
-    assert found.nonfinite_count == (~is_finite).sum()
+    assert actual.firing_positions == (values != 0).mean()
+    assert actual.firing_inputs == (values != 0).any(1).mean()
+    assert actual.is_dead == (not values.any())
+    assert actual.nonfinite_count == (~is_finite).sum()
     if not finite.size:
-        assert (found.mean, found.min, found.top) == (None, None, ())
+        assert (actual.mean, actual.min, actual.top) == (None, None, ())
         return
-    np.testing.assert_allclose([found.mean, found.std], [finite.mean(), finite.std()], **close)
-    assert (found.min, found.max) == (finite.min(), finite.max())
+    np.testing.assert_allclose([actual.mean, actual.std], [finite.mean(), finite.std()], **close)
+    assert (actual.min, actual.max) == (finite.min(), finite.max())
     greatest = np.where(is_finite, values, -np.inf).max(1)
     usable = [number for number in range(len(values)) if is_finite[number].any()]
     for listed, numbers in (
-        (found.top, usable),
-        (found.halves[0], [each for each in usable if not each % 2]),
-        (found.halves[1], [each for each in usable if each % 2]),
+        (actual.top, usable),
+        (actual.halves[0], [each for each in usable if not each % 2]),
+        (actual.halves[1], [each for each in usable if each % 2]),
     ):
         ranked = sorted(numbers, key=lambda number: (-greatest[number], number))[:top]
         assert [each.input for each in listed] == [names[number] for number in ranked]

@@ -111,7 +111,7 @@ def test_activation_functions_are_measured_without_modules(tmp_path: Path) -> No
     survey = hookscope.survey(network, tmp_path / "inputs.pt", batch_size=4, chunk_size=8, top=TOP)
     assert [row.label for row in survey] == ["first", "(model):relu", "second", "(model):clamp"]
     with torch.no_grad():  # in the same batches: others may be rounded differently
-        parts = [network.first(each) for each in inputs["image"].split(4)]
+        parts = [network.first(word) for word in inputs["image"].split(4)]
         rectified = (torch.cat(parts) + inputs["shift"][:, :, None, None]).clamp(min=0)
     names = [f"{tmp_path}/inputs.pt[{number}]" for number in range(13)]
     check_row(survey["(model):relu"], rectified.double().numpy(), names, TOP)
@@ -133,8 +133,12 @@ def test_inputs_in_another_order_give_the_same_counts_and_bins() -> None:
         assert b is not None
         assert (a.keys == b.keys).all()
         assert (a.counts == b.counts).all()
-        counted = [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in one.channels]
-        assert counted == [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in other.channels]
+        counted = [
+            (channel.firing_inputs, channel.firing_positions, channel.min, channel.max) for channel in one.channels
+        ]
+        assert counted == [
+            (channel.firing_inputs, channel.firing_positions, channel.min, channel.max) for channel in other.channels
+        ]
 
 
 def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
@@ -148,8 +152,8 @@ def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
     assert survey.classes == {"a": 7, "b": 7, "c": 7}
     files = sorted(tmp_path.glob("*/*.npy"))
     with torch.no_grad():
-        pooled = network(torch.from_numpy(np.stack([np.load(each) for each in files]))).mean((2, 3)).double().numpy()
-    groups = np.array([each.parent.name for each in files])
+        pooled = network(torch.from_numpy(np.stack([np.load(file) for file in files]))).mean((2, 3)).double().numpy()
+    groups = np.array([file.parent.name for file in files])
     for channel in survey[survey.rows[0].label].channels:
         x = pooled[:, channel.channel]
         whole = ((x - x.mean()) ** 2).sum()
@@ -173,11 +177,11 @@ class Divides(nn.Module):
 def test_nan_that_no_layer_returns_comes_first_in_the_answer() -> None:
     values = torch.arange(12.0).reshape(4, 3) / 3  # 0, 1, 2 and 3 come first
     survey = hookscope.survey(Divides(), values, batch_size=1, chunk_size=2)
-    told = (
+    message = (
         "The network returns NaN or Inf, though none of the layers that were measured does: operations between them"
         " were not looked at (`ops`)."
     )
-    assert survey.warnings == (told,)
+    assert survey.warnings == (message,)
     assert answer(survey)[0] == "NaN or Inf in what the network returns."
     shown = hookscope.survey(Divides(), values, ops=True)
     assert shown.warnings == ()
@@ -191,7 +195,9 @@ def test_a_copied_channel_is_found() -> None:
     with torch.no_grad():
         network.weight[4] = -2 * network.weight[1]
     survey = hookscope.survey(network, torch.randn(40, 3, 8, 8))
-    twins = [(each.channel, each.of) for each in survey.rows[0].duplicate_channels]
+    twins = [
+        (duplicate_channel.channel, duplicate_channel.of) for duplicate_channel in survey.rows[0].duplicate_channels
+    ]
     assert twins == [(4, 1)]
     assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
 
@@ -228,8 +234,10 @@ def test_arguments_in_one_file_are_surveyed_together(stored: type, tmp_path: Pat
     arguments = (image, meta) if stored is tuple else {"image": image, "meta": meta}
     torch.save(arguments, tmp_path / "data.pt")
     expected = network(image, meta).detach()
-    for given in (arguments, tmp_path / "data.pt"):
-        survey = hookscope.survey(network, given, layer="head", batch_size=3, chunk_size=4)
+    for inputs in (arguments, tmp_path / "data.pt"):
+        survey = hookscope.survey(network, inputs, layer="head", batch_size=3, chunk_size=4)
         assert survey.input_count == 7
         assert survey["head"].activation.mean == pytest.approx(expected.mean().item(), rel=1e-5)
-        assert [each.max for each in survey["head"].channels] == pytest.approx(expected.amax(0).tolist(), rel=1e-5)
+        assert [channel.max for channel in survey["head"].channels] == pytest.approx(
+            expected.amax(0).tolist(), rel=1e-5
+        )

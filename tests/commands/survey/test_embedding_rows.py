@@ -131,7 +131,7 @@ class Neighbours(Words):
 
     def forward(self, x: Tensor) -> Tensor:
         words = torch.func.vmap(self.words)(x)
-        return self.head(torch.stack([torch.sparse.mm(self.neighbours, each) for each in words]))
+        return self.head(torch.stack([torch.sparse.mm(self.neighbours, word) for word in words]))
 
 
 def test_sparse_buffers_and_transforms_are_no_hindrance(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_swapped_label_is_named_with_its_true_class_near(survey: Survey) -> No
     assert swapped.is_like_other
     assert swapped.leaves_at == "smooth"  # the first layer, whose means are those of the colours
     assert swapped.p_value == pytest.approx(1 / 61)
-    assert [each.label for each in swapped.neighbours] == ["green"] * 3
+    assert [neighbour.label for neighbour in swapped.neighbours] == ["green"] * 3
 
 
 def test_nothing_else_is_wrong_and_the_accuracy_is_that_of_check(data: Path, survey: Survey) -> None:
@@ -94,7 +94,9 @@ def test_nothing_else_is_wrong_and_the_accuracy_is_that_of_check(data: Path, sur
     checked = hookscope.check(Colours(), data=data, select="accuracy", **AS_STORED).accuracy
     assert checked is not None
     assert (survey.accuracy.right, survey.accuracy.count, survey.accuracy.interval) == (180, 184, checked.interval)
-    assert {each.label: each for each in survey.accuracy.classes} == {each.label: each for each in checked.classes}
+    assert {class_name.label: class_name for class_name in survey.accuracy.classes} == {
+        class_name.label: class_name for class_name in checked.classes
+    }
     assert [each.name for each in survey.accuracy.worst] == [each.name for each in checked.worst]
     for ours, theirs in zip(survey.accuracy.worst, checked.worst, strict=True):
         assert ours.probability == pytest.approx(theirs.probability, rel=1e-5)
@@ -133,10 +135,10 @@ def test_shards_find_the_same_reasons_bit_for_bit(data: Path, survey: Survey, tm
 @pytest.mark.parametrize("workers", [1, 7])
 @pytest.mark.sample("1")
 def test_any_number_of_readers_gives_the_same_bits(data: Path, survey: Survey, workers: int) -> None:
-    found = hookscope.survey(Colours(), data, **USUAL, workers=workers)
-    assert found is not None
-    assert found.failures == survey.failures
-    assert_same(found.rows, survey.rows)
+    actual = hookscope.survey(Colours(), data, **USUAL, workers=workers)
+    assert actual is not None
+    assert actual.failures == survey.failures
+    assert_same(actual.rows, survey.rows)
 
 
 def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
@@ -146,8 +148,8 @@ def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
     assert survey is not None
     assert survey.accuracy is None
     assert any(
-        "Whether inputs are classified right is not known. The label 'blue' is no class" in each
-        for each in survey.notes
+        "Whether inputs are classified right is not known. The label 'blue' is no class" in note
+        for note in survey.notes
     )
 
 
@@ -178,7 +180,7 @@ def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     assert survey.failures is not None
     [only] = survey.failures.inputs
     assert (only.outside, only.leaves_at) == ((), "")
-    assert [each.label for each in only.neighbours] == ["green"] * 3
+    assert [neighbour.label for neighbour in only.neighbours] == ["green"] * 3
     text = " ".join(str(survey).split())
     assert "Wrong inputs, most confident first: no reason found in what could be looked at " in text
     assert "No reason found" not in text
@@ -192,7 +194,7 @@ def test_an_input_like_its_class_leaves_it_as_rarely_as_stated() -> None:
     for _ in range(trials):
         layers = [random.standard_normal((30, size)).astype(np.float32) for size in (3, 8, 20)]
         layers.append(np.abs(layers[0]) @ np.ones((3, 4), np.float32))  # that depends on an earlier one
-        left += bool(departure_p_values([each[0] for each in layers], [each[1:] for each in layers]).min() <= 0.05)
+        left += bool(departure_p_values([layer[0] for layer in layers], [layer[1:] for layer in layers]).min() <= 0.05)
     assert left / trials <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / trials)
 
 
@@ -227,15 +229,15 @@ class Chance(Colours):
 
 @pytest.mark.exhaustive
 def test_of_healthy_pictures_that_are_wrong_by_chance_hardly_anything_is_said(tmp_path: Path) -> None:
-    said = found = 0
+    said = actual = 0
     for seed in range(5):
         folder = tmp_path / str(seed)
         write_pictures(folder, 60, seed)
         survey = hookscope.survey(Chance(), folder, layer=("smooth", "compare", "pool"), **USUAL)
         assert survey is not None
         assert survey.failures is not None
-        found += len(survey.failures.inputs)
+        actual += len(survey.failures.inputs)
         said += sum(bool(each.outside or each.leaves_at) for each in survey.failures.inputs)
     rate = 0.05 + 7 / 140
-    assert found == 5 * 8
-    assert said / found <= rate + 3 * np.sqrt(rate * (1 - rate) / found)
+    assert actual == 5 * 8
+    assert said / actual <= rate + 3 * np.sqrt(rate * (1 - rate) / actual)

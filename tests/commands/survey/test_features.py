@@ -39,9 +39,9 @@ def test_they_are_the_outputs_of_the_layer(tmp_path: Path, pool: str, dtype: str
         model, inputs, layer="type:relu", features=tmp_path / "f.safetensors", pool=pool, features_dtype=dtype,  # type: ignore[arg-type]
         batch_size=4, chunk_size=10,
     )  # fmt: skip
-    found = load_file(tmp_path / "f.safetensors")
-    assert found["1"].dtype == dtype
-    np.testing.assert_allclose(found["1"], expected, rtol=1e-6 if dtype == "float32" else 1e-3, atol=1e-6)
+    loaded_file = load_file(tmp_path / "f.safetensors")
+    assert loaded_file["1"].dtype == dtype
+    np.testing.assert_allclose(loaded_file["1"], expected, rtol=1e-6 if dtype == "float32" else 1e-3, atol=1e-6)
     sidecar = json.loads((tmp_path / "f.json").read_bytes())
     assert sidecar["shapes"] == {"1": list(expected.shape)}
     assert [each["input"] for each in sidecar["inputs"]] == [f"tensor[{number}]" for number in range(21)]
@@ -64,12 +64,12 @@ def test_parquet_holds_the_same_values(tmp_path: Path, dtype: str) -> None:
         )  # fmt: skip
     expected, table = load_file(tmp_path / "f.safetensors"), parquet.read_table(tmp_path / "f.parquet")
     assert parquet.ParquetFile(tmp_path / "f.parquet").num_row_groups == 3
-    assert [Path(each).name for each in table["input"].to_pylist()] == [f"{each}.npy" for each in (0, 2, 4, 6, 1, 3, 5)]
+    assert [Path(each).name for each in table["input"].to_pylist()] == [f"{case}.npy" for case in (0, 2, 4, 6, 1, 3, 5)]
     assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 3
     for label, values in expected.items():
-        found = table[label].combine_chunks().flatten().to_numpy().reshape(values.shape)
-        np.testing.assert_array_equal(found, values)
-        assert found.dtype == dtype
+        actual = table[label].combine_chunks().flatten().to_numpy().reshape(values.shape)
+        np.testing.assert_array_equal(actual, values)
+        assert actual.dtype == dtype
 
 
 def test_without_pyarrow_parquet_is_refused_before_anything_runs(
@@ -102,7 +102,7 @@ def test_shards_write_the_same_file_with_paths_and_classes(tmp_path: Path) -> No
     merge_survey(ChunkFolder(tmp_path / "c"))
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
     first = json.loads((tmp_path / "one.json").read_bytes())["inputs"]
-    assert [(Path(each["input"]).name, each["class"]) for each in first[:2]] == [("0.npy", "a"), ("2.npy", "a")]
+    assert [(Path(value["input"]).name, value["class"]) for value in first[:2]] == [("0.npy", "a"), ("2.npy", "a")]
     hookscope.survey(network(), tmp_path / "data", features=tmp_path / "folder", **usual)  # type: ignore[arg-type]
     sidecar = json.loads((tmp_path / "folder" / "features.json").read_bytes())
     parts = [load_file(tmp_path / "folder" / name)["2"] for name in sidecar["files"]]

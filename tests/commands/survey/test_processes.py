@@ -46,14 +46,14 @@ def figures(survey: Survey | None) -> dict[str, Any]:
     assert survey is not None
     arrays: dict[str, NDArray[Any]] = {}
     json_form(survey, arrays)
-    found: dict[str, Any] = {name: array.tobytes() for name, array in arrays.items()}
+    actual: dict[str, Any] = {name: array.tobytes() for name, array in arrays.items()}
     for row in survey:
         spread = row.activation.distribution
         assert spread is not None
         assert spread.keys is not None
         assert spread.counts is not None
-        found[row.label] = (row.activation, spread.keys.tobytes(), spread.counts.tobytes(), row.headroom, row.massive)
-    return found | {"classes": survey.classes, "unusable": survey.unusable, "inputs": survey.input_count}
+        actual[row.label] = (row.activation, spread.keys.tobytes(), spread.counts.tobytes(), row.headroom, row.massive)
+    return actual | {"classes": survey.classes, "unusable": survey.unusable, "inputs": survey.input_count}
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> Survey:
 
 
 def places(row: SurveyRow) -> list[ChannelPlace]:
-    return [ChannelPlace(top.input, each.channel, top.position) for each in row.channels for top in each.top]
+    return [ChannelPlace(top.input, channel.channel, top.position) for channel in row.channels for top in channel.top]
 
 
 def test_nothing_outside_the_box_changes_the_value(survey: Survey) -> None:
@@ -48,12 +48,12 @@ def test_nothing_outside_the_box_changes_the_value(survey: Survey) -> None:
     assert row.receptive_field is None
     assert survey.supports is not None
     assert survey.pictures is not None
-    found = survey.supports(row, places(row))
-    assert {*found} == {*places(row)}
-    pictures = dict(survey.pictures(sorted({each.input for each in found})))
+    actual = survey.supports(row, places(row))
+    assert {*actual} == {*places(row)}
+    pictures = dict(survey.pictures(sorted({each.input for each in actual})))
     seen: list[Tensor] = []
     model.second.register_forward_hook(lambda _module, _args, output: seen.append(output))
-    for place, (top, left, bottom, right) in found.items():
+    for place, (top, left, bottom, right) in actual.items():
         y, x = place.position
         assert (top, bottom) == (max(0, SIDE - 3 - y), min(SIDE, SIDE + 2 - y))  # 5 rows about the mirrored one
         assert (left, right) == (max(0, x - 2), min(SIDE, x + 3))
@@ -83,6 +83,6 @@ def test_tensors_in_memory_have_boxes_too() -> None:
     assert made is not None
     assert made.supports is not None
     [row] = made.rows
-    found = made.supports(row, places(row)[:4])
-    assert len(found) == 4
-    assert all(bottom - top <= 5 and right - left <= 5 for top, left, bottom, right in found.values())
+    actual = made.supports(row, places(row)[:4])
+    assert len(actual) == 4
+    assert all(bottom - top <= 5 and right - left <= 5 for top, left, bottom, right in actual.values())

@@ -171,7 +171,7 @@ def variational_autoencoder(steps: int, watching: Watching) -> None:
 def gan(steps: int, watching: Watching) -> None:
     generator = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 256), nn.Tanh())
     critic = nn.Sequential(nn.Linear(256, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
-    optimizers = [torch.optim.Adam(each.parameters(), lr=5e-4, betas=(0.5, 0.99)) for each in (generator, critic)]
+    optimizers = [torch.optim.Adam(layer.parameters(), lr=5e-4, betas=(0.5, 0.99)) for layer in (generator, critic)]
     step = watching({"generator": generator, "critic": critic}, optimizers)
     for pictures, _ in _pictures(steps):
         real = pictures.flatten(1).tanh()
@@ -193,7 +193,9 @@ def fine_tuning(steps: int, watching: Watching) -> None:
     network = _cnn()
     for parameter in network[:4].parameters():
         parameter.requires_grad_(False)
-    optimizer = torch.optim.RMSprop((each for each in network.parameters() if each.requires_grad), lr=1e-3)
+    optimizer = torch.optim.RMSprop(
+        (parameter for parameter in network.parameters() if parameter.requires_grad), lr=1e-3
+    )
     step = watching(network, optimizer)
     for pictures, labels in _pictures(steps):
         loss = F.cross_entropy(network(pictures), labels)
@@ -219,13 +221,13 @@ def lbfgs(steps: int, watching: Watching) -> None:
     network = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.LBFGS(network.parameters(), lr=0.1, max_iter=4)
     step = watching(network, optimizer)
-    given = torch.rand(64, 2, generator=torch.Generator().manual_seed(0))
-    wanted = (3 * given).sin().prod(1, keepdim=True)
+    inputs = torch.rand(64, 2, generator=torch.Generator().manual_seed(0))
+    wanted = (3 * inputs).sin().prod(1, keepdim=True)
     for _ in range(steps):
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = F.mse_loss(network(given), wanted)
+            loss = F.mse_loss(network(inputs), wanted)
             loss.backward()
             return loss
 

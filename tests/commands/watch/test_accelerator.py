@@ -40,7 +40,7 @@ def _trained_there() -> tuple[TrainingLog, list[list[str]]]:
 
 def test_no_step_waits_but_a_watched_one(elsewhere: ProcessPoolExecutor) -> None:
     log, looks = elsewhere.submit(_trained_there).result(timeout=300)
-    assert [bool(each) for each in looks] == [number == 5 for number in range(1, 10)]
+    assert [bool(look) for look in looks] == [number == 5 for number in range(1, 10)]
     here, _ = trained(lambda tensor: tensor)
     assert len(log.steps) == 9
     assert log.ends[0].reason == "closed"
@@ -48,7 +48,7 @@ def test_no_step_waits_but_a_watched_one(elsewhere: ProcessPoolExecutor) -> None
         assert there.loss == pytest.approx(near.loss, rel=1e-6)
         assert there.gradient_norm == pytest.approx(near.gradient_norm, rel=1e-6)
     (there,), (near,) = log.watched, here.watched
-    assert [each.label for each in there.layers] == [each.label for each in near.layers]
+    assert [layer.label for layer in there.layers] == [layer.label for layer in near.layers]
     for one, other in zip(there.parameters, near.parameters, strict=True):
         assert one.update_norm == pytest.approx(other.update_norm, rel=1e-5)
         assert one.gradient_max == pytest.approx(other.gradient_max, rel=1e-5)

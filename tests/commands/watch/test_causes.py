@@ -26,7 +26,7 @@ def built() -> nn.Sequential:
 
 def trained(loss_of: Loss, network: nn.Sequential | None = None, *, tells_loss: bool = True) -> list[TrainingFinding]:
     network = network or built()
-    optimizer = torch.optim.SGD((each for each in network.parameters() if each.requires_grad), lr=0.01)
+    optimizer = torch.optim.SGD((parameter for parameter in network.parameters() if parameter.requires_grad), lr=0.01)
     with hookscope.watch(network, optimizer, every=100, on_line=lambda _: None) as watch:
         for step in range(1, AT + 1):
             loss = loss_of(network, torch.randn(8, 3), step)
@@ -37,33 +37,33 @@ def trained(loss_of: Loss, network: nn.Sequential | None = None, *, tells_loss: 
     return list(watch.verdicts)
 
 
-def penalised(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
-    given.requires_grad_()
-    output = network(given)
-    (slope,) = torch.autograd.grad(output.sum(), given, create_graph=True)
+def penalised(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+    inputs.requires_grad_()
+    output = network(inputs)
+    (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
     length = (slope * (step != AT)).square().sum(1).sqrt()
     return output.square().mean() + (length - 1).square().mean()
 
 
-def distance(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
-    output = network(given)
+def distance(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+    output = network(inputs)
     wanted = output.detach() if step == AT else torch.ones_like(output)
     return (output - wanted).square().sum().sqrt()
 
 
-def logarithm_that_is_hidden(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
-    output = network(given).square() * (step != AT)
+def logarithm_that_is_hidden(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+    output = network(inputs).square() * (step != AT)
     return torch.where(output > 0, output.log(), 0).mean() + output.mean()
 
 
-def root_of_a_bias(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
+def root_of_a_bias(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
     if step == AT:
         nn.init.zeros_(network[0].bias)
-    return network(given).square().mean() + network[0].bias.square().sum().sqrt()
+    return network(inputs).square().mean() + network[0].bias.square().sum().sqrt()
 
 
-def spread(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
-    return (network(given) * (step != AT)).square().sum().pow(0.5)
+def spread(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+    return (network(inputs) * (step != AT)).square().sum().pow(0.5)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_a_loss_whose_derivative_is_infinite_is_suspected_by_the_name_of_its_ope
 def test_operations_that_cannot_make_nan_are_not_suspected() -> None:
     class Broken(torch.autograd.Function):
         @staticmethod
-        def forward(_context: object, given: Tensor) -> Tensor:
-            return given.clone()
+        def forward(_context: object, inputs: Tensor) -> Tensor:
+            return inputs.clone()
 
         @staticmethod
         def backward(_context: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
             return gradient * math.nan
 
-    def loss_of(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
-        output = network(given) / 2
+    def loss_of(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+        output = network(inputs) / 2
         return ((Broken.apply(output) if step == AT else output) - 1).square().mean()  # type: ignore[no-untyped-call]
 
     verdict = trained(loss_of)[0]
@@ -115,12 +115,12 @@ def test_a_loss_that_is_only_known_as_a_number_is_not_read() -> None:
 
 def test_a_layer_whose_derivative_is_infinite_is_blamed_and_not_the_loss() -> None:
     class Root(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return (given * 0).sqrt()
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (inputs * 0).sqrt()
 
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), Root(), nn.Linear(4, 1))
-    verdict = trained(lambda network, given, _step: network(given).square().mean(), network)[0]
+    verdict = trained(lambda network, inputs, _step: network(inputs).square().mean(), network)[0]
     assert verdict.rule == "non-finite-gradient"
     assert "The last of them in the network is '0.bias'" in verdict.message
     assert "loss itself" not in verdict.message
@@ -154,8 +154,8 @@ def test_a_script_is_told_the_line_of_the_loss(tmp_path: Path, fork_server: Fork
     assert "batch" not in verdict.message
 
 
-def mean_loss(network: nn.Sequential, given: Tensor, _step: int) -> Tensor:
-    return (network(given) - given.sum(1, keepdim=True)).square().mean()
+def mean_loss(network: nn.Sequential, inputs: Tensor, _step: int) -> Tensor:
+    return (network(inputs) - inputs.sum(1, keepdim=True)).square().mean()
 
 
 @pytest.mark.parametrize("place", ["0.weight", "2.bias"])
@@ -168,16 +168,19 @@ def test_a_weight_that_was_broken_before_the_step_is_blamed_and_not_the_batch(
     weight = dict(network.named_parameters())[place]
     weight.requires_grad_(not is_frozen)
 
-    def loss_of(network: nn.Sequential, given: Tensor, step: int) -> Tensor:
+    def loss_of(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
         if step == at:
             weight.data.view(-1)[0] = math.nan
-        return mean_loss(network, given, step)
+        return mean_loss(network, inputs, step)
 
-    verdicts = [each for each in trained(loss_of, network) if each.step == at]
-    assert [(each.rule, each.where) for each in verdicts] == [("non-finite-weight", place), ("non-finite-loss", "")]
+    verdicts = [step for step in trained(loss_of, network) if step.step == at]
+    assert [(verdict.rule, verdict.where) for verdict in verdicts] == [
+        ("non-finite-weight", place),
+        ("non-finite-loss", ""),
+    ]
     assert "its batch is not the cause" in verdicts[0].message
     assert "its batch is not the cause" in verdicts[1].message
-    assert not any("look at" in each.message for each in verdicts)
+    assert not any("look at" in verdict.message for verdict in verdicts)
 
 
 def test_a_broken_weight_is_blamed_though_a_scaler_skips_the_step() -> None:
@@ -194,8 +197,8 @@ def test_a_broken_weight_is_blamed_though_a_scaler_skips_the_step() -> None:
             scaler.update()
             optimizer.zero_grad()
             watch.step(loss)
-    assert [(each.rule, each.where, each.step) for each in watch.verdicts] == [
+    assert [(verdict.rule, verdict.where, verdict.step) for verdict in watch.verdicts] == [
         ("non-finite-weight", "0.weight", AT),
         ("non-finite-loss", "", AT),
     ]
-    assert not any("look at" in each.message for each in watch.verdicts)
+    assert not any("look at" in verdict.message for verdict in watch.verdicts)

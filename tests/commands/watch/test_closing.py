@@ -27,12 +27,12 @@ def test_findings_are_counted_and_the_first_is_named() -> None:
     for number in range(1, 101):
         watched.add_step(step(number))
     watched.add_watched(WatchedStep(100, "every", (), (LAYER,)))
-    for each in (
+    for case in (
         verdict(77, "non-finite-loss"),
         verdict(78, "dead-layer"),
         verdict(90, "dead-layer", "ended"),
     ):
-        watched.add_verdict(each)
+        watched.add_verdict(case)
     line = closing_line(watched, folder=None, started=0)
     assert line == (
         "2 problems in 100 steps (1 measured in full); first at step 77: non-finite-loss. For a page: --out DIR."

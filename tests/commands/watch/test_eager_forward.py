@@ -25,10 +25,10 @@ class Counting(nn.Module):
         self.head = nn.Linear(16, 3)
         self.register_buffer("drawn", torch.zeros(1))
 
-    def forward(self, given: Tensor) -> Tensor:
-        given.mul_(2)
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs.mul_(2)
         self.drawn.add_(torch.rand(1))
-        return self.head(self.first(given))
+        return self.head(self.first(inputs))
 
 
 def trained(compiling: str, *, every: int | None) -> tuple[list[Tensor], list[str]]:
@@ -46,10 +46,10 @@ def trained(compiling: str, *, every: int | None) -> tuple[list[Tensor], list[st
     if every is not None:
         watch = hookscope.watch(network, optimizer, every=every, eager_forward=True, on_line=lines.append)
     for _ in range(20):
-        given = torch.randn(16, 8)
-        before = given.clone()
-        loss = F.cross_entropy(network(given), torch.randint(0, 3, (16,)))
-        assert torch.equal(given, 2 * before)
+        inputs = torch.randn(16, 8)
+        before = inputs.clone()
+        loss = F.cross_entropy(network(inputs), torch.randint(0, 3, (16,)))
+        assert torch.equal(inputs, 2 * before)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -58,10 +58,10 @@ def trained(compiling: str, *, every: int | None) -> tuple[list[Tensor], list[st
     if watch is not None:
         watch.close()
         assert watch.log.ends[0].reason == "closed"
-        labels = [[each.label for each in step.layers] for step in watch.log.watched]
+        labels = [[layer.label for layer in step.layers] for step in watch.log.watched]
         assert len(labels) == 4
         expected = ["first.0", "first.1", "first.2", "first.3", "head"]
-        assert all([each for each in found if each in expected] == expected for found in labels), labels
+        assert all([each for each in actual if each in expected] == expected for actual in labels), labels
     return [*plain.state_dict().values(), torch.get_rng_state()], lines
 
 
@@ -105,7 +105,11 @@ def test_an_eager_forward_pass_that_fails_ends_only_the_watch_of_activations(
         else "ValueError: gradients are needed"
     )
     assert lines == [f"Activations of Sequential are not watched, because its eager forward pass fails: {why}."]
-    assert [(each.step, len(each.layers)) for each in watch.log.watched] == [(2, 0), (4, 0), (6, 0)]
+    assert [(watched_step.step, len(watched_step.layers)) for watched_step in watch.log.watched] == [
+        (2, 0),
+        (4, 0),
+        (6, 0),
+    ]
 
 
 def test_activations_are_those_of_the_batch(tmp_path: Path) -> None:
@@ -113,15 +117,15 @@ def test_activations_are_those_of_the_batch(tmp_path: Path) -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     network = torch.compile(plain, backend="aot_eager")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    given = torch.randn(32, 4)
+    inputs = torch.randn(32, 4)
     with hookscope.watch(network, optimizer, every=2, eager_forward=True, out=tmp_path, on_line=print) as watch:
         for _ in range(2):
-            network(given).sum().backward()
+            network(inputs).sum().backward()
             optimizer.step()
             watch.step()
     (step,) = read_training(tmp_path).watched
-    expected = [plain[:end](given) for end in (1, 2, 3)]
-    assert [each.label for each in step.layers] == ["0", "1", "2"]
+    expected = [plain[:end](inputs) for end in (1, 2, 3)]
+    assert [layer.label for layer in step.layers] == ["0", "1", "2"]
     for layer, output in zip(step.layers, expected, strict=True):
         assert layer.mean == pytest.approx(output.mean().item(), rel=1e-5)
         assert layer.std == pytest.approx(output.std(correction=0).item(), rel=1e-5)
@@ -137,5 +141,5 @@ def test_a_script_is_watched_with_them(tmp_path: Path, forked: Forked) -> None:
     assert not any("not watched" in line for line in said(done))
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     watched = read_training(tmp_path / "run").watched
-    assert [each.step for each in watched] == [4, 8, 12]
-    assert all(each.layers for each in watched)
+    assert [watched_step.step for watched_step in watched] == [4, 8, 12]
+    assert all(watched_step.layers for watched_step in watched)

@@ -59,7 +59,7 @@ def on_output(index: int, change: Callable[[Tensor], Tensor]) -> Callable[[nn.Se
 
 
 def on_gradients(index: int, change: Callable[[Tensor], Tensor]) -> Callable[[nn.Sequential], object]:
-    return lambda network: [each.register_hook(change) for each in network[index].parameters()]  # type: ignore[no-untyped-call]
+    return lambda network: [parameter.register_hook(change) for parameter in network[index].parameters()]  # type: ignore[no-untyped-call]
 
 
 def to_norm(largest: float) -> Callable[[Tensor], Tensor]:
@@ -186,11 +186,11 @@ def test_every_evaluation_of_a_closure_is_edited() -> None:
         torch.manual_seed(0)
         network = nn.Linear(3, 1)
         optimizer = torch.optim.LBFGS(network.parameters(), lr=0.1, max_iter=5)
-        given, wanted = torch.randn(16, 3), torch.randn(16, 1)
+        inputs, wanted = torch.randn(16, 3), torch.randn(16, 1)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = F.mse_loss(network(given), wanted)
+            loss = F.mse_loss(network(inputs), wanted)
             loss.backward()
             if edits is None:
                 nn.utils.clip_grad_value_(network.parameters(), 0.05)
@@ -219,7 +219,7 @@ def hooks_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     places = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
     for module in network.modules():
         places += [module._forward_hooks, module._forward_pre_hooks]  # type: ignore[list-item]
-    return sum(map(len, places)) + sum(len(each._backward_hooks or ()) for each in network.parameters())
+    return sum(map(len, places)) + sum(len(parameter._backward_hooks or ()) for parameter in network.parameters())
 
 
 ALL_PLACES = [
@@ -236,7 +236,14 @@ def test_edits_change_in_the_loop_and_each_step_says_which(tmp_path: Path) -> No
     with hookscope.watch(network, optimizer, every=1, out=tmp_path, edits=ALL_PLACES, on_line=lines.append) as watch:
         steps(network, optimizer, watch, 2)
         watch.edits = ["param:5.*:freeze"]
-        assert [each.requires_grad for each in network.parameters()] == [True, True, False, False, False, False]
+        assert [parameter.requires_grad for parameter in network.parameters()] == [
+            True,
+            True,
+            False,
+            False,
+            False,
+            False,
+        ]
         steps(network, optimizer, watch, 2)
         watch.edits = []
         assert watch.edits == ()
@@ -245,11 +252,11 @@ def test_edits_change_in_the_loop_and_each_step_says_which(tmp_path: Path) -> No
         steps(network, optimizer, watch, 1)
         assert watch.log.watched[-1].layers[0].zero_fraction == 1  # it is measured as it was edited
     assert hooks_of(network, optimizer) == 0
-    assert [each.requires_grad for each in network.parameters()] == [True, True, False, False, True, True]
+    assert [parameter.requires_grad for parameter in network.parameters()] == [True, True, False, False, True, True]
     log = read_training(tmp_path)
     first = dict(zip(ALL_PLACES, (1, 1, 1, 2, 1, 2), strict=True))
     last = {"/^0$/:output:zero": 1}
-    assert [dict(each.edits) for each in log.steps] == [first, first, *[{"param:5.*:freeze": 2}] * 2, {}, last]
+    assert [dict(step.edits) for step in log.steps] == [first, first, *[{"param:5.*:freeze": 2}] * 2, {}, last]
     assert "Edited by /^0$/:input:add(0.1) in steps 1 to 2." in answer(log)
     assert "3 other edits are in watch.jsonl." in answer(log)
     assert lines[:2] == [

@@ -49,7 +49,7 @@ def train(
 ) -> TrainingLog | None:
     """Train with the batches of each step, accumulating; every batch has a validation of all words behind it."""
     torch.manual_seed(0)
-    optimizer = torch.optim.SGD([each for each in network.parameters() if each.requires_grad], lr=rate)
+    optimizer = torch.optim.SGD([parameter for parameter in network.parameters() if parameter.requires_grad], lr=rate)
     options = {"every": 2, "on_line": lambda _: None, **how}
     watch = hookscope.watch(network, optimizer, **options) if watched else None
     for batches in steps:
@@ -70,7 +70,7 @@ def train(
 
 
 def tables(words: set[int]) -> tuple[TableRows, ...]:
-    return TableRows("words", ROWS, len(words)), TableRows("codebook", ENTRIES, len({each // 2 for each in words}))
+    return TableRows("words", ROWS, len(words)), TableRows("codebook", ENTRIES, len({word // 2 for word in words}))
 
 
 STEPS = [[[0, 1]], [[3, 3, 5]], [[9]], [[0, 1, 4], [1, 15, 15]]]  # the last accumulates two batches
@@ -79,8 +79,10 @@ STEPS = [[[0, 1]], [[3, 3, 5]], [[9]], [[0, 1, 4], [1, 15, 15]]]  # the last acc
 def test_the_rows_of_full_steps_are_counted_written_and_told(tmp_path: Path) -> None:
     log = train(Quantised(), STEPS, out=tmp_path / "run")
     assert log is not None
-    assert [each.tables for each in log.watched] == [tables({3, 5}), tables({0, 1, 4, 15})]
-    assert [each.tables for each in read_training(tmp_path / "run").watched] == [each.tables for each in log.watched]
+    assert [watched_step.tables for watched_step in log.watched] == [tables({3, 5}), tables({0, 1, 4, 15})]
+    assert [watched_step.tables for watched_step in read_training(tmp_path / "run").watched] == [
+        watched_step.tables for watched_step in log.watched
+    ]
     assert {"4 of 16 rows of words used at step 4.", "3 of 8 rows of codebook used at step 4."} < {*answer(log)}
     hookscope.report(log, tmp_path / "page.html")
     assert "3 of 8 rows of codebook used at step 4." in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -101,15 +103,15 @@ def assert_no_bit_changes(build: Callable[[], nn.Module], *, rate: float, **how:
 
 def test_counting_changes_no_bit() -> None:
     log = assert_no_bit_changes(Quantised, rate=1e-4)
-    assert all(each.tables for each in log.watched)
+    assert all(watched_step.tables for watched_step in log.watched)
 
 
 def test_only_chosen_layers_and_watched_activations_are_counted() -> None:
     chosen, without = train(Quantised(), STEPS, layer="words"), train(Quantised(), STEPS, activations=False)
     assert chosen is not None
     assert without is not None
-    assert [each.tables for each in chosen.watched] == [tables({3, 5})[:1], tables({0, 1, 4, 15})[:1]]
-    assert [each.tables for each in without.watched] == [(), ()]
+    assert [watched_step.tables for watched_step in chosen.watched] == [tables({3, 5})[:1], tables({0, 1, 4, 15})[:1]]
+    assert [watched_step.tables for watched_step in without.watched] == [(), ()]
 
 
 def test_a_network_without_look_ups_has_no_line() -> None:
@@ -119,7 +121,7 @@ def test_a_network_without_look_ups_has_no_line() -> None:
 
     log = train(Linear(1, 1), STEPS)
     assert log is not None
-    assert [each.tables for each in log.watched] == [(), ()]
+    assert [watched_step.tables for watched_step in log.watched] == [(), ()]
     assert not any("rows" in sentence for sentence in answer(log))
 
 
@@ -149,7 +151,7 @@ class Moded(Quantised):
 def test_a_mode_of_the_network_is_no_hindrance() -> None:
     log = train(Moded(), STEPS)
     assert log is not None
-    assert [each.tables for each in log.watched] == [tables({3, 5})[:1], tables({0, 1, 4, 15})[:1]]
+    assert [watched_step.tables for watched_step in log.watched] == [tables({3, 5})[:1], tables({0, 1, 4, 15})[:1]]
 
 
 def test_a_forward_pass_that_raises_leaves_no_mode_behind() -> None:
@@ -182,7 +184,7 @@ class Frozen(Quantised):
 
 def test_nothing_is_counted_where_a_mode_would_change_kernels() -> None:
     log = assert_no_bit_changes(Frozen, rate=0.1, layer=["words", "head"])
-    assert [each.tables for each in log.watched] == [(), ()]
+    assert [watched_step.tables for watched_step in log.watched] == [(), ()]
 
 
 @pytest.fixture
@@ -216,8 +218,8 @@ def test_compiled_parts_are_not_compiled_again_and_an_eager_pass_is_counted(comp
     log = train(Partly(), steps)
     assert log is not None
     assert len(compiled) == 2 * count
-    assert [each.tables for each in log.watched] == [(), ()]
+    assert [watched_step.tables for watched_step in log.watched] == [(), ()]
 
     log = train(torch.compile(Quantised(), backend=backend), steps, eager_forward=True)
     assert log is not None
-    assert [each.tables for each in log.watched] == [tables({3, 5}), tables({4, 15})]
+    assert [watched_step.tables for watched_step in log.watched] == [tables({3, 5}), tables({4, 15})]

@@ -27,7 +27,7 @@ def mlp() -> nn.Sequential:
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 4, (count, 64), generator=generator)
-    return [(0.3 * torch.randn(64, 16, generator=generator) + F.one_hot(each, 16), each) for each in labels]
+    return [(0.3 * torch.randn(64, 16, generator=generator) + F.one_hot(label, 16), label) for label in labels]
 
 
 def train(
@@ -42,9 +42,9 @@ def train(
     optimizer = optimizer or torch.optim.SGD(network.parameters(), lr=0.05)
     lines: list[str] = []
     with hookscope.watch(network, optimizer, every=every, on_line=lines.append) as watch:
-        for number, (given, labels) in enumerate(batches(steps), start=1):
-            before(number, optimizer, given)
-            loss = F.cross_entropy(network(given), labels)
+        for number, (inputs, labels) in enumerate(batches(steps), start=1):
+            before(number, optimizer, inputs)
+            loss = F.cross_entropy(network(inputs), labels)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -54,7 +54,7 @@ def train(
 
 
 def began(watch: hookscope.Watch, rule: str) -> TrainingFinding:
-    return next(each for each in watch.verdicts if each.rule == rule and each.state == "began")
+    return next(verdict for verdict in watch.verdicts if verdict.rule == rule and verdict.state == "began")
 
 
 @pytest.mark.parametrize("training", HEALTHY.values(), ids=HEALTHY)
@@ -82,7 +82,7 @@ def test_a_learning_rate_times_a_thousand_is_seen_at_the_next_step() -> None:
 
     watch = train(mlp(), 70, faster)
     assert watch.verdicts[0].step in (60, 61)
-    assert {each.rule for each in watch.verdicts if each.step == 61} & {"loss-jump", "gradient-jump"}
+    assert {verdict.rule for verdict in watch.verdicts if verdict.step == 61} & {"loss-jump", "gradient-jump"}
     assert watch.log.steps[59].learning_rates == (pytest.approx(50.0),)
     assert began(watch, "large-update").step == 60
 
@@ -94,7 +94,7 @@ def test_a_training_that_diverges_from_the_start_is_named_before_there_is_a_usua
     watch = train(mlp(), 20, far_too_fast)
     first = watch.log.steps[0].loss
     assert first is not None
-    at = next(each.step for each in watch.log.steps if each.loss is not None and each.loss >= 100 * first)
+    at = next(step.step for step in watch.log.steps if step.loss is not None and step.loss >= 100 * first)
     assert at < 20
     assert began(watch, "loss-diverges").step == at
 
@@ -109,7 +109,7 @@ def test_a_relu_that_dies_is_named_one_step_later() -> None:
     watch = train(network, 45, kill)
     verdict = began(watch, "dead-layer")
     assert (verdict.step, verdict.where, verdict.value) == (35, "3", 1.0)
-    reasons = {each.step: each.reason for each in watch.log.watched}
+    reasons = {watched_step.step: watched_step.reason for watched_step in watch.log.watched}
     assert reasons[35] == "zero gradient"
 
 
@@ -129,8 +129,8 @@ def test_the_parameter_whose_gradient_jumps_is_named(grown: list[str], named: li
     network = mlp()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     with hookscope.watch(network, optimizer, on_line=lambda _: None) as watch:
-        for number, (given, labels) in enumerate(batches(40), start=1):
-            loss = F.cross_entropy(network(given), labels)
+        for number, (inputs, labels) in enumerate(batches(40), start=1):
+            loss = F.cross_entropy(network(inputs), labels)
             loss.backward()
             for name in grown if number == 40 else ():
                 network.get_parameter(name).grad.mul_(10_000)  # type: ignore[union-attr]
@@ -150,9 +150,9 @@ def test_the_parameter_whose_gradient_jumps_is_named(grown: list[str], named: li
 
 
 def test_a_batch_with_nan_is_named_with_what_was_before() -> None:
-    def spoil(number: int, _optimizer: Any, given: Tensor) -> None:
+    def spoil(number: int, _optimizer: Any, inputs: Tensor) -> None:
         if number == 40:
-            given[3, 5] = torch.nan
+            inputs[3, 5] = torch.nan
 
     watch = train(mlp(), 45, spoil)
     first = watch.verdicts[0]
@@ -165,18 +165,18 @@ def test_a_batch_with_nan_is_named_with_what_was_before() -> None:
 
 def test_the_layer_that_makes_nan_is_named_where_the_step_is_watched() -> None:
     class Root(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            return (given + 10).sqrt()
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (inputs + 10).sqrt()
 
-    def negative(number: int, _optimizer: Any, given: Tensor) -> None:
+    def negative(number: int, _optimizer: Any, inputs: Tensor) -> None:
         if number == 5:
-            given.fill_(-1000.0)
+            inputs.fill_(-1000.0)
 
     torch.manual_seed(0)
     watch = train(nn.Sequential(nn.Linear(16, 8), Root(), nn.Linear(8, 4)), 5, negative, every=1)
     verdict = began(watch, "non-finite-activation")
     assert (verdict.step, verdict.where) == (5, "1")
-    assert {each.rule for each in watch.verdicts if each.step < 5} == set()
+    assert {verdict.rule for verdict in watch.verdicts if verdict.step < 5} == set()
 
 
 def test_a_layer_frozen_and_unfrozen_again_is_named_at_both_steps() -> None:
@@ -187,12 +187,15 @@ def test_a_layer_frozen_and_unfrozen_again_is_named_at_both_steps() -> None:
             network[2].requires_grad_(number == 31)
 
     watch = train(network, 60, freeze, every=5)
-    verdicts = [each for each in watch.verdicts if each.rule == "frozen-parameter"]
-    assert [(each.step, each.state, each.where) for each in verdicts] == [
+    verdicts = [verdict for verdict in watch.verdicts if verdict.rule == "frozen-parameter"]
+    assert [(verdict.step, verdict.state, verdict.where) for verdict in verdicts] == [
         (25, "began", "2.weight"),
         (50, "ended", "2.weight"),  # after twenty steps with a gradient
     ]
-    statuses = {each.step: {row.name: row.status for row in each.parameters} for each in watch.log.watched}
+    statuses = {
+        watched_step.step: {row.name: row.status for row in watched_step.parameters}
+        for watched_step in watch.log.watched
+    }
     assert [statuses[step]["2.weight"] for step in (20, 25, 30, 35)] == ["gradient", "frozen", "frozen", "gradient"]
 
 
@@ -201,13 +204,16 @@ def test_parameters_unfrozen_later_are_watched_and_those_that_nothing_trains_are
     network[4].requires_grad_(True)
     optimizer = torch.optim.SGD(network[4].parameters(), lr=0.05)
 
-    def unfreeze(number: int, given: Any, _batch: Tensor) -> None:
+    def unfreeze(number: int, inputs: Any, _batch: Tensor) -> None:
         if number == 12:
             network[2].requires_grad_(True)
-            given.add_param_group({"params": [network[2].weight], "lr": 0.01})
+            inputs.add_param_group({"params": [network[2].weight], "lr": 0.01})
 
     watch = train(network, 30, unfreeze, every=5, optimizer=optimizer)
-    statuses = {each.step: {row.name: row.status for row in each.parameters} for each in watch.log.watched}
+    statuses = {
+        watched_step.step: {row.name: row.status for row in watched_step.parameters}
+        for watched_step in watch.log.watched
+    }
     assert [statuses[step]["2.weight"] for step in (10, 15)] == ["frozen", "gradient"]
     assert statuses[15]["2.bias"] == "gradient"  # computed, though nothing uses it
     (verdict,) = watch.verdicts
@@ -230,10 +236,10 @@ def test_a_branch_without_gradients_is_named_after_twenty_steps() -> None:
             self.base = nn.Linear(16, 4)
             self.lora_a, self.lora_b = nn.Linear(16, 2, bias=False), nn.Linear(2, 4, bias=False)
 
-        def forward(self, given: Tensor) -> Tensor:
+        def forward(self, inputs: Tensor) -> Tensor:
             with torch.no_grad():
-                branch = self.lora_b(self.lora_a(given))
-            return self.base(given) + branch
+                branch = self.lora_b(self.lora_a(inputs))
+            return self.base(inputs) + branch
 
     watch = train(Branched(), 25)
     (verdict,) = watch.verdicts
@@ -256,18 +262,18 @@ def test_a_loss_scale_too_high_is_named_after_ten_skipped_steps(fused: bool) -> 
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.9)
     with hookscope.watch(network, optimizer, every=5, on_line=lambda _: None) as watch:
-        for given, labels in batches(40):
-            loss = F.cross_entropy(network(given), labels)
+        for inputs, labels in batches(40):
+            loss = F.cross_entropy(network(inputs), labels)
             scaler.scale(1e3 * loss).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             watch.step(loss)
-    skipped = [each.step for each in watch.log.steps if each.skipped]
+    skipped = [step.step for step in watch.log.steps if step.skipped]
     assert skipped[:10] == [*range(1, 11)]
     verdict = watch.verdicts[0]
     assert (verdict.rule, verdict.step, verdict.value) == ("skipped-steps", 10, 10.0)
-    assert {each.rule for each in watch.verdicts} == {"skipped-steps"}
+    assert {verdict.rule for verdict in watch.verdicts} == {"skipped-steps"}
 
 
 def test_a_loss_of_nan_is_named_though_the_step_is_skipped_and_one_of_inf_is_not() -> None:
@@ -275,15 +281,17 @@ def test_a_loss_of_nan_is_named_though_the_step_is_skipped_and_one_of_inf_is_not
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with hookscope.watch(network, optimizer, every=10, on_line=lambda _: None) as watch:
-        for number, (given, labels) in enumerate(batches(30), start=1):
-            loss = F.cross_entropy(network(given), labels) * {15: math.nan, 25: math.inf}.get(number, 1.0)
+        for number, (inputs, labels) in enumerate(batches(30), start=1):
+            loss = F.cross_entropy(network(inputs), labels) * {15: math.nan, 25: math.inf}.get(number, 1.0)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             watch.step(loss)
-    assert [each.step for each in watch.log.steps if each.skipped] == [15, 25]
-    assert [(each.rule, each.step) for each in watch.verdicts if each.state == "began"] == [("non-finite-loss", 15)]
+    assert [step.step for step in watch.log.steps if step.skipped] == [15, 25]
+    assert [(verdict.rule, verdict.step) for verdict in watch.verdicts if verdict.state == "began"] == [
+        ("non-finite-loss", 15)
+    ]
     assert "6 of 6 gradients are not finite. GradScaler skips the step." in watch.verdicts[0].message
 
 
@@ -294,13 +302,18 @@ class Part(nn.Module):
         super().__init__()
         self.compute = compute
 
-    def forward(self, given: Tensor) -> Tensor:
-        return self.compute(given)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.compute(inputs)
 
 
 def test_an_activation_whose_square_overflows_is_named() -> None:
     torch.manual_seed(0)
-    bounded = [nn.Linear(16, 8), Part(lambda given: 1e20 * given), Part(lambda given: given / 1e20), nn.Linear(8, 4)]
+    bounded = [
+        nn.Linear(16, 8),
+        Part(lambda inputs: 1e20 * inputs),
+        Part(lambda inputs: inputs / 1e20),
+        nn.Linear(8, 4),
+    ]
     verdict = began(train(nn.Sequential(*bounded), 10), "overflowing-activation")
     assert (verdict.step, verdict.where, verdict.limit) == (10, "1", 1.8e19)
     assert verdict.value is not None
@@ -311,10 +324,10 @@ def test_an_activation_whose_square_overflows_is_named() -> None:
 def test_values_near_the_end_of_float16_are_named_where_that_is_what_is_computed(size: float) -> None:
     torch.manual_seed(0)
     first, last = nn.Linear(16, 8), nn.Linear(8, 4)
-    in_half = [Part(lambda given: size * given.sign().half()), Part(lambda given: given.float() / size)]
-    watch = train(nn.Sequential(first, Part(lambda given: 1e5 * given), *in_half, last), 10)
+    in_half = [Part(lambda inputs: size * inputs.sign().half()), Part(lambda inputs: inputs.float() / size)]
+    watch = train(nn.Sequential(first, Part(lambda inputs: 1e5 * inputs), *in_half, last), 10)
     if size < 65504 / 2:
-        assert "fp16-headroom" not in {each.rule for each in watch.verdicts}
+        assert "fp16-headroom" not in {verdict.rule for verdict in watch.verdicts}
         return
     verdict = began(watch, "fp16-headroom")
     assert (verdict.where, verdict.limit) == ("2", 0.5)
@@ -326,14 +339,14 @@ def test_a_loss_that_is_constant_by_construction_is_named_and_one_that_has_conve
     network = mlp()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     with hookscope.watch(network, optimizer, every=10, on_line=lambda _: None) as watch:
-        for number, (given, labels) in enumerate(batches(60), start=1):
-            output = network(given).softmax(1)
+        for number, (inputs, labels) in enumerate(batches(60), start=1):
+            output = network(inputs).softmax(1)
             loss = output.sum() if constant else 100 + F.cross_entropy(output, labels) * (1e-9 if number > 20 else 1)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             watch.step(loss)
-    verdicts = [(each.rule, each.step) for each in watch.verdicts]
+    verdicts = [(verdict.rule, verdict.step) for verdict in watch.verdicts]
     assert verdicts == ([("zero-gradient", 10)] if constant else [])
 
 

@@ -29,15 +29,15 @@ def watch_of(network: Any, optimizer: Any, every: int = 1, **options: Any) -> ho
 
 
 def parameter(step: WatchedStep, name: str) -> WatchedParameter:
-    return next(each for each in step.parameters if each.name == name)
+    return next(weight for weight in step.parameters if weight.name == name)
 
 
 def layer(step: WatchedStep, label: str) -> WatchedLayer:
-    return next(each for each in step.layers if each.label == label)
+    return next(row for row in step.layers if row.label == label)
 
 
 def norm(tensors: list[Tensor]) -> float:
-    return torch.cat([each.double().reshape(-1) for each in tensors]).norm().item()
+    return torch.cat([tensor.double().reshape(-1) for tensor in tensors]).norm().item()
 
 
 @pytest.mark.parametrize("fused", [None, True])
@@ -47,7 +47,7 @@ def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01, fused=fused)
     watch = watch_of(network, optimizer)
     for number in range(1, 4):
-        given, labels = batch(number)
+        inputs, labels = batch(number)
         seen: dict[str, Tensor] = {}
         handles = [
             module.register_forward_hook(
@@ -55,13 +55,13 @@ def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
             )
             for name, module in network.named_children()
         ]
-        loss = F.cross_entropy(network(given), labels)
+        loss = F.cross_entropy(network(inputs), labels)
         for handle in handles:
             handle.remove()
         loss.backward()
         named = dict(network.named_parameters())
-        gradients = {name: each.grad.clone() for name, each in named.items() if each.grad is not None}
-        before = {name: each.detach().clone() for name, each in named.items()}
+        gradients = {name: weight.grad.clone() for name, weight in named.items() if weight.grad is not None}
+        before = {name: tensor.detach().clone() for name, tensor in named.items()}
         optimizer.step()
         optimizer.zero_grad()
         watch.step(loss)
@@ -84,7 +84,7 @@ def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
         if number == 1:  # without activations, for what is compiled at its first call
             assert watched.layers == ()
             continue
-        assert [each.label for each in watched.layers] == ["0", "1", "2", "3", "4"]
+        assert [row.label for row in watched.layers] == ["0", "1", "2", "3", "4"]
         for name, output in seen.items():
             measured, values = layer(watched, name), output.double()
             assert measured.mean == pytest.approx(values.mean().item(), abs=1e-6)
@@ -113,8 +113,8 @@ def test_gradients_are_read_before_the_optimiser_edits_them(nesterov: bool) -> N
         optimizer.zero_grad()
         watch.step()
     watch.close()
-    assert [each.gradient_norm for each in watch.log.steps] == [5.0] * 3
-    assert [each.loss for each in watch.log.steps] == [None] * 3
+    assert [step.gradient_norm for step in watch.log.steps] == [5.0] * 3
+    assert [step.loss for step in watch.log.steps] == [None] * 3
 
 
 CLIPS: dict[str, Callable[[nn.Module], Any]] = {
@@ -136,11 +136,11 @@ def test_norms_are_known_before_and_after_clipping(clip: Callable[[nn.Module], A
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     watch = watch_of(network, optimizer, every=100)
     for number in range(3):
-        given, labels = batch(number)
-        (100 * F.cross_entropy(network(given), labels)).backward()
-        before = norm([each.grad for each in network.parameters() if each.grad is not None])
+        inputs, labels = batch(number)
+        (100 * F.cross_entropy(network(inputs), labels)).backward()
+        before = norm([weight.grad for weight in network.parameters() if weight.grad is not None])
         clip(network)
-        after = norm([each.grad for each in network.parameters() if each.grad is not None])
+        after = norm([weight.grad for weight in network.parameters() if weight.grad is not None])
         optimizer.step()
         optimizer.zero_grad()
         watch.step()
@@ -158,8 +158,8 @@ def test_scaled_gradients_are_divided_and_skipped_steps_are_known(fused: bool, u
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     watch = watch_of(network, optimizer)
     for number in range(1, 4):
-        given, labels = batch(number)
-        loss = F.cross_entropy(network(given), labels)
+        inputs, labels = batch(number)
+        loss = F.cross_entropy(network(inputs), labels)
         alone = torch.autograd.grad(loss, [*network.parameters()], retain_graph=True)
         scaler.scale(loss).backward()
         if number == 2:
@@ -168,7 +168,7 @@ def test_scaled_gradients_are_divided_and_skipped_steps_are_known(fused: bool, u
             scaler.unscale_(optimizer)
         if number == 3:
             clip_grad_norm_(network.parameters(), 1e9)
-        kept = [each.detach().clone() for each in network.parameters()]
+        kept = [tensor.detach().clone() for tensor in network.parameters()]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -193,15 +193,15 @@ def test_accumulated_gradients_are_one_step_with_the_mean_loss_and_all_batches()
     for number in (1, 2):
         losses, outputs = [], []
         for part in range(4):
-            given, labels = batch(10 * number + part)
-            output = network(given)
+            inputs, labels = batch(10 * number + part)
+            output = network(inputs)
             outputs.append(output.detach())
             loss = F.cross_entropy(output, labels) / 4
             loss.backward()
             losses.append(loss.item())
             if part < 3:
                 watch.step(loss)
-        gradient = norm([each.grad for each in network.parameters() if each.grad is not None])
+        gradient = norm([weight.grad for weight in network.parameters() if weight.grad is not None])
         optimizer.step()
         optimizer.zero_grad()
         watch.step(loss)
@@ -229,14 +229,14 @@ def test_validation_between_steps_is_not_taken_for_training(in_eval_mode: bool) 
             with torch.no_grad():
                 network(1e6 * batch(5)[0])
         network.train()
-        given, labels = batch(number)
-        output = network(given)
+        inputs, labels = batch(number)
+        output = network(inputs)
         F.cross_entropy(output, labels).backward()
         optimizer.step()
         watch.step()
     watch.close()
     assert layer(watch.log.watched[-1], "2").max == output.max().item()
-    assert [each.label for each in watch.log.watched[-1].layers] == ["0", "1", "2"]
+    assert [row.label for row in watch.log.watched[-1].layers] == ["0", "1", "2"]
 
 
 @pytest.mark.exhaustive
@@ -248,21 +248,21 @@ def test_layers_inside_checkpoints_are_measured_once(reentrant: bool) -> None:
             self.inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
             self.head = nn.Linear(8, 3)
 
-        def forward(self, given: Tensor) -> Tensor:
-            return self.head(checkpoint(self.inner, given, use_reentrant=reentrant))
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(checkpoint(self.inner, inputs, use_reentrant=reentrant))
 
     network = Checkpointed()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     watch = watch_of(network, optimizer)
     for number in (1, 2):
-        given, labels = batch(number)
-        expected = network.inner(given.detach())
-        F.cross_entropy(network(given.requires_grad_()), labels).backward()
+        inputs, labels = batch(number)
+        expected = network.inner(inputs.detach())
+        F.cross_entropy(network(inputs.requires_grad_()), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
         watch.step()
     watch.close()
-    labels_seen = [each.label for each in watch.log.watched[-1].layers]
+    labels_seen = [row.label for row in watch.log.watched[-1].layers]
     assert "inner.0" in labels_seen
     assert labels_seen.count("inner.1") == 1
     assert layer(watch.log.watched[-1], "inner.1").max == pytest.approx(expected.max().item())
@@ -273,15 +273,15 @@ def test_a_closure_is_read_after_its_first_call() -> None:
     network = nn.Linear(3, 1)
     optimizer = torch.optim.LBFGS(network.parameters(), lr=0.1, max_iter=3)
     watch = watch_of(network, optimizer)
-    given, wanted = torch.randn(20, 3), torch.randn(20, 1)
+    inputs, wanted = torch.randn(20, 3), torch.randn(20, 1)
     for _ in range(3):
         norms: list[float] = []
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = F.mse_loss(network(given), wanted)
+            loss = F.mse_loss(network(inputs), wanted)
             loss.backward()
-            norms.append(norm([each.grad for each in network.parameters() if each.grad is not None]))  # noqa: B023
+            norms.append(norm([weight.grad for weight in network.parameters() if weight.grad is not None]))  # noqa: B023
             return loss
 
         before = network.weight.detach().clone()
@@ -296,15 +296,17 @@ def test_a_closure_is_read_after_its_first_call() -> None:
 @pytest.mark.exhaustive
 def test_several_networks_and_optimisers_are_one_watch_with_their_names() -> None:
     networks = [build(), build()]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=rate) for each, rate in zip(networks, (0.1, 0.2), strict=True)]
-    for given in (networks, {"a": networks[0], "b": networks[1]}):
-        with watch_of(given, optimizers) as watch:
+    optimizers = [
+        torch.optim.SGD(network.parameters(), lr=rate) for network, rate in zip(networks, (0.1, 0.2), strict=True)
+    ]
+    for inputs in (networks, {"a": networks[0], "b": networks[1]}):
+        with watch_of(inputs, optimizers) as watch:
             for number in (1, 2):
                 pictures, labels = batch(number)
                 for network in networks:
                     F.cross_entropy(network(pictures), labels).backward()
                 gradients = [
-                    each.grad.clone() for net in networks for each in net.parameters() if each.grad is not None
+                    weight.grad.clone() for net in networks for weight in net.parameters() if weight.grad is not None
                 ]
                 for optimizer in optimizers:
                     optimizer.step()
@@ -313,8 +315,8 @@ def test_several_networks_and_optimisers_are_one_watch_with_their_names() -> Non
         step, watched = watch.log.steps[-1], watch.log.watched[-1]
         assert step.gradient_norm == pytest.approx(norm(gradients), rel=1e-6)
         assert step.learning_rates == (0.1, 0.2)
-        first, second = ("a.", "b.") if isinstance(given, dict) else ("Sequential[0].", "Sequential[1].")
-        assert [each.name for each in watched.parameters][:1] == [f"{first}0.weight"]
+        first, second = ("a.", "b.") if isinstance(inputs, dict) else ("Sequential[0].", "Sequential[1].")
+        assert [weight.name for weight in watched.parameters][:1] == [f"{first}0.weight"]
         assert parameter(watched, f"{second}4.bias").update_norm is not None
         assert layer(watched, f"{second}4").kind == "Linear"
 
@@ -325,15 +327,15 @@ def test_layers_that_were_asked_for_are_listed_alone() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     with watch_of(network, optimizer, layer=["2", "type:Sigmoid"]) as watch:
         for number in (1, 2):
-            given, labels = batch(number)
-            F.cross_entropy(network(given), labels).backward()
-            gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+            inputs, labels = batch(number)
+            F.cross_entropy(network(inputs), labels).backward()
+            gradients = [weight.grad.clone() for weight in network.parameters() if weight.grad is not None]
             optimizer.step()
             optimizer.zero_grad()
             watch.step()
     watched = watch.log.watched[-1]
-    assert [each.label for each in watched.layers] == ["2", "3"]
-    assert [each.name for each in watched.parameters] == ["2.weight", "2.bias"]
+    assert [row.label for row in watched.layers] == ["2", "3"]
+    assert [weight.name for weight in watched.parameters] == ["2.weight", "2.bias"]
     assert watch.log.steps[-1].gradient_norm == pytest.approx(norm(gradients), rel=1e-6)
     with pytest.raises(hookscope.LayerNotFoundError):
         watch_of(network, optimizer, layer="conv")
@@ -345,9 +347,9 @@ def test_other_dtypes_and_sparse_gradients_have_norms(dtype: torch.dtype) -> Non
     network = nn.ModuleList([nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2).to(dtype)])
     sparse, dense = (torch.optim.SGD(each.parameters(), lr=0.1) for each in network)
     with watch_of(network, [sparse, dense], activations=False) as watch:
-        found = network[0](torch.tensor([1, 1, 3]))
-        network[1](found.to(dtype)).sum().backward()
-        gradients = [each.grad.to_dense() for each in network.parameters() if each.grad is not None]
+        actual = network[0](torch.tensor([1, 1, 3]))
+        network[1](actual.to(dtype)).sum().backward()
+        gradients = [weight.grad.to_dense() for weight in network.parameters() if weight.grad is not None]
         for optimizer in (sparse, dense):
             optimizer.step()
         watch.step()
@@ -382,18 +384,20 @@ def test_every_change_of_what_is_trained_is_in_the_norms_of_the_next_step() -> N
     for number, change in enumerate(changes, start=1):
         optimizer.zero_grad()
         change()
-        given, labels = batch(number)
-        loss = F.cross_entropy(network(given.to(first.weight.dtype)), labels)
+        inputs, labels = batch(number)
+        loss = F.cross_entropy(network(inputs.to(first.weight.dtype)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        held = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = {id(each): each.grad.clone() for each in held if each.grad is not None}
-        names = {id(each): name for name, each in network.named_parameters()}
+        held = [param for group in optimizer.param_groups for param in group["params"]]
+        gradients = {id(weight): weight.grad.clone() for weight in held if weight.grad is not None}
+        names = {id(weight): name for name, weight in network.named_parameters()}
         rates = tuple(group["lr"] for group in optimizer.param_groups)
         optimizer.step()
         watch.step(loss)
         step = watch.log.steps[-1]
         assert step.gradient_norm == pytest.approx(norm([*gradients.values()]), rel=1e-6)
-        assert dict(step.largest) == pytest.approx({names[key]: norm([each]) for key, each in gradients.items()})
+        assert dict(step.largest) == pytest.approx(
+            {names[key]: norm([gradient]) for key, gradient in gradients.items()}
+        )
         assert step.learning_rates == rates
         del loss  # its graph has the shapes of before
     watch.close()

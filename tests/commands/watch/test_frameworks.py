@@ -47,12 +47,14 @@ def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], 
     line = FRAMEWORK_SCRIPTS[name][
         : FRAMEWORK_SCRIPTS[name].index("rainer.fit(" if name == "lightning" else ".train()")
     ]
-    found, end = said(watched)
+    actual, end = said(watched)
     assert end.startswith("No problems in 12 steps (3 measured in full).")
-    assert found == (f"watching {network} (AdamW, lr 0.01), from step 1 on, loss at train.py:{line.count(chr(10)) + 1}")
+    assert actual == (
+        f"watching {network} (AdamW, lr 0.01), from step 1 on, loss at train.py:{line.count(chr(10)) + 1}"
+    )
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.steps] == [*range(1, 13)]
-    assert all(each.loss is not None and each.norm_before_clipping is not None for each in log.steps)
+    assert [step.step for step in log.steps] == [*range(1, 13)]
+    assert all(step.loss is not None and step.norm_before_clipping is not None for step in log.steps)
     assert log.watched[-1].layers
 
 
@@ -68,6 +70,6 @@ def test_the_callback_on_the_page_watches(name: str, plain: list[Tensor], tmp_pa
     assert done.returncode == 0, done.stderr
     assert all(map(torch.equal, plain, torch.load(tmp_path / "watched.pt")))
     log = read_training(tmp_path / "runs" / "a")
-    assert [each.step for each in log.steps] == [*range(1, 13)]
-    assert all((each.loss is not None) == (name == "lightning") for each in log.steps)
-    assert [each.reason for each in log.ends] == ["closed"]
+    assert [step.step for step in log.steps] == [*range(1, 13)]
+    assert all((step.loss is not None) == (name == "lightning") for step in log.steps)
+    assert [end.reason for end in log.ends] == ["closed"]

@@ -74,8 +74,8 @@ def test_frozen_with_the_gradient_of_an_earlier_step() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
     def reset() -> None:  # of what is trained only
-        for each in network.parameters():
-            each.grad = None if each.requires_grad else each.grad
+        for parameter in network.parameters():
+            parameter.grad = None if parameter.requires_grad else parameter.grad
 
     def freeze() -> None:
         network(torch.randn(8, 3)).square().mean().backward()
@@ -107,4 +107,4 @@ def test_a_gradient_of_zero_of_a_parameter_that_is_trained_is_dead() -> None:
         optimizer.param_groups[0]["lr"] = 0.0
 
     watch, _ = trained(network, optimizer, lambda: optimizer.zero_grad(set_to_none=False), die)
-    assert {each.rule for each in watch.verdicts} == {"dead-gradient"}
+    assert {verdict.rule for verdict in watch.verdicts} == {"dead-gradient"}

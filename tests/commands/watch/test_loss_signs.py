@@ -26,7 +26,7 @@ def train(loss_of: Loss, steps: int = 15) -> list[TrainingFinding]:
             optimizer.step()
             optimizer.zero_grad()
             watch.step(loss)
-    return [each for each in watch.verdicts if each.rule == "loss-diverges"]
+    return [verdict for verdict in watch.verdicts if verdict.rule == "loss-diverges"]
 
 
 WRONG: dict[str, tuple[Loss, str]] = {
@@ -80,7 +80,7 @@ def test_a_loss_that_may_be_below_zero_is_not_called_wrong(loss: str) -> None:
 def test_a_generator_that_makes_the_loss_of_its_critic_larger_is_not_called_wrong() -> None:
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, 16), nn.Linear(16, 1)
-    optimizers = [torch.optim.Adam(each.parameters(), lr=0.001) for each in (generator, critic)]
+    optimizers = [torch.optim.Adam(layer.parameters(), lr=0.001) for layer in (generator, critic)]
     with hookscope.watch([generator, critic], optimizers, on_line=lambda _: None) as watch:
         for _ in range(15):
             real, fake = torch.randn(32, 16), generator(torch.randn(32, 4))
@@ -93,5 +93,5 @@ def test_a_generator_that_makes_the_loss_of_its_critic_larger_is_not_called_wron
             optimizers[0].step()
             optimizers[1].zero_grad()
             watch.step(fooled)
-    assert all(each.loss is not None and each.loss < 0 for each in watch.log.steps)
+    assert all(step.loss is not None and step.loss < 0 for step in watch.log.steps)
     assert not watch.verdicts

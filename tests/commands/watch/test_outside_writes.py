@@ -64,12 +64,12 @@ def changed(trained: nn.Sequential, change: str, at: int) -> Callable[[int], obj
 def test_a_weight_that_is_changed_before_a_measured_step_is_named(change: str) -> None:
     trained = network()
     watch = train(trained, every=10, before=changed(trained, change, 40))
-    verdict = next(each for each in watch.verdicts if each.rule == "large-update")
+    verdict = next(verdict for verdict in watch.verdicts if verdict.rule == "large-update")
     assert (verdict.step, verdict.where) == (40, "2.weight")
     assert verdict.message.startswith("Something other than the optimizer")
     assert "between steps 39 and 40" in verdict.message
     assert ("set '2.weight' to 0" in verdict.message) == ("zeroed" in change or "replaced" in change)
-    assert not any("learning rate" in each.message for each in watch.verdicts)
+    assert not any("learning rate" in verdict.message for verdict in watch.verdicts)
 
 
 @pytest.mark.parametrize("change", UNMEASURED)
@@ -82,7 +82,7 @@ def test_a_weight_that_is_written_to_before_any_step_is_named(change: str) -> No
     assert "omething other than the optimizer" in verdict.message
     assert "'2.weight'" in verdict.message
     assert "between steps 34 and 35" in verdict.message
-    assert not any("learning rate" in each.message for each in watch.verdicts)
+    assert not any("learning rate" in verdict.message for verdict in watch.verdicts)
 
 
 def test_a_large_update_of_a_weight_that_has_become_small_is_no_fault_of_the_learning_rate() -> None:
@@ -90,7 +90,7 @@ def test_a_large_update_of_a_weight_that_has_become_small_is_no_fault_of_the_lea
     trained = network()
     factors = {35: 0.0, 36: 0.001}
     watch = train(trained, every=100, before=lambda step: trained[2].weight.data.mul_(factors.get(step, 1.0)))
-    (verdict,) = (each for each in watch.verdicts if each.rule == "large-update")
+    (verdict,) = (verdict for verdict in watch.verdicts if verdict.rule == "large-update")
     assert (verdict.step, verdict.where) == (36, "2.weight")
     assert "of that at step 1, and what made it small is at fault, not the learning rate." in verdict.message
 
@@ -100,34 +100,34 @@ def test_a_large_update_by_a_gradient_that_has_jumped_is_no_fault_of_the_learnin
     factors = [1.0]
     trained[2].weight.register_hook(lambda gradient: factors[-1] * gradient)
     watch = train(trained, every=10, before=lambda step: factors.append(10_000.0 if step == 40 else 1.0))
-    verdict = next(each for each in watch.verdicts if each.rule == "large-update")
+    verdict = next(verdict for verdict in watch.verdicts if verdict.rule == "large-update")
     assert (verdict.step, verdict.where) == (40, "2.weight")
     assert verdict.message.endswith("(limit 1): its gradient has jumped.")
 
 
 def _clip(weights: list[Tensor], bound: float) -> None:
-    for each in weights:
-        each.clamp_(-bound, bound)
+    for weight in weights:
+        weight.clamp_(-bound, bound)
 
 
 def _swap(weights: list[Tensor], averaged: list[Tensor]) -> None:
     """Put averaged weights in their place, as for a validation, and the weights back."""
-    kept = [each.clone() for each in weights]
+    kept = [weight.clone() for weight in weights]
     for source in (averaged, kept):
-        for each, other in zip(weights, source, strict=True):
-            each.copy_(other)
+        for weight, other in zip(weights, source, strict=True):
+            weight.copy_(other)
 
 
 HABITS: dict[str, Callable[[list[Tensor], list[Tensor], int], object]] = {
     "clipped": lambda weights, *_: _clip(weights, 0.02),
-    "clipped by data": lambda weights, *_: _clip([each.data for each in weights], 0.02),
-    "of norm 1": lambda weights, *_: [each.div_(each.norm(dim=-1, keepdim=True)) for each in weights],
-    "of a norm at most": lambda weights, *_: [each.renorm_(2, 0, 0.1) for each in weights if each.dim() > 1],
+    "clipped by data": lambda weights, *_: _clip([weight.data for weight in weights], 0.02),
+    "of norm 1": lambda weights, *_: [weight.div_(weight.norm(dim=-1, keepdim=True)) for weight in weights],
+    "of a norm at most": lambda weights, *_: [weight.renorm_(2, 0, 0.1) for weight in weights if weight.dim() > 1],
     "averaged every 5 steps": lambda weights, slow, step: (
         step % 5 or [(fast.lerp_(each, 0.5), each.copy_(fast)) for fast, each in zip(weights, slow, strict=True)]
     ),
     "swapped every 7 steps": lambda weights, averaged, step: step % 7 or _swap(weights, averaged),
-    "pruned": lambda weights, *_: [each.mul_(each.abs() > 0.02) for each in weights],
+    "pruned": lambda weights, *_: [weight.mul_(weight.abs() > 0.02) for weight in weights],
 }
 
 
@@ -138,7 +138,7 @@ def test_habits_of_a_training_are_silent(habit: str) -> None:
     trained = network()
     weights, others = list(trained.parameters()), list(copy.deepcopy(trained).parameters())
     watch = train(trained, every=every, after=lambda step: HABITS[habit](weights, others, step), optimizer=optimizer)
-    assert [each for each in watch.verdicts if each.rule == "large-update"] == []
+    assert [verdict for verdict in watch.verdicts if verdict.rule == "large-update"] == []
 
 
 def test_an_edit_of_the_watch_and_a_second_optimizer_are_no_outsiders() -> None:
@@ -157,4 +157,4 @@ def test_an_edit_of_the_watch_and_a_second_optimizer_are_no_outsiders() -> None:
             second.step()
             trained.zero_grad()
             watch.step(loss)
-    assert not any("other than the optimizer" in each.message for each in watch.verdicts)
+    assert not any("other than the optimizer" in verdict.message for verdict in watch.verdicts)

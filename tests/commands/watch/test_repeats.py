@@ -34,7 +34,7 @@ def watched(network: Any, optimizer: Any) -> Iterator[hookscope.Watch]:
 
 
 def repeated(watch: hookscope.Watch) -> list[str]:
-    return [each.message for each in watch.verdicts if each.rule == "repeated-step"]
+    return [verdict.message for verdict in watch.verdicts if verdict.rule == "repeated-step"]
 
 
 Turn = Callable[[nn.Module, Optimizer], None]
@@ -63,12 +63,12 @@ def test_a_second_step_without_a_backward_pass_is_told_and_belongs_to_the_first(
         for step in range(1, 7):
             loss = loss_of(network)
             loss.backward()
-            (turn if step == 4 else lambda _network, given: given.step())(network, optimizer)
+            (turn if step == 4 else lambda _network, inputs: inputs.step())(network, optimizer)
             optimizer.zero_grad()
             if is_called:
                 watch.step(loss)
-    assert [each.step for each in watch.log.steps] == [*range(1, 7)]
-    assert not is_called or all(each.layers for each in watch.log.watched)
+    assert [step.step for step in watch.log.steps] == [*range(1, 7)]
+    assert not is_called or all(watched_step.layers for watched_step in watch.log.watched)
     (verdict,) = watch.verdicts
     assert (verdict.rule, verdict.step) == ("repeated-step", 4)
     assert verdict.message.startswith("SGD stepped again with the gradients of step 4, without a backward pass between")
@@ -97,8 +97,8 @@ def test_a_step_beside_that_of_the_scaler_is_told(order: Callable[[Any, Any], No
                 scaler.update()
             optimizer.zero_grad()
             watch.step(loss)
-    assert [each.step for each in watch.log.steps] == [*range(1, 7)]
-    assert [(each.rule, each.step) for each in watch.verdicts] == [("repeated-step", 4)]
+    assert [step.step for step in watch.log.steps] == [*range(1, 7)]
+    assert [(verdict.rule, verdict.step) for verdict in watch.verdicts] == [("repeated-step", 4)]
 
 
 SCALED = """
@@ -128,7 +128,7 @@ def test_a_script_that_steps_though_the_scaler_has_skipped_is_told_what_it_did(
     arguments = ["-m", "hookscope", "watch", "train.py", "--every", "2", "--out", "run"]
     done = fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT)
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.steps] == [*range(1, 7)]
+    assert [step.step for step in log.steps] == [*range(1, 7)]
     first = log.verdicts[0]
     assert (first.rule, first.step) == ("repeated-step", 5)
     assert first.message.startswith("GradScaler skipped step 5, because its gradients hold NaN or Inf, but then SGD")
@@ -146,7 +146,7 @@ def test_it_ends_when_twenty_steps_in_a_row_have_gradients_of_their_own() -> Non
                 optimizer.step()
             optimizer.zero_grad()
             watch.step()
-    assert [(each.step, each.state) for each in watch.verdicts] == [(3, "began"), (29, "ended")]
+    assert [(verdict.step, verdict.state) for verdict in watch.verdicts] == [(3, "began"), (29, "ended")]
 
 
 Training = Callable[[Callable[[Any, Any], Done]], None]
@@ -159,19 +159,19 @@ def several_optimisers_after_one_backward_pass(watching: Callable[[Any, Any], Do
     for _ in range(6):
         loss = loss_of(network)
         loss.backward()
-        for each in (first, last):
-            each.step()
-            each.zero_grad()
+        for step in (first, last):
+            step.step()
+            step.zero_grad()
         done(loss)
 
 
 def the_same_batch_at_a_learning_rate_of_zero(watching: Callable[[Any, Any], Done]) -> None:
-    network, given = built(), torch.ones(8, 3)
+    network, inputs = built(), torch.ones(8, 3)
     optimizer = SGD(network.parameters(), lr=0.0)
     done = watching(network, optimizer)
     for step in range(6):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss = network(given).square().mean()
+        loss = network(inputs).square().mean()
         loss.backward()
         optimizer.step()
         done(loss)
@@ -181,14 +181,14 @@ def gradients_by_hand(watching: Callable[[Any, Any], Done]) -> None:
     network = built()
     optimizer = SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, foreach=True)
     done = watching(network, optimizer)
-    for each in network.parameters():
-        each.grad = torch.zeros_like(each)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     for _ in range(6):
         loss = loss_of(network)
-        for each, gradient in zip(
+        for weight, gradient in zip(
             network.parameters(), torch.autograd.grad(loss, [*network.parameters()]), strict=True
         ):
-            each.grad.data.copy_(gradient)  # type: ignore[union-attr]  # without a trace in the version
+            weight.grad.data.copy_(gradient)  # type: ignore[union-attr]  # without a trace in the version
         optimizer.step()
         done(loss)
 
@@ -287,4 +287,4 @@ def test_steps_with_gradients_of_their_own_are_no_fault(training: Training, is_c
     training(watching)
     watches[0].close()
     assert not repeated(watches[0])
-    assert [each.step for each in watches[0].log.steps] == [*range(1, 7)]
+    assert [step.step for step in watches[0].log.steps] == [*range(1, 7)]

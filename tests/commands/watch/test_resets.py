@@ -25,15 +25,15 @@ def with_zeros(optimizer: Optimizer, _network: nn.Module) -> None:
 
 
 def of_data(_optimizer: Optimizer, network: nn.Module) -> None:
-    for each in network.parameters():
-        if each.grad is not None:
-            each.grad.data.zero_()  # without a trace in the tensor's version
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data.zero_()  # without a trace in the tensor's version
 
 
 def halved(_optimizer: Optimizer, network: nn.Module) -> None:
-    for each in network.parameters():
-        if each.grad is not None:
-            each.grad.mul_(0.5)
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5)
 
 
 def loss_of(network: nn.Module) -> Tensor:
@@ -55,12 +55,12 @@ def trained(
                 nn.utils.clip_grad_norm_(network.parameters(), 0.01)
             steps_with.step()
             watch.step()
-    assert not any(each._backward_hooks for each in network.parameters())
+    assert not any(parameter._backward_hooks for parameter in network.parameters())
     return watch
 
 
 def told(watch: hookscope.Watch) -> list[tuple[int, float | None]]:
-    return [(each.step, each.value) for each in watch.verdicts if each.rule == "gradients-not-reset"]
+    return [(verdict.step, verdict.value) for verdict in watch.verdicts if verdict.rule == "gradients-not-reset"]
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 4}, {"clipped": True}, {"optimizer": Adam}], ids=str)
@@ -87,7 +87,7 @@ def test_a_reset_ends_the_verdict() -> None:
             optimizer.zero_grad()
 
     watch = trained(late, steps=10)
-    assert [(each.step, each.state) for each in watch.verdicts] == [(4, "began"), (7, "ended")]
+    assert [(verdict.step, verdict.state) for verdict in watch.verdicts] == [(4, "began"), (7, "ended")]
 
 
 @pytest.mark.parametrize("resets", [True, False])

@@ -107,10 +107,10 @@ def test_weights_and_random_numbers_are_those_of_the_plain_run(
     log = read_training(tmp_path / "run")
     count = {"scaled": 24, "workers": 6}.get(VARIANTS[variant][0], 12)
     first = 2 if variant == "by-hand" else 1
-    assert [each.step for each in log.steps] == [*range(first, count + 1)]
-    assert {each.step for each in log.watched} >= {*range(4, count + 1, 4)}
+    assert [step.step for step in log.steps] == [*range(first, count + 1)]
+    assert {watched_step.step for watched_step in log.watched} >= {*range(4, count + 1, 4)}
     unoptimised = [("unoptimised-parameter", "first.0.bias")] if variant == "partly-optimised" else []
-    assert [(each.rule, each.where) for each in log.verdicts] == unoptimised
+    assert [(verdict.rule, verdict.where) for verdict in log.verdicts] == unoptimised
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,9 @@ def test_weights_and_random_numbers_are_those_of_the_plain_run(
 def test_a_planted_fault_is_named_at_its_step(variant: str, tmp_path: Path, fork_server: ForkServer) -> None:
     step = 3 if variant.startswith("workers") else 7
     done, _ = runs_of(variant, tmp_path, fork_server, break_at=step, watched_only=True)
-    first = next(each for each in read_training(tmp_path / "run").verdicts if each.rule != "unoptimised-parameter")
+    first = next(
+        verdict for verdict in read_training(tmp_path / "run").verdicts if verdict.rule != "unoptimised-parameter"
+    )
     if variant == "partly-optimised":
         assert (first.step, first.rule) == (step, "non-finite-gradient")
     else:
@@ -176,8 +178,8 @@ def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, forke
     arguments = ["-m", "hookscope", "report", "run", "--tensorboard", "logs", "--quiet"]
     assert forked(*arguments).returncode == 0
     events = EventAccumulator(str(tmp_path / "logs")).Reload()
-    assert [each.value for each in events.Scalars("loss/train.py:39")] == pytest.approx(
-        [dict(each.losses)["train.py:39"] for each in steps], rel=1e-6
+    assert [scalar.value for scalar in events.Scalars("loss/train.py:39")] == pytest.approx(
+        [dict(step.losses)["train.py:39"] for step in steps], rel=1e-6
     )
 
 
@@ -228,8 +230,8 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
         f"{UNMEASURED} Not judged: the loss. As a page: hookscope report run",
     ]
     steps = read_training(tmp_path / "run").steps
-    assert [each.loss for each in steps] == [None] * 3
-    assert all(each.gradient_norm for each in steps)
+    assert [step.loss for step in steps] == [None] * 3
+    assert all(step.gradient_norm for step in steps)
 
 
 COMPILED_PARTS = (
@@ -263,7 +265,7 @@ OF_COMPILED_NETWORKS = (
 @pytest.mark.parametrize(
     ("compiled", "line"),
     [
-        *((each, OF_COMPILED_NETWORKS) for each in ("in place", "a part")),
+        *((case, OF_COMPILED_NETWORKS) for case in ("in place", "a part")),
         ("a function", IN_COMPILED_CODE),
         ("the loss", None),
     ],
@@ -304,8 +306,8 @@ def test_a_script_sees_what_it_sees_under_python(tmp_path: Path, arguments: list
     plain = python("train.py", *arguments, folder=tmp_path)
     watched = python("-m", "hookscope", "watch", "train.py", "--", *arguments, folder=tmp_path)
     assert (watched.returncode, watched.stdout) == (0, plain.stdout)
-    what = NOTHING.format("the script did not import torch")
-    assert said(watched) == [f"{what}. Processes that a script starts are not watched."]
+    subject = NOTHING.format("the script did not import torch")
+    assert said(watched) == [f"{subject}. Processes that a script starts are not watched."]
 
 
 ENDINGS = {
@@ -387,9 +389,9 @@ def test_a_training_that_breaks_off_keeps_its_steps_and_its_ending(
     if ending is RAISING:  # no line of a traceback is one of hookscope's
         assert without_watch(watched) == start("train.py").stderr
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.steps] == [1, 2, 3]
+    assert [step.step for step in log.steps] == [1, 2, 3]
     if reason is not None:
-        assert [each.reason for each in log.ends] == [reason]
+        assert [end.reason for end in log.ends] == [reason]
 
 
 STARTED = """
@@ -426,8 +428,8 @@ def test_training_in_processes_that_a_script_starts_is_said_not_to_be_watched(
     if not count:
         assert line.endswith(". Processes that a script starts are not watched.")
     else:
-        those = "the process that it started is" if count == 1 else f"the {count} processes that it started are"
-        assert f", and {those} not watched. Start such processes with torchrun, or call hookscope.watch" in line
+        others = "the process that it started is" if count == 1 else f"the {count} processes that it started are"
+        assert f", and {others} not watched. Start such processes with torchrun, or call hookscope.watch" in line
 
 
 @pytest.mark.exhaustive
@@ -463,9 +465,9 @@ def test_a_network_that_is_rebuilt_is_found_again_and_the_old_one_freed(tmp_path
     done = forked("-m", "hookscope", "watch", "train.py", "--every", "2", "--out", "run")
     assert done.stdout == "[False, False, True]\n"
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.starts] == [1, 6, 11]
-    assert [each.step for each in log.steps] == [*range(1, 16)]
-    assert [each.reason for each in log.ends] == ["another optimizer stepped"] * 2 + ["the process ended"]
+    assert [start.step for start in log.starts] == [1, 6, 11]
+    assert [step.step for step in log.steps] == [*range(1, 16)]
+    assert [end.reason for end in log.ends] == ["another optimizer stepped"] * 2 + ["the process ended"]
 
 
 @pytest.mark.exhaustive
@@ -484,13 +486,13 @@ def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path, forked:
     """
     scripted(tmp_path, source)
     done = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
-    found, end = said(done)
-    assert found == "watching 2 parameters (no optimizer: loss and gradients only), from step 2 on, loss at train.py:7"
+    actual, end = said(done)
+    assert actual == "watching 2 parameters (no optimizer: loss and gradients only), from step 2 on, loss at train.py:7"
     assert end.startswith("No problems in 5 steps. None was measured in full")
     norms = list(map(float, done.stdout.split()))
     steps = read_training(tmp_path / "run").steps
-    assert [each.step for each in steps] == [2, 3, 4, 5, 6]
-    assert [max(norm for _, norm in each.largest) for each in steps] == pytest.approx(norms[1:], rel=1e-5)
+    assert [step.step for step in steps] == [2, 3, 4, 5, 6]
+    assert [max(norm for _, norm in step.largest) for step in steps] == pytest.approx(norms[1:], rel=1e-5)
 
 
 BROKEN = ["discovery.living", "script_watch.Watch", "watch.read_gradients", "channel_axis.AxisReader.channel_axis"]

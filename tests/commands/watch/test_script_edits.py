@@ -28,15 +28,15 @@ def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path
         [*watch, "hand.py", "--", "hand.pt", "0"],
         [*watch, "train.py", "--", "plain.pt", "0"],
     ]
-    done = [forked(*each) for each in runs]
+    done = [forked(*run) for run in runs]
     assert [each.returncode for each in done] == [0, 0, 0], done
     edited, expected, plain = (torch.load(tmp_path / f"{name}.pt") for name in ("edited", "hand", "plain"))
     assert all(map(torch.equal, edited, expected))
     assert not all(map(torch.equal, edited, plain))
     assert FROM_THE_START in said(done[0])
     steps = read_training(tmp_path / "run").steps
-    assert [each.step for each in steps] == [*range(1, 9)]
-    assert all([text for text, count in each.edits if count] == [EDITS[case][0]] for each in steps)
+    assert [step.step for step in steps] == [*range(1, 9)]
+    assert all([text for text, count in step.edits if count] == [EDITS[case][0]] for step in steps)
 
 
 @pytest.mark.exhaustive
@@ -50,7 +50,7 @@ def test_every_process_is_edited_alike(tmp_path: Path, torchrun: Forked) -> None
     torchrun("hand.py", "hand.pt", 0)
     assert all(map(torch.equal, torch.load(tmp_path / "edited.pt"), torch.load(tmp_path / "hand.pt")))
     assert said(done).count(FROM_THE_START) == 1
-    assert all(dict(each.edits)[EDITS[case][0]] for each in read_training(tmp_path / "run").steps)
+    assert all(dict(step.edits)[EDITS[case][0]] for step in read_training(tmp_path / "run").steps)
 
 
 @pytest.mark.exhaustive
@@ -114,7 +114,7 @@ def test_a_training_that_cannot_be_edited_ends(case: str, tmp_path: Path, forked
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAINED.replace("BEFORE", before).replace("AFTER", after)))
     done = forked("-m", "hookscope", "watch", "train.py", "--edit", edit, "--out", "run")
     assert (done.returncode, done.stdout) == (5 if case == "no such layer" else 2, ""), done
-    (line,) = [each for each in said(done) if each.startswith(REFUSED)]
+    (line,) = [text for text in said(done) if text.startswith(REFUSED)]
     assert message in line
     assert "Traceback" not in done.stderr
 
@@ -156,4 +156,4 @@ def test_a_second_training_is_edited_from_its_first_forward_pass(tmp_path: Path,
     (tmp_path / "train.py").write_text(textwrap.dedent(source))
     done = forked("-m", "hookscope", "watch", "train.py", "--edit", "/^0$/:output:zero", "--out", "run")
     assert done.stdout == "0.0\n" * 6
-    assert [each.edits for each in read_training(tmp_path / "run").steps] == [(("/^0$/:output:zero", 2),)] * 6
+    assert [step.edits for step in read_training(tmp_path / "run").steps] == [(("/^0$/:output:zero", 2),)] * 6

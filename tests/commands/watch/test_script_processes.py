@@ -41,8 +41,8 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
     in_full = "No problems in 12 steps (3 measured in full). "
     assert last == f"{in_full}{'Not judged: activations. ' if name == 'fsdp' else ''}As a page: hookscope report run"
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.steps] == [*range(1, 13)]
-    assert {each.step for each in log.watched} == {4, 8, 12}
+    assert [step.step for step in log.steps] == [*range(1, 13)]
+    assert {watched_step.step for watched_step in log.watched} == {4, 8, 12}
     assert not log.verdicts
 
 
@@ -69,8 +69,10 @@ def test_forgotten_resets_are_told_of_two_processes(
         source = source.replace("    optimizer.zero_grad()\n", "")
     (tmp_path / "train.py").write_text(source)
     torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
-    verdicts = [each for each in read_training(tmp_path / "run").verdicts if each.rule == "gradients-not-reset"]
-    assert [(each.step, each.value) for each in verdicts] == ([] if resets else [(4, 3.0)])
+    verdicts = [
+        verdict for verdict in read_training(tmp_path / "run").verdicts if verdict.rule == "gradients-not-reset"
+    ]
+    assert [(verdict.step, verdict.value) for verdict in verdicts] == ([] if resets else [(4, 3.0)])
 
 
 # Four processes as two replicas of two shards: what replicas hold must be counted once.
@@ -87,15 +89,15 @@ def test_norms_over_shards_are_those_of_whole_tensors(tmp_path: Path, torchrun: 
     assert sharding in source
     (tmp_path / "train.py").write_text(source.replace(sharding, REPLICATED))
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0, "told"]
-    told = json.loads(torchrun("-m", "hookscope", *arguments, processes=4).stdout)
+    message = json.loads(torchrun("-m", "hookscope", *arguments, processes=4).stdout)
     log = read_training(tmp_path / "run")
-    assert [each.gradient_norm is None for each in log.steps[:3]] == [True, True, False]
+    assert [step.gradient_norm is None for step in log.steps[:3]] == [True, True, False]
     for step in log.steps[2:]:
-        norms = {name: gradient for name, (_, gradient, _) in told[step.step - 1].items()}
+        norms = {name: gradient for name, (_, gradient, _) in message[step.step - 1].items()}
         assert dict(step.largest) == {name: pytest.approx(norm, rel=1e-5) for name, norm in norms.items()}
     for watched in log.watched:
         for row in watched.parameters:
-            weight, gradient, update = told[watched.step - 1][row.name]
+            weight, gradient, update = message[watched.step - 1][row.name]
             assert row.weight_norm == pytest.approx(weight, rel=1e-5)
             assert row.gradient_norm == pytest.approx(gradient, rel=1e-5)
             assert row.update_norm == pytest.approx(update, rel=1e-4)
@@ -114,10 +116,10 @@ def test_norms_before_clipping_are_those_of_whole_tensors(tmp_path: Path, torchr
     source = source.replace("    optimizer.step()\n", CLIPPED.lstrip("\n"))
     (tmp_path / "train.py").write_text(source.replace("if len(sys.argv) > 3 and rank == 0:", "if rank == 0:"))
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
-    told = json.loads(torchrun("-m", "hookscope", *arguments).stdout)
-    found = [each.norm_before_clipping for each in read_training(tmp_path / "run").steps]
-    assert found[:3] == [None, None, None]
-    assert found[3:] == pytest.approx(told[3:], rel=1e-5)
+    message = json.loads(torchrun("-m", "hookscope", *arguments).stdout)
+    actual = [step.norm_before_clipping for step in read_training(tmp_path / "run").steps]
+    assert actual[:3] == [None, None, None]
+    assert actual[3:] == pytest.approx(message[3:], rel=1e-5)
 
 
 def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path, torchrun: Forked) -> None:
@@ -145,7 +147,7 @@ def test_a_process_that_dies_ends_all_with_the_message_of_torchrun(tmp_path: Pat
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "ChildFailedError" in done.stderr
-    assert [each.step for each in read_training(tmp_path / "run").steps] == [1, 2, 3, 4, 5]
+    assert [step.step for step in read_training(tmp_path / "run").steps] == [1, 2, 3, 4, 5]
 
 
 # The first optimiser steps twice as often as the second; a third one, made later, takes the parameters of the first.
@@ -192,23 +194,23 @@ def test_several_optimisers_of_sharded_networks_are_watched(again: bool, tmp_pat
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
     done = torchrun("-m", "hookscope", *arguments)
     assert not any("failed" in line or "Not watched" in line for line in said(done))
-    told = json.loads(done.stdout)
+    message = json.loads(done.stdout)
     log = read_training(tmp_path / "run")
     assert not log.verdicts
     if again:
-        assert [each.reason for each in log.ends][:1] == ["another optimizer stepped"]
-        assert norm_of(log.steps[-1], "FSDPSequential") == pytest.approx(told[-1][0], rel=1e-5)
+        assert [end.reason for end in log.ends][:1] == ["another optimizer stepped"]
+        assert norm_of(log.steps[-1], "FSDPSequential") == pytest.approx(message[-1][0], rel=1e-5)
         return
     torchrun("train.py", "plain.pt", 0)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
-    assert [each.step for each in log.steps] == [*range(1, 25)]
+    assert [step.step for step in log.steps] == [*range(1, 25)]
     for step in log.steps[3:]:  # a step of the first optimiser, and that of the second before or after it
         second = norm_of(step, "FSDPLinear")
-        assert norm_of(step, "FSDPSequential") == pytest.approx(told[step.step - 1][0], rel=1e-5)
-        assert second == 0 or second == pytest.approx(told[step.step // 2 * 2 - 1][1], rel=1e-5)
-    assert {each.step for each in log.watched} >= {4, 8, 12, 16, 20, 24}
-    watched = {each.step: {row.name: row for row in each.parameters} for each in log.watched}
-    for step, (first, _) in enumerate(told, start=1):
+        assert norm_of(step, "FSDPSequential") == pytest.approx(message[step.step - 1][0], rel=1e-5)
+        assert second == 0 or second == pytest.approx(message[step.step // 2 * 2 - 1][1], rel=1e-5)
+    assert {watched_step.step for watched_step in log.watched} >= {4, 8, 12, 16, 20, 24}
+    watched = {watched_step.step: {row.name: row for row in watched_step.parameters} for watched_step in log.watched}
+    for step, (first, _) in enumerate(message, start=1):
         rows = [row for name, row in watched.get(step, {}).items() if name.startswith("FSDPSequential")]
         if step % 4 == 0:
             assert math.hypot(*[row.gradient_norm or 0 for row in rows]) == pytest.approx(first, rel=1e-5)

@@ -27,7 +27,7 @@ def one_weight(
             layer(torch.full((1, 1), gradient)).sum().backward()
             optimizer.step()
             watch.step(losses[step - 1] if losses else 1.0)
-    return [(each.rule, each.step, each.state) for each in watch.verdicts]
+    return [(verdict.rule, verdict.step, verdict.state) for verdict in watch.verdicts]
 
 
 UNSOUND = {"NaN": math.nan, "Inf": math.inf, "not told": None}
@@ -83,13 +83,15 @@ def test_a_weight_that_is_nan_passes_only_when_it_is_finite(is_mended: bool) -> 
                 for each in network.parameters() if is_mended else network[1].parameters():
                     each.data.fill_(1.0)
                 network[0].requires_grad_(False)
-            given = torch.ones(4, 2)
-            loss = (network[1](given) if step > 5 else network(given)).square().mean()  # it is not used any more
+            inputs = torch.ones(4, 2)
+            loss = (network[1](inputs) if step > 5 else network(inputs)).square().mean()  # it is not used any more
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             watch.step(loss)
-    ended = [each.step for each in watch.verdicts if each.state == "ended" and each.rule == "non-finite-weight"]
+    ended = [
+        verdict.step for verdict in watch.verdicts if verdict.state == "ended" and verdict.rule == "non-finite-weight"
+    ]
     assert ended == ([25] if is_mended else [])
 
 
@@ -98,10 +100,10 @@ class Part(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.change: Callable[[Tensor], Tensor] = lambda given: given
+        self.change: Callable[[Tensor], Tensor] = lambda inputs: inputs
 
-    def forward(self, given: Tensor) -> Tensor:
-        return self.change(given)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.change(inputs)
 
 
 def watched_steps(breaks: Callable[[nn.Sequential], None], mends: Callable[[nn.Sequential], None]) -> hookscope.Watch:
@@ -126,25 +128,27 @@ def watched_steps(breaks: Callable[[nn.Sequential], None], mends: Callable[[nn.S
 
 def test_a_verdict_on_a_layer_does_not_end_while_nan_hides_it() -> None:
     def breaks(network: nn.Sequential) -> None:
-        network[0].change = lambda given: given * math.nan
+        network[0].change = lambda inputs: inputs * math.nan
 
     def mends(network: nn.Sequential) -> None:
-        network[0].change = lambda given: given
+        network[0].change = lambda inputs: inputs
 
     watch = watched_steps(breaks, mends)
-    dead = [(each.step, each.state) for each in watch.verdicts if each.rule == "dead-layer"]
+    dead = [(verdict.step, verdict.state) for verdict in watch.verdicts if verdict.rule == "dead-layer"]
     assert dead == [(4, "began")]  # it is dead to the end
 
 
 def test_a_verdict_on_a_layer_does_not_end_while_the_layer_does_not_run() -> None:
     def breaks(network: nn.Sequential) -> None:
-        network.forward = lambda given: network[4](given[:, :1].repeat(1, 16))  # type: ignore[method-assign]
+        network.forward = lambda inputs: network[4](inputs[:, :1].repeat(1, 16))  # type: ignore[method-assign]
 
     watch = watched_steps(breaks, lambda _network: None)
-    assert [(each.step, each.state) for each in watch.verdicts if each.rule == "dead-layer"] == [(4, "began")]
+    assert [(verdict.step, verdict.state) for verdict in watch.verdicts if verdict.rule == "dead-layer"] == [
+        (4, "began")
+    ]
 
 
 def test_a_verdict_on_a_layer_ends_when_it_runs_and_passes() -> None:
     watch = watched_steps(lambda network: nn.init.zeros_(network[1].bias), lambda _network: None)
-    dead = [(each.step, each.state) for each in watch.verdicts if each.rule == "dead-layer"]
+    dead = [(verdict.step, verdict.state) for verdict in watch.verdicts if verdict.rule == "dead-layer"]
     assert dead == [(4, "began"), (7, "ended")]

@@ -47,15 +47,15 @@ def test_a_training_is_written_read_and_resumed(tmp_path: Path) -> None:
     with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run", resume=True) as second:
         turns(network, optimizer, second, 5)
     log = read_training(tmp_path / "run")
-    assert [each.step for each in log.starts] == [1, 10]
+    assert [start.step for start in log.starts] == [1, 10]
     assert log.starts[0].networks == ("Sequential",)
     assert log.starts[0].optimizers == ("SGD, lr 0.1",)
-    assert [each.step for each in log.steps] == [*range(1, 15)]
-    assert [each.step for each in log.watched] == [4, 8, 12]
-    assert [each.reason for each in log.ends] == ["closed", "closed"]
+    assert [step.step for step in log.steps] == [*range(1, 15)]
+    assert [watched_step.step for watched_step in log.watched] == [4, 8, 12]
+    assert [end.reason for end in log.ends] == ["closed", "closed"]
     assert log.steps[13].loss == second.log.steps[-1].loss
     written, kept = log.watched[-1], second.log.watched[-1]
-    assert [each.name for each in written.parameters] == [each.name for each in kept.parameters]
+    assert [parameter.name for parameter in written.parameters] == [parameter.name for parameter in kept.parameters]
     for ours, theirs in zip(written.parameters, kept.parameters, strict=True):
         assert ours.update_norm == pytest.approx(theirs.update_norm, rel=1e-6)
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_one_line_and_the_training_goes_on(tmp_path: Path, monkey
     assert len(lines) == 1
     assert "no space left on device" in lines[0]
     assert len(watch.log.steps) == 6
-    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3]
+    assert [step.step for step in read_training(tmp_path).steps] == [1, 2, 3]
 
 
 @pytest.mark.exhaustive
@@ -193,7 +193,7 @@ def test_a_loss_that_is_no_number_is_one_line() -> None:
             network(torch.randn(8, 4)).sum().backward()
             optimizer.step()
             watch.step(loss)  # type: ignore[arg-type]
-    assert [each.loss for each in watch.log.steps] == [None, None, None, 2.5, 0.5]
+    assert [step.loss for step in watch.log.steps] == [None, None, None, 2.5, 0.5]
     assert len(lines) == 1
     assert "tensor of 3 values" in lines[0]
 
@@ -211,7 +211,7 @@ def test_steps_are_counted_without_step_and_with_subclasses_that_step_twice() ->
             network(torch.randn(8, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert [each.step for each in watch.log.steps] == [1, 2, 3]
+    assert [step.step for step in watch.log.steps] == [1, 2, 3]
 
 
 @pytest.mark.exhaustive
@@ -235,8 +235,8 @@ def test_a_compiled_step_is_read_at_every_step() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
     @torch.compile(backend="aot_eager")
-    def step(given: Tensor) -> Tensor:
-        loss = network(given).square().mean()
+    def step(inputs: Tensor) -> Tensor:
+        loss = network(inputs).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
@@ -247,8 +247,8 @@ def test_a_compiled_step_is_read_at_every_step() -> None:
     with hookscope.watch(network, optimizer, every=2, on_line=lines.append) as watch:
         for _ in range(4):
             watch.step(step(torch.randn(8, 4)))
-    assert [each.step for each in watch.log.steps] == [1, 2, 3, 4]
-    assert all(each.gradient_norm for each in watch.log.steps)
+    assert [step.step for step in watch.log.steps] == [1, 2, 3, 4]
+    assert all(step.gradient_norm for step in watch.log.steps)
     assert watch.log.watched[-1].parameters[0].update_norm
 
 
@@ -257,13 +257,13 @@ def test_a_killed_training_leaves_a_file_that_is_read_and_resumed(tmp_path: Path
     killed = textwrap.dedent(SCRIPT).replace("ENDING", "os.kill(os.getpid(), signal.SIGKILL)")
     assert forked("-c", killed, tmp_path).returncode == -signal.SIGKILL
     log = read_training(tmp_path)
-    assert [each.step for each in log.steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.step for step in log.steps] == [1, 2, 3, 4, 5, 6]
     assert len(log.watched) == 3
     assert log.ends == ()
     network, optimizer = small()
     with hookscope.watch(network, optimizer, out=tmp_path, resume=True) as watch:
         turns(network, optimizer, watch, 1)
-    assert [each.step for each in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step.step for step in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.exhaustive
@@ -274,7 +274,7 @@ def test_a_script_that_does_not_close_its_watch_has_an_end(
     ended = forked("-c", textwrap.dedent(SCRIPT).replace("ENDING", ending), tmp_path)
     assert ended.returncode == code
     assert str(Path(hookscope.__file__).parent) not in ended.stderr
-    assert [each.reason for each in read_training(tmp_path).ends] == ["the process ended"]
+    assert [end.reason for end in read_training(tmp_path).ends] == ["the process ended"]
 
 
 def losses_of(scales: list[float]) -> tuple[hookscope.Watch, list[str]]:
@@ -308,9 +308,9 @@ def test_what_came_before_nan_decides_the_advice(before: list[float], advice: st
 
 def test_a_verdict_on_gradients_stays_while_the_loss_is_nan_and_ends_with_it() -> None:
     watch, lines = losses_of([1.0, math.inf, *[math.nan] * 30])
-    assert all(each.state == "began" for each in watch.verdicts)
+    assert all(verdict.state == "began" for verdict in watch.verdicts)
     watch, lines = losses_of([1.0, math.nan, *[1.0] * 40])
-    assert [each.message for each in watch.verdicts if each.state == "ended"] == ["Cleared."]
+    assert [verdict.message for verdict in watch.verdicts if verdict.state == "ended"] == ["Cleared."]
     assert any("non-finite-loss cleared." in line for line in lines)
 
 
@@ -327,9 +327,9 @@ def test_weights_that_stay_nan_are_not_said_to_pass_where_another_one_is_the_fir
             optimizer.step()
             optimizer.zero_grad()
             watch.step()
-    found = [(each.step, each.where) for each in watch.verdicts if each.rule == "non-finite-weight"]
-    assert found == [(2, "1.weight"), (3, "0.weight")]
-    assert all(each.state == "began" for each in watch.verdicts)
+    actual = [(verdict.step, verdict.where) for verdict in watch.verdicts if verdict.rule == "non-finite-weight"]
+    assert actual == [(2, "1.weight"), (3, "0.weight")]
+    assert all(verdict.state == "began" for verdict in watch.verdicts)
 
 
 def test_robust_deviations_are_those_of_the_definition() -> None:
@@ -360,6 +360,9 @@ def test_a_step_has_the_number_of_the_loop_and_others_are_refused_in_one_line() 
             optimizer.step()
             optimizer.zero_grad()
             watch.step(0.5, step=number)  # type: ignore[arg-type]
-    assert [each.step for each in watch.log.steps] == [0, 1, 3, 5, 6, 7, 8, 9]
-    assert [each.step for each in watch.log.watched] == [5, 8]  # the first at 4 and after, and at 8 and after
+    assert [step.step for step in watch.log.steps] == [0, 1, 3, 5, 6, 7, 8, 9]
+    assert [watched_step.step for watched_step in watch.log.watched] == [
+        5,
+        8,
+    ]  # the first at 4 and after, and at 8 and after
     assert lines == ["step() got 5 as step: give whole numbers above that of the step before. Steps are counted on."]

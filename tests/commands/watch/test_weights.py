@@ -21,9 +21,9 @@ class Checkpointed(nn.Module):
         self.second = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 24), nn.ReLU(inplace=True))
         self.head = nn.Linear(24, 4)
 
-    def forward(self, given: Tensor) -> Tensor:
-        given = checkpoint(self.first, given, use_reentrant=False)
-        return self.head(checkpoint(self.second, given, use_reentrant=True))
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = checkpoint(self.first, inputs, use_reentrant=False)
+        return self.head(checkpoint(self.second, inputs, use_reentrant=True))
 
 
 def _cnn() -> nn.Module:

@@ -54,19 +54,19 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def test_ce_is_minus_the_log_of_the_softmax_and_its_gradient_is_softmax_minus_one_hot() -> None:
     x = leaf([0.0, math.log(2), math.log(5)])  # softmax 1/8, 2/8, 5/8
-    found = loss_of(x, "ce", target=1)
-    assert found.value.item() == pytest.approx(math.log(4), rel=1e-6)
-    assert gradient(found.value, x).tolist()[0] == pytest.approx([1 / 8, 2 / 8 - 1, 5 / 8])
-    assert (found.name, found.target, found.outputs, found.warnings) == ("ce", "class 1", ("(model)",), ())
-    assert found.value.shape == ()
+    loss = loss_of(x, "ce", target=1)
+    assert loss.value.item() == pytest.approx(math.log(4), rel=1e-6)
+    assert gradient(loss.value, x).tolist()[0] == pytest.approx([1 / 8, 2 / 8 - 1, 5 / 8])
+    assert (loss.name, loss.target, loss.outputs, loss.warnings) == ("ce", "class 1", ("(model)",), ())
+    assert loss.value.shape == ()
 
 
 def test_ce_without_a_target_takes_each_inputs_own_argmax_and_names_it() -> None:
     x = leaf([0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0])
-    found = loss_of(x, "ce", categories=PETS)
-    assert found.target == "argmax: classes 1 (tiger cat), 3 (Egyptian cat)"
+    loss = loss_of(x, "ce", categories=PETS)
+    assert loss.target == "argmax: classes 1 (tiger cat), 3 (Egyptian cat)"
     expected = -(x.detach().log_softmax(1)[0, 1] + x.detach().log_softmax(1)[1, 3]) / 2
-    assert found.value.item() == pytest.approx(expected.item())
+    assert loss.value.item() == pytest.approx(expected.item())
     assert loss_of(x[1:], "ce", categories=PETS).target == "argmax: class 3, Egyptian cat"
     for other in (PETS[:2], (*PETS, "lion")):  # not the names of these classes
         assert loss_of(x[1:], "ce", categories=other).target == "argmax: class 3"
@@ -95,25 +95,25 @@ def test_confidence_counts_inputs_and_for_dense_outputs_their_mean_over_position
 @pytest.mark.parametrize("loss", ["ce", "nll", "logit"])
 def test_of_a_softmax_the_logarithm_is_taken_and_that_is_said(loss: str) -> None:
     x = leaf([0.0, math.log(2), math.log(5)])
-    found = loss_of(x.softmax(1), loss, target=1)
+    actual = loss_of(x.softmax(1), loss, target=1)
     sign = 1 if loss == "logit" else -1
-    assert found.value.item() == pytest.approx(sign * math.log(1 / 4), rel=1e-5)
-    assert gradient(found.value, x).tolist()[0] == pytest.approx([-sign / 8, sign * 3 / 4, -sign * 5 / 8], abs=1e-6)
-    assert found.warnings == (f"(model) already is a softmax (rows sum to 1), so {loss} takes its logarithm.",)
+    assert actual.value.item() == pytest.approx(sign * math.log(1 / 4), rel=1e-5)
+    assert gradient(actual.value, x).tolist()[0] == pytest.approx([-sign / 8, sign * 3 / 4, -sign * 5 / 8], abs=1e-6)
+    assert actual.warnings == (f"(model) already is a softmax (rows sum to 1), so {loss} takes its logarithm.",)
 
 
 def test_a_probability_of_0_gives_a_finite_loss() -> None:
-    found = loss_of(torch.tensor([[1.0, 0.0]]), "ce", target=1)
-    assert found.value.item() == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
+    loss = loss_of(torch.tensor([[1.0, 0.0]]), "ce", target=1)
+    assert loss.value.item() == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
 
 
 def test_nll_of_logits_is_the_negative_logit_with_a_warning() -> None:
     x = leaf([3.0, 1.0])
-    found = loss_of(x, "nll")
-    assert found.value.item() == -3
-    assert gradient(found.value, x).tolist() == [[-1.0, 0.0]]
-    assert len(found.warnings) == 1
-    assert "For logits, use ce." in found.warnings[0]
+    loss = loss_of(x, "nll")
+    assert loss.value.item() == -3
+    assert gradient(loss.value, x).tolist() == [[-1.0, 0.0]]
+    assert len(loss.warnings) == 1
+    assert "For logits, use ce." in loss.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_nll_of_logits_is_the_negative_logit_with_a_warning() -> None:
 )
 def test_losses_are_computed_in_float32_or_float64(dtype: torch.dtype, tolerance: float) -> None:
     x = normal(4, 10).to(dtype).requires_grad_()
-    found = loss_of(x, "ce", target=3)
+    loss = loss_of(x, "ce", target=3)
     expected = F.cross_entropy(x.detach().double(), torch.tensor([3] * 4))
-    assert found.value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert found.value.item() == pytest.approx(expected.item(), rel=tolerance)
-    assert gradient(found.value, x).dtype == dtype
+    assert loss.value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert loss.value.item() == pytest.approx(expected.item(), rel=tolerance)
+    assert gradient(loss.value, x).dtype == dtype
 
 
 def test_autocast_does_not_reach_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +182,9 @@ def test_values_and_gradients_are_those_of_torch_wherever_the_classes_are(
     output: Tensor, loss: str, options: Any, expected: Callable[[Tensor], Tensor]
 ) -> None:
     x = output.clone().requires_grad_()
-    found, wanted = loss_of(x, loss, **options).value, expected(x)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
-    torch.testing.assert_close(gradient(found, x).to_dense(), gradient(wanted, x).to_dense())
+    actual, wanted = loss_of(x, loss, **options).value, expected(x)
+    assert actual.item() == pytest.approx(wanted.item(), rel=1e-5)
+    torch.testing.assert_close(gradient(actual, x).to_dense(), gradient(wanted, x).to_dense())
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3,)])
@@ -199,10 +199,10 @@ def test_a_single_value_per_input_is_nothing_for_class_losses(shape: tuple[int, 
 
 def test_logit_is_the_sum_of_the_targets_values_with_a_gradient_of_1() -> None:
     x = leaf([1.0, 5.0, 2.0], [4.0, 0.0, 3.0])
-    found = loss_of(x, "logit")
-    assert found.value.item() == 9
-    assert gradient(found.value, x).tolist() == [[0, 1, 0], [1, 0, 0]]
-    assert found.target == "argmax: classes 1, 0"
+    loss = loss_of(x, "logit")
+    assert loss.value.item() == 9
+    assert gradient(loss.value, x).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert loss.target == "argmax: classes 1, 0"
 
 
 # --- bce ---
@@ -210,10 +210,10 @@ def test_logit_is_the_sum_of_the_targets_values_with_a_gradient_of_1() -> None:
 
 def test_bce_without_a_target_compares_with_one_half() -> None:
     x = leaf([0.0, math.log(3)])  # sigmoid 1/2, 3/4
-    found = loss_of(x, "bce")
-    assert found.value.item() == pytest.approx((math.log(2) - 0.5 * math.log(3 / 16)) / 2, rel=1e-6)
-    assert gradient(found.value, x).tolist()[0] == pytest.approx([0, (3 / 4 - 1 / 2) / 2])
-    assert found.target == "0.5 everywhere"
+    loss = loss_of(x, "bce")
+    assert loss.value.item() == pytest.approx((math.log(2) - 0.5 * math.log(3 / 16)) / 2, rel=1e-6)
+    assert gradient(loss.value, x).tolist()[0] == pytest.approx([0, (3 / 4 - 1 / 2) / 2])
+    assert loss.target == "0.5 everywhere"
 
 
 @pytest.mark.parametrize(
@@ -221,17 +221,17 @@ def test_bce_without_a_target_compares_with_one_half() -> None:
 )
 def test_bce_of_a_sigmoid_takes_its_logarithm(move: Callable[[Tensor], Tensor]) -> None:
     x = leaf([0.0, math.log(3)])
-    found = loss_of(move(x.sigmoid()), "bce", target="zeros")
-    assert found.value.item() == pytest.approx((math.log(2) + math.log(4)) / 2, rel=1e-6)
-    assert gradient(found.value, x).tolist()[0] == pytest.approx([1 / 4, 3 / 8])
-    assert found.warnings == ("(model) already is a probability, so bce takes its logarithm.",)
+    loss = loss_of(move(x.sigmoid()), "bce", target="zeros")
+    assert loss.value.item() == pytest.approx((math.log(2) + math.log(4)) / 2, rel=1e-6)
+    assert gradient(loss.value, x).tolist()[0] == pytest.approx([1 / 4, 3 / 8])
+    assert loss.warnings == ("(model) already is a probability, so bce takes its logarithm.",)
 
 
 def test_bce_of_logits_that_happen_to_lie_between_0_and_1_says_what_they_are_taken_for() -> None:
     x = leaf([0.25, 0.75])
-    found = loss_of(x * 1, "bce")
-    assert found.value.item() == pytest.approx(F.binary_cross_entropy_with_logits(x, torch.full((1, 2), 0.5)).item())
-    assert found.warnings == ("bce reads (model) as logits, although all values lie between 0 and 1.",)
+    loss = loss_of(x * 1, "bce")
+    assert loss.value.item() == pytest.approx(F.binary_cross_entropy_with_logits(x, torch.full((1, 2), 0.5)).item())
+    assert loss.warnings == ("bce reads (model) as logits, although all values lie between 0 and 1.",)
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 1.01, math.nan])
@@ -255,37 +255,37 @@ def test_bce_refuses_labels_outside_0_to_1(wrong: float) -> None:
 )
 def test_elementwise_losses_are_means_over_all_elements(loss: str, value: float, slopes: list[float]) -> None:
     x = leaf([1.5, -1.0, 3.0])
-    found = loss_of(x, loss, target=torch.tensor([[1.0, 1.0, 3.0]]), target_name="wanted.pt")
-    assert found.value.item() == pytest.approx(value)
-    assert gradient(found.value, x).tolist()[0] == pytest.approx(slopes)
-    assert found.target == "wanted.pt"
+    actual = loss_of(x, loss, target=torch.tensor([[1.0, 1.0, 3.0]]), target_name="wanted.pt")
+    assert actual.value.item() == pytest.approx(value)
+    assert gradient(actual.value, x).tolist()[0] == pytest.approx(slopes)
+    assert actual.target == "wanted.pt"
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1", "huber"])
 @pytest.mark.parametrize("target", [None, "noise"])
 def test_elementwise_losses_without_a_target_take_seeded_noise(loss: str, target: str | None) -> None:
     x = normal(1, 50, seed=9).requires_grad_()
-    found = loss_of(x, loss, target=target, seed=5)
+    actual = loss_of(x, loss, target=target, seed=5)
     noise = torch.randn(50, generator=torch.Generator().manual_seed(5))
     reference = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}[loss](x, noise.unsqueeze(0))
-    assert found.value.item() == reference.item()
-    assert found.target == "noise (seed 5)"
+    assert actual.value.item() == reference.item()
+    assert actual.target == "noise (seed 5)"
     if loss == "mse":
-        torch.testing.assert_close(gradient(found.value, x), (2 * (x.detach() - noise) / 50))
+        torch.testing.assert_close(gradient(actual.value, x), (2 * (x.detach() - noise) / 50))
 
 
 def test_zeros_and_self_are_what_they_say() -> None:
     x, image = torch.tensor([[3.0, -4.0]]), torch.tensor([[1.0, 1.0]])
     assert loss_of(x, "mse", target="zeros").value.item() == 12.5
-    found = loss_of(x, "l1", target="self", args=(torch.tensor([1, 2, 3]), image))
-    assert (found.value.item(), found.target) == (3.5, "the input itself")
+    loss = loss_of(x, "l1", target="self", args=(torch.tensor([1, 2, 3]), image))
+    assert (loss.value.item(), loss.target) == (3.5, "the input itself")
 
 
 def test_the_gradient_of_self_does_not_go_through_the_input() -> None:
     image = leaf([1.0, 2.0])
-    found = loss_of(image * 3, "mse", target="self", args=(image,))
+    loss = loss_of(image * 3, "mse", target="self", args=(image,))
     # d/dx mean((3x - t)^2) at t = x held fixed: 2 * (3x - x) * 3 / 2
-    assert gradient(found.value, image).tolist() == [[6.0, 12.0]]
+    assert gradient(loss.value, image).tolist() == [[6.0, 12.0]]
 
 
 def test_self_has_to_fit_the_output() -> None:
@@ -301,14 +301,14 @@ def test_self_has_to_fit_the_output() -> None:
 def test_the_projection_is_the_dot_product_with_seeded_noise_over_all_floating_outputs() -> None:
     first, second = normal(1, 3, seed=1).requires_grad_(), normal(1, 2, 2, seed=2).requires_grad_()
     output = {"a": first, "count": torch.tensor([3]), "b": [second, None]}
-    found = loss_of(output, "projection", seed=7)
+    loss = loss_of(output, "projection", seed=7)
     source = torch.Generator().manual_seed(7)
     r, s = torch.randn(3, generator=source), torch.randn(2, 2, generator=source)
-    assert found.value.item() == pytest.approx(((first * r).sum() + (second * s).sum()).item(), rel=1e-6)
-    assert torch.equal(gradient(found.value, first)[0], r)
-    assert torch.equal(gradient(found.value, second)[0], s)
-    assert found.outputs == ("(model)['a']", "(model)['b'][0]")
-    assert (found.target, found.warnings) == ("standard normal weights (seed 7)", ())
+    assert loss.value.item() == pytest.approx(((first * r).sum() + (second * s).sum()).item(), rel=1e-6)
+    assert torch.equal(gradient(loss.value, first)[0], r)
+    assert torch.equal(gradient(loss.value, second)[0], s)
+    assert loss.outputs == ("(model)['a']", "(model)['b'][0]")
+    assert (loss.target, loss.warnings) == ("standard normal weights (seed 7)", ())
 
 
 @pytest.mark.parametrize("loss", ["projection", "mse"])
@@ -325,8 +325,8 @@ def test_an_inputs_random_numbers_do_not_depend_on_its_batch(loss: str) -> None:
 
 def test_outputs_whose_first_axis_is_not_the_batch_are_projected_too() -> None:
     x = normal(5, 2, 3).requires_grad_()
-    found = loss_of(x, "projection", indices=(0, 1), seed=4)
-    assert torch.equal(gradient(found.value, x), torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(4)))
+    loss = loss_of(x, "projection", indices=(0, 1), seed=4)
+    assert torch.equal(gradient(loss.value, x), torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(4)))
 
 
 def test_a_complex_output_counts_as_its_two_parts() -> None:
@@ -341,9 +341,9 @@ def test_a_complex_output_counts_as_its_two_parts() -> None:
 
 @pytest.mark.parametrize(("text", "index"), [("3", 3), (" 2 ", 2), ("tabby", 0), ("TIGER cat", 1), ("Egyptian Cat", 3)])
 def test_classes_are_given_by_index_or_name(text: str, index: int) -> None:
-    found = loss_of(normal(1, 4), "logit", target=text, categories=PETS)
-    assert found.target == f"class {index}, {PETS[index]}"
-    assert found.value.item() == normal(1, 4)[0, index].item()
+    loss = loss_of(normal(1, 4), "logit", target=text, categories=PETS)
+    assert loss.target == f"class {index}, {PETS[index]}"
+    assert loss.value.item() == normal(1, 4)[0, index].item()
 
 
 def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
@@ -469,21 +469,21 @@ MAIN, OTHER = normal(1, 4, seed=1), normal(1, 4, seed=2)
     ],
 )
 def test_of_several_outputs_the_main_one_counts_and_the_others_are_named(output: Any, label: str) -> None:
-    found = loss_of(output, "logit", indices=(0,))
-    assert (found.value.item(), found.outputs) == (MAIN.max().item(), (label,))
-    assert found.warnings[0].startswith(f"logit is computed from {label} alone, not from (model)")
+    loss = loss_of(output, "logit", indices=(0,))
+    assert (loss.value.item(), loss.outputs) == (MAIN.max().item(), (label,))
+    assert loss.warnings[0].startswith(f"logit is computed from {label} alone, not from (model)")
 
 
 @pytest.mark.parametrize("key", ["aux", "['aux']", "(model)['aux']"])
 @pytest.mark.parametrize("loss", ["logit", "sum"])
 def test_a_key_chooses_the_output(key: str, loss: str) -> None:
-    found = loss_of(OrderedDict(out=MAIN, aux=OTHER), loss, output_key=key)
+    actual = loss_of(OrderedDict(out=MAIN, aux=OTHER), loss, output_key=key)
     with pytest.raises(UsageError, match=r"no floating-point output 'aus'. It has \['out'\], \['aux'\]"):
         loss_of(OrderedDict(out=MAIN, aux=OTHER, n=torch.tensor(1)), loss, output_key="aus")
     with pytest.raises(UsageError, match=r"no floating-point output 'out'. It has a single one"):
         loss_of(MAIN, loss, output_key="out")
-    assert found.value.item() == {"logit": OTHER.max().item(), "sum": OTHER.sum().item()}[loss]
-    assert (found.outputs, found.warnings) == (("(model)['aux']",), ())
+    assert actual.value.item() == {"logit": OTHER.max().item(), "sum": OTHER.sum().item()}[loss]
+    assert (actual.outputs, actual.warnings) == (("(model)['aux']",), ())
 
 
 @pytest.mark.parametrize(
@@ -510,10 +510,10 @@ def test_a_model_without_floating_outputs_has_no_loss(output: Any) -> None:
 @pytest.mark.parametrize("loss", ["projection", "sum"])
 def test_a_dictionary_of_losses_is_summed(loss: str) -> None:
     a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
-    found = loss_of({"classifier": a, "boxes": b * 2}, loss)
-    assert (found.value.item(), found.name, found.target) == (8, "loss dict sum", "")
-    assert (gradient(found.value, a).item(), gradient(found.value, b).item()) == (1, 2)
-    assert found.outputs == ("(model)['classifier']", "(model)['boxes']")
+    actual = loss_of({"classifier": a, "boxes": b * 2}, loss)
+    assert (actual.value.item(), actual.name, actual.target) == (8, "loss dict sum", "")
+    assert (gradient(actual.value, a).item(), gradient(actual.value, b).item()) == (1, 2)
+    assert actual.outputs == ("(model)['classifier']", "(model)['boxes']")
     assert loss_of({"classifier": a, "boxes": b * 2}, loss, output_key="boxes").value.item() == 6
 
 
@@ -525,9 +525,9 @@ def test_a_dictionary_of_losses_is_nothing_to_compare(loss: str) -> None:
 
 def test_outputs_without_elements_are_said_to_have_no_gradient() -> None:
     empty = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}]
-    found = loss_of(empty, "projection", indices=(0,))
-    assert found.value.item() == 0
-    assert found.warnings == ("(model)[0]['boxes'] has no elements, so projection has no gradient.",)
+    loss = loss_of(empty, "projection", indices=(0,))
+    assert loss.value.item() == 0
+    assert loss.warnings == ("(model)[0]['boxes'] has no elements, so projection has no gradient.",)
 
 
 # --- Losses without gradient ---
@@ -554,13 +554,13 @@ def test_a_loss_that_has_no_gradient_by_construction_is_warned_about(
     loss: str, target: str | None, normalise: Callable[[Tensor], Tensor], reason: str
 ) -> None:
     x = normal(8, 64).requires_grad_()
-    found = loss_of(normalise(x), loss, target=target)
-    lost = gradient(found.value, x).norm()
+    actual = loss_of(normalise(x), loss, target=target)
+    lost = gradient(actual.value, x).norm()
     kept = gradient(loss_of(normalise(x), "projection").value, x).norm()
     assert lost < 2e-3 * kept  # it is as the warning says
-    assert len(found.warnings) == 1
-    assert reason in found.warnings[0]
-    assert "Take --loss projection" in found.warnings[0]
+    assert len(actual.warnings) == 1
+    assert reason in actual.warnings[0]
+    assert "Take --loss projection" in actual.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -586,10 +586,10 @@ def test_a_loss_with_a_gradient_is_not_warned_about(loss: str, target: str | Non
 
 def test_sum_adds_up_every_floating_output() -> None:
     x, y = leaf([1.0, 2.0]), leaf([4.0])
-    found = loss_of({"a": x, "b": y, "n": torch.tensor([9])}, "sum")
-    assert found.value.item() == 7
-    assert gradient(found.value, x).tolist() == [[1, 1]]
-    assert (found.target, found.outputs) == ("", ("(model)['a']", "(model)['b']"))
+    loss = loss_of({"a": x, "b": y, "n": torch.tensor([9])}, "sum")
+    assert loss.value.item() == 7
+    assert gradient(loss.value, x).tolist() == [[1, 1]]
+    assert (loss.target, loss.outputs) == ("", ("(model)['a']", "(model)['b']"))
 
 
 # --- NaN and Inf ---
@@ -621,10 +621,10 @@ def of_logits(output: Any) -> Tensor:
 
 def test_a_users_function_is_called_with_the_output() -> None:
     x = leaf([1.0, -2.0])
-    found = loss_of(x, squared)
-    assert found.value.item() == 5
-    assert gradient(found.value, x).tolist() == [[2, -4]]
-    assert (found.name, found.target, found.outputs, found.warnings) == ("test_losses.py:squared", "", ("(model)",), ())
+    loss = loss_of(x, squared)
+    assert loss.value.item() == 5
+    assert gradient(loss.value, x).tolist() == [[2, -4]]
+    assert (loss.name, loss.target, loss.outputs, loss.warnings) == ("test_losses.py:squared", "", ("(model)",), ())
 
 
 def test_a_users_function_gets_the_whole_output_or_the_chosen_one() -> None:
@@ -651,9 +651,9 @@ def test_a_users_function_gets_the_target() -> None:
 
 
 def test_a_loss_module_is_a_function_too() -> None:
-    found = loss_of(normal(2, 3), nn.CrossEntropyLoss(reduction="sum"), target=1)
+    loss = loss_of(normal(2, 3), nn.CrossEntropyLoss(reduction="sum"), target=1)
     expected = F.cross_entropy(normal(2, 3), torch.tensor([1, 1]), reduction="sum")
-    assert (found.value.item(), found.name) == (expected.item(), "CrossEntropyLoss")
+    assert (loss.value.item(), loss.name) == (expected.item(), "CrossEntropyLoss")
 
 
 @pytest.mark.parametrize(
@@ -753,8 +753,8 @@ def test_a_target_that_cannot_be_made_is_refused(target: str) -> None:
 
 def test_names_from_elsewhere_are_shown_safely() -> None:
     name = "\x1b[31mcat\n::error::"
-    found = loss_of(normal(1, 2), "ce", target=1, categories=("a", name))
-    assert found.target == "class 1, \\x1b[31mcat\\n::error::"
+    loss = loss_of(normal(1, 2), "ce", target=1, categories=("a", name))
+    assert loss.target == "class 1, \\x1b[31mcat\\n::error::"
     for call in (
         lambda: loss_of(normal(1, 2), "ce", target="\ncat", categories=("a", name)),
         lambda: loss_of({"\n::error::": MAIN, "b": OTHER}, "ce", output_key="\x1b"),
@@ -770,10 +770,10 @@ def test_names_from_elsewhere_are_shown_safely() -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_output_is_never_written_to(loss: str, shapes: Sequence[tuple[int, ...]]) -> None:
     outputs = [normal(*shape) for shape in shapes]
-    versions = [each._version for each in outputs]
+    versions = [output._version for output in outputs]
     loss_of(outputs, loss, indices=(0, 1))
-    assert [each._version for each in outputs] == versions
-    assert all(torch.equal(each, normal(*shape)) for each, shape in zip(outputs, shapes, strict=True))
+    assert [output._version for output in outputs] == versions
+    assert all(torch.equal(output, normal(*shape)) for output, shape in zip(outputs, shapes, strict=True))
 
 
 def test_one_input_of_several_axes_and_several_classes_names_the_batch_axis() -> None:

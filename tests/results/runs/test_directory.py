@@ -41,8 +41,8 @@ def content_of(folder: Path) -> str | None:
     if not folder.exists():
         return None
     record = json.loads((folder / "run.json").read_text())
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found == {"run.json", *FILES} == {"run.json", *record["files"]}
+    actual = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert actual == {"run.json", *FILES} == {"run.json", *record["files"]}
     contents = {(folder / name).read_text() for name in FILES}
     assert contents == {record["content"]}
     return str(record["content"])

@@ -46,8 +46,8 @@ def test_the_batch_size_does_not_matter(tmp_path: Path) -> None:
         )
     options = {"resize": "none", "crop": "none"}
     one, all_at_once = (
-        hookscope.activations(network(), str(tmp_path), batch_size=each, **options)  # type: ignore[arg-type]
-        for each in (2, 3)
+        hookscope.activations(network(), str(tmp_path), batch_size=case, **options)  # type: ignore[arg-type]
+        for case in (2, 3)
     )
     for row, other in zip(one.rows, all_at_once.rows, strict=True):
         assert row.activation.kept_values is not None

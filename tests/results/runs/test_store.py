@@ -42,7 +42,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if is_dataclass(hint):
         return st.deferred(lambda: instances_of(hint))
     if hasattr(hint, "_fields"):
-        return st.builds(hint, **{name: values_of(each) for name, each in get_type_hints(hint).items()})
+        return st.builds(
+            hint, **{name: values_of(get_type_hint) for name, get_type_hint in get_type_hints(hint).items()}
+        )
     if origin in (Literal, Union, types.UnionType):
         return st.sampled_from(arguments) if origin is Literal else st.one_of(*map(values_of, arguments))
     return containers_of(origin, arguments)

@@ -51,11 +51,11 @@ def test_what_is_read_back_is_what_was_given(monkeypatch: pytest.MonkeyPatch, li
     monkeypatch.setattr("hookscope.results.runs.tensors._MOST_IN_MEMORY", limit)
     tensors = every_kind()
     saved = collected(tensors)
-    for each in (saved, pickle.loads(pickle.dumps(saved)), copy.deepcopy(saved)):
-        assert each.keys() == tensors.keys()
+    for case in (saved, pickle.loads(pickle.dumps(saved)), copy.deepcopy(saved)):
+        assert case.keys() == tensors.keys()
         for name, tensor in tensors.items():
-            assert (each[name].dtype, each[name].shape) == (tensor.dtype, tensor.shape)
-            assert torch.equal(each[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+            assert (case[name].dtype, case[name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(case[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
 def test_batches_are_joined_and_those_that_fail_leave_nothing(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def demo() -> Sound:
     """Return the real weights of EfficientNet-Lite0, at 96 pixels."""
     loaded = load_model("demo")
     how = loaded.preprocessing
-    given = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "96", "crop": "96"}
+    settings = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "96", "crop": "96"}
     return _sound(
         loaded.module,
         CheckSettings(input_shape=(2, 3, 96, 96)),
-        CheckSettings(images=(SAMPLES,), **given),  # type: ignore[arg-type]
+        CheckSettings(images=(SAMPLES,), **settings),  # type: ignore[arg-type]
     )
 
 
@@ -96,15 +96,15 @@ def transformer() -> Sound:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         net = timm.create_model("test_vit", num_classes=10, img_size=64)
-        for name, each in net.named_parameters():
-            if each.dim() < 2 and "norm" in name:
-                each.add_(torch.randn_like(each) * 0.3)
-            elif each.dim() < 2 or name in ("pos_embed", "cls_token"):
-                each.normal_(0, 0.1 if each.dim() < 2 else 0.5)
+        for name, parameter in net.named_parameters():
+            if parameter.dim() < 2 and "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif parameter.dim() < 2 or name in ("pos_embed", "cls_token"):
+                parameter.normal_(0, 0.1 if parameter.dim() < 2 else 0.5)
             else:
-                nn.init.kaiming_uniform_(each, a=5**0.5)
-                sizes = [torch.randn(size).mul(0.4).exp() for size in each.shape[:2]]
-                each.mul_(torch.outer(*sizes).view(*each.shape[:2], *[1] * (each.dim() - 2)))
+                nn.init.kaiming_uniform_(parameter, a=5**0.5)
+                sizes = [torch.randn(size).mul(0.4).exp() for size in parameter.shape[:2]]
+                parameter.mul_(torch.outer(*sizes).view(*parameter.shape[:2], *[1] * (parameter.dim() - 2)))
     noise = CheckSettings(input_shape=(2, 3, 64, 64))
     return _sound(net.eval(), noise, CheckSettings(images=(SAMPLES,), resize="64", crop="64"))
 
@@ -130,8 +130,8 @@ def training_checkpoint(network: nn.Module) -> Content:
     averaged = torch.optim.swa_utils.AveragedModel(network)
     averaged.update_parameters(network)
     optimiser = torch.optim.Adam(network.parameters(), 0.0)
-    for each in network.parameters():
-        each.grad = torch.ones_like(each)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
     optimiser.step()
     return {"model": network.state_dict(), "ema": averaged.state_dict(), "optimizer": optimiser.state_dict()}
 
@@ -152,7 +152,7 @@ def reports(
     change: Change = nothing,
     content: Callable[[Content], object] = nothing,
     damage: Callable[[Path], object] = nothing,
-    given: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[CheckReport, CheckReport]:
     """Return the reports on a corrupted copy alone, and with pictures, the baseline and labels.
 
@@ -175,9 +175,9 @@ def reports(
         torch.save(held, file)
         damage(file)
         corrupted = str(file)
-    pictures = replace(sound.pictures, **(given or {}))
+    pictures = replace(sound.pictures, **(settings or {}))
     alone = check_checkpoint(corrupted, sound.noise, wanted_rules(sound.noise))
-    baseline = None if given else sound.baseline  # which fits no other preparation
+    baseline = None if settings else sound.baseline  # which fits no other preparation
     return alone, check_checkpoint(corrupted, pictures, wanted_rules(pictures), baseline=baseline)
 
 
@@ -213,17 +213,17 @@ def weights(corruption: Corruption) -> Change:
 
 def found(report: CheckReport) -> set[str]:
     """Return the rules that object, those that only warn in brackets."""
-    failing = {each.rule for each in report.findings if each.level == "fail"}
-    return failing | {f"({each.rule})" for each in report.findings if each.rule not in failing}
+    failing = {finding.rule for finding in report.findings if finding.level == "fail"}
+    return failing | {f"({finding.rule})" for finding in report.findings if finding.rule not in failing}
 
 
 def assert_caught(sound: Sound, row: Row) -> None:
     """Assert that the rules of a row object, and no others."""
     alone, full = reports(sound, row.change, row.content, row.damage, row.given)
     beside = found(full) - found(alone)
-    of_labels = {each for each in beside if each.strip("()") in _LABELS}
+    of_labels = {text for text in beside if text.strip("()") in _LABELS}
     of_baseline = beside & {"drift", "(drift)"}
     caught = found(alone), beside - of_labels - of_baseline, of_baseline, of_labels
     expected = (row.alone, row.pictures, row.baseline, row.labels)
-    assert caught == tuple(set(each.split()) for each in expected)
+    assert caught == tuple(set(text.split()) for text in expected)
     assert bool(row.never) is not any(caught)

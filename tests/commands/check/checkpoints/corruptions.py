@@ -90,16 +90,16 @@ def swap_classes(first: int, second: int, *names: str) -> Corruption:
 
 
 def kernels(state: State) -> list[Tensor]:
-    return [each for each in state.values() if each.dim() > 1]
+    return [tensor for tensor in state.values() if tensor.dim() > 1]
 
 
 def round_to(bits: int) -> Corruption:
     """Round all weights to so many bits, with one scale for each."""
 
     def change(state: State) -> None:
-        for each in kernels(state):
-            quantum = each.abs().max() / (2 ** (bits - 1) - 1)
-            each.copy_((each / quantum).round() * quantum)
+        for kernel in kernels(state):
+            quantum = kernel.abs().max() / (2 ** (bits - 1) - 1)
+            kernel.copy_((kernel / quantum).round() * quantum)
 
     return change
 
@@ -108,41 +108,41 @@ def forget_scales(bits: int) -> Corruption:
     """Quantise all weights to so many bits, and leave the integers as they are."""
 
     def change(state: State) -> None:
-        for each in kernels(state):
-            each.mul_((2 ** (bits - 1) - 1) / each.abs().max()).round_()
+        for kernel in kernels(state):
+            kernel.mul_((2 ** (bits - 1) - 1) / kernel.abs().max()).round_()
 
     return change
 
 
 def forget_signs(state: State) -> None:
-    for each in kernels(state):
-        each.abs_()
+    for kernel in kernels(state):
+        kernel.abs_()
 
 
 def prune(share: float) -> Corruption:
     """Make the smallest values of each weight zero."""
 
     def change(state: State) -> None:
-        for each in kernels(state):
-            each[each.abs() <= each.abs().flatten().kthvalue(int(share * each.numel())).values] = 0
+        for kernel in kernels(state):
+            kernel[kernel.abs() <= kernel.abs().flatten().kthvalue(int(share * kernel.numel())).values] = 0
 
     return change
 
 
 def cast(dtype: torch.dtype, factor: float = 1.0) -> Corruption:
     """Store all weights, times a factor, in a smaller type, and read them as they were."""
-    return lambda state: [each.copy_((each * factor).to(dtype)) for each in kernels(state)]
+    return lambda state: [kernel.copy_((kernel * factor).to(dtype)) for kernel in kernels(state)]
 
 
 def every(leaf: str, how: Callable[[Tensor], object]) -> Corruption:
     """Change all tensors of that name, in whatever layer."""
-    return lambda state: [how(each) for name, each in state.items() if name.rpartition(".")[2] == leaf]
+    return lambda state: [how(tensor) for name, tensor in state.items() if name.rpartition(".")[2] == leaf]
 
 
 def both(*corruptions: Corruption) -> Corruption:
     def change(state: State) -> None:
-        for each in corruptions:
-            each(state)
+        for corruption in corruptions:
+            corruption(state)
 
     return change
 

@@ -53,14 +53,14 @@ def checked(path: Path, state: State, **settings: object) -> CheckReport:
 
 
 def found(report: CheckReport) -> list[tuple[str, str, str]]:
-    return [(each.rule, each.level, each.where) for each in report.findings]
+    return [(finding.rule, finding.level, finding.where) for finding in report.findings]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sound_file_passes_in_every_layout(tmp_path: Path, layout: str) -> None:
     report = checked(tmp_path / "lora.safetensors", adapters(layout))
     assert (report.exit_code, report.error, report.findings) == (0, "", ())
-    (reason,) = {each.reason for each in report.outcomes if each.status == "skipped"}
+    (reason,) = {outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
     assert "lora.safetensors holds LoRA adapters, which " in reason
     is_mergeable = layout in ("ComfyUI", "peft", "loralib")
     assert ("name it with --arch" in reason) == is_mergeable
@@ -118,7 +118,9 @@ def test_a_fault_of_a_file_of_adapters_is_named(tmp_path: Path, fault: str) -> N
 
 
 def test_scales_of_zero_change_nothing_either(tmp_path: Path) -> None:
-    state = {name: torch.zeros(()) if name.endswith(".alpha") else each for name, each in adapters("kohya").items()}
+    state = {
+        name: torch.zeros(()) if name.endswith(".alpha") else adapter for name, adapter in adapters("kohya").items()
+    }
     assert found(checked(tmp_path / "lora.safetensors", state)) == [("zero-parameter", "fail", "")]
 
 
@@ -149,7 +151,7 @@ def test_adapters_of_another_method_are_judged_alone(tmp_path: Path) -> None:
     report = checked(tmp_path / "lora.safetensors", state)
     assert (report.exit_code, report.findings) == (0, ())
     assert "describes adapters of kind DoRA; only LoRA can be merged" in next(
-        each.reason for each in report.outcomes if each.status == "skipped"
+        outcome.reason for outcome in report.outcomes if outcome.status == "skipped"
     )
 
 

@@ -65,14 +65,14 @@ def changed(network: nn.Module, change: Callable[[nn.Module], object]) -> nn.Mod
 def outcome(model: nn.Module | LoadedModel, **settings: Any) -> RuleOutcome:
     chosen = CheckSettings(**{"images": (SAMPLES,)} | settings)
     report = judge("net.pt", measure(prepare(model, chosen), chosen, {RULE}), chosen, {RULE})
-    return next(each for each in report.outcomes if each.rule == RULE)
+    return next(finding for finding in report.outcomes if finding.rule == RULE)
 
 
 def of_demo(change: Callable[[nn.Module], object] = lambda _: None, **settings: Any) -> RuleOutcome:
     loaded = demo()
     how = loaded.preprocessing
-    given = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "224", "crop": "224"}
-    return outcome(changed(loaded.module, change), **given | settings)
+    options = {"mean": ",".join(map(str, how.mean)), "std": ",".join(map(str, how.std)), "resize": "224", "crop": "224"}
+    return outcome(changed(loaded.module, change), **options | settings)
 
 
 def of_resnet(change: Callable[[nn.Module], object] = lambda _: None, **settings: Any) -> RuleOutcome:
@@ -124,15 +124,15 @@ def named(change: object) -> str | None:
 @pytest.mark.parametrize(("change", "begins"), ON_DEMO, ids=named)
 @pytest.mark.sample("deviations_as_variances-_blocks.8._bn0-_blocks.8._bn0")
 def test_what_was_changed_in_the_demo_network_fails_and_is_named(change: Any, begins: str) -> None:
-    found = of_demo(change)
-    assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
+    actual = of_demo(change)
+    assert [(finding.level, finding.where) for finding in actual.findings] == [("fail", begins)]
 
 
 @pytest.mark.parametrize(("change", "begins"), ON_RESNET, ids=named)
 @pytest.mark.sample("initialised_anew-layer1.0.conv1-layer1.0.bn1", "scaled-layer1.0.bn1-layer1.0.bn2")
 def test_what_was_changed_in_a_resnet_fails_and_is_named(change: Any, begins: str) -> None:
-    found = of_resnet(change)
-    assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
+    actual = of_resnet(change)
+    assert [(finding.level, finding.where) for finding in actual.findings] == [("fail", begins)]
 
 
 # --- what passes ---
@@ -193,18 +193,18 @@ def stored_outcome(network: nn.Module, path: Path) -> RuleOutcome:
     torch.save(network.state_dict(), path)
     settings = CheckSettings(arch="none")
     report = check_checkpoint(str(path), settings, {"untrained-norm"})
-    return next(each for each in report.outcomes if each.rule == "untrained-norm")
+    return next(finding for finding in report.outcomes if finding.rule == "untrained-norm")
 
 
 def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.resnet18()
-    found = stored_outcome(network, tmp_path / "w.pt")
-    assert found.status == "warn"
-    assert [each.where for each in found.findings] == [""]
-    assert "Looks untrained" in found.findings[0].message
-    norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
+    actual = stored_outcome(network, tmp_path / "w.pt")
+    assert actual.status == "warn"
+    assert [finding.where for finding in actual.findings] == [""]
+    assert "Looks untrained" in actual.findings[0].message
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:  # as after one batch of anything
         norm.running_mean += 0.01  # type: ignore[operator]
         norm.num_batches_tracked += 1  # type: ignore[operator]
@@ -214,7 +214,7 @@ def test_a_file_that_was_saved_before_training_is_a_warning(tmp_path: Path) -> N
 def test_a_network_that_was_just_built_is_no_file_and_passes() -> None:
     settings = CheckSettings(input_shape=(2, 3, 64, 64))
     report = check_checkpoint(models.resnet18(), settings, {"untrained-norm"})
-    assert [each.status for each in report.outcomes if each.rule == "untrained-norm"] == ["pass"]
+    assert [finding.status for finding in report.outcomes if finding.rule == "untrained-norm"] == ["pass"]
 
 
 # --- statistics that were never updated ---
@@ -275,7 +275,7 @@ def verdicts(**settings: Any) -> list[tuple[str, str, str]]:
     chosen = CheckSettings(**settings)
     report = check_checkpoint("w.pt", chosen, wanted_rules(chosen))
     assert not report.error
-    return [(each.rule, each.level, each.message) for each in report.findings]
+    return [(finding.rule, finding.level, finding.message) for finding in report.findings]
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_no_healthy_or_fresh_network_is_said_to_lack_updates(name: str) -> None:
 
 def test_scales_and_biases_that_repvgg_draws_at_random_are_not_said_to_be_trained(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(*(each for _ in range(4) for each in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))))
+    net = nn.Sequential(*(case for _ in range(4) for case in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))))
     for norm in net[1::2]:
         nn.init.normal_(norm.weight, 0.1, 0.1)  # type: ignore[arg-type]
         nn.init.normal_(norm.bias, 0.0, 0.1)  # type: ignore[arg-type]

@@ -46,12 +46,12 @@ def judged(state: State) -> CheckReport:
 
 def found(state: State, corruption: Corruption | None = None) -> list[tuple[str, str, str]]:
     """Return the rule, level and place of each finding about a copy of the weights, corrupted."""
-    state = OrderedDict((name, each.clone()) for name, each in state.items())
+    state = OrderedDict((name, tensor.clone()) for name, tensor in state.items())
     if corruption is not None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(1)
             corruption(state)
-    return [(each.rule, each.level, each.where) for each in judged(state).findings]
+    return [(finding.rule, finding.level, finding.where) for finding in judged(state).findings]
 
 
 EXPAND, DEPTHWISE, PROJECT = (

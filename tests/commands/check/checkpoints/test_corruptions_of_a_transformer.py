@@ -17,9 +17,9 @@ def shuffle_positions(state: State) -> None:
 
 
 def set_eps(net: nn.Module, eps: float) -> None:
-    for each in net.modules():
-        if isinstance(each, nn.LayerNorm):
-            each.eps = eps
+    for module in net.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = eps
 
 
 OF_TRANSFORMER = [
@@ -36,7 +36,7 @@ OF_TRANSFORMER = [
     ),
     Row(
         "the last third of the file zero",
-        weights(lambda state: [each.zero_() for each in list(state.values())[2 * len(state) // 3 :]]),
+        weights(lambda state: [tensor.zero_() for tensor in list(state.values())[2 * len(state) // 3 :]]),
         alone="constant-output (zero-parameter)",
         baseline="drift",
     ),

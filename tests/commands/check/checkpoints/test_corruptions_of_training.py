@@ -16,9 +16,9 @@ pytestmark = pytest.mark.exhaustive
 
 
 def initialise_all(net: nn.Module) -> None:
-    for each in net.modules():
-        if isinstance(each, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-            each.reset_parameters()
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+            module.reset_parameters()
 
 
 def half_written(file: Path) -> None:

@@ -101,7 +101,7 @@ def test_auxiliary_heads_that_were_never_trained_are_named_as_such() -> None:
     assert found(report) == {"(untrained-weight)"}
     (finding,) = report.findings
     assert {"aux1.fc1.weight", "aux2.fc2.weight"} <= {finding.where, *finding.followed_by}
-    assert all(each.startswith("aux") for each in (finding.where, *finding.followed_by))
+    assert all(text.startswith("aux") for text in (finding.where, *finding.followed_by))
 
 
 def test_statistics_older_than_pruning_only_warn_while_the_masks_are_beside_the_weights(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_statistics_older_than_pruning_only_warn_while_the_masks_are_beside_the_
         torch.save(picture, tmp_path / f"{index}.pt")
     settings = CheckSettings(images=(tmp_path,))
     report = check_checkpoint(network.eval(), settings, wanted_rules(settings))
-    (finding,) = (each for each in report.findings if each.rule == "batchnorm-statistics")
+    (finding,) = (finding for finding in report.findings if finding.rule == "batchnorm-statistics")
     assert (report.error, finding.level) == ("", "warn")
     assert "90% of the weights are 0, as pruning leaves them" in finding.message
 
@@ -129,13 +129,13 @@ def real() -> Sound:
 
 def halves_of_filters(state: State) -> None:
     """Make the smaller half of the filters of each kernel zero."""
-    for each in kernels(state):
-        norms = each.flatten(1).norm(dim=1)
-        each[norms < norms.median()] = 0
+    for kernel in kernels(state):
+        norms = kernel.flatten(1).norm(dim=1)
+        kernel[norms < norms.median()] = 0
 
 
 def stored_as(dtype: torch.dtype) -> Corruption:
-    return lambda state: [each.copy_(each.to(dtype)) for each in state.values() if each.is_floating_point()]
+    return lambda state: [tensor.copy_(tensor.to(dtype)) for tensor in state.values() if tensor.is_floating_point()]
 
 
 def new_head(state: State) -> None:
@@ -152,11 +152,11 @@ DONE: list[tuple[Callable[[dict[str, Tensor]], object], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "warnings"), DONE)
+@pytest.mark.parametrize(("subject", "warnings"), DONE)
 def test_what_people_do_to_trained_weights_passes_with_pictures(
-    real: Sound, what: Corruption, warnings: set[str]
+    real: Sound, subject: Corruption, warnings: set[str]
 ) -> None:
-    alone, pictures = reports(real, lambda network: what(network.state_dict()))
+    alone, pictures = reports(real, lambda network: subject(network.state_dict()))
     assert found(alone) == warnings & {"(dead-filter)"}
     assert found(pictures) - {"drift", "(drift)"} == warnings
     assert len(alone.findings) == len(found(alone))

@@ -104,8 +104,8 @@ def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, 
         cases = cases_with(options)
         extra = () if options else ("--junit", str(junit))
         ended[options] = check_all(cases, variables, *options, *extra, "--format", "json")
-        found = json.loads(ended[options].stdout)["checkpoints"]
-        reports.update({case.name: report for case, report in zip(cases, found, strict=True)})
+        actual = json.loads(ended[options].stdout)["checkpoints"]
+        reports.update({case.name: report for case, report in zip(cases, actual, strict=True)})
     assert names_below(folder) == before
     return ended, reports
 

@@ -49,7 +49,7 @@ NETWORKS = [(nn.SiLU, nn.BatchNorm2d), (nn.ReLU, without)]
 
 def in_eight_bits(network: nn.Module) -> nn.Module:
     with torch.no_grad():
-        for weight in (each for each in network.parameters() if each.dim() > 1):
+        for weight in (parameter for parameter in network.parameters() if parameter.dim() > 1):
             step = weight.abs().max() / 127
             weight.copy_((weight / step).round() * step)
     return network

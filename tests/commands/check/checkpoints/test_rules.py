@@ -64,7 +64,7 @@ def behind_a_prefix(state: State) -> None:
 
 
 def both(*changes: Change) -> Change:
-    return lambda state: [each(state) for each in changes]
+    return lambda state: [change(state) for change in changes]
 
 
 def after(first: Change, sides: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -157,8 +157,8 @@ def saved_with(**others: Any) -> Change:
 def adam(steps: Any, *moments: float, **settings: Any) -> dict[str, Any]:
     """Return the state of Adam for as many parameters as there are first moments; the second are 0 and 1."""
     state = {
-        at: {"step": steps, "exp_avg": torch.tensor([0.0, each]), "exp_avg_sq": torch.tensor([0.0, 1.0])}
-        for at, each in enumerate(moments)
+        at: {"step": steps, "exp_avg": torch.tensor([0.0, moment]), "exp_avg_sq": torch.tensor([0.0, 1.0])}
+        for at, moment in enumerate(moments)
     }
     return {"state": state, "param_groups": [{"lr": 0.1, "params": list(state), **settings}]}
 
@@ -180,14 +180,14 @@ def scaler(scale: float, tracker: int = 0) -> dict[str, Any]:
 def averaged(**replaced: Tensor) -> Callable[[State], State]:
     """Return a copy of weights as AveragedModel names them, some replaced."""
     return lambda weights: {
-        f"module.{name}": replaced.get(name.replace(".", "_"), each) for name, each in weights.items()
+        f"module.{name}": replaced.get(name.replace(".", "_"), weight) for name, weight in weights.items()
     }
 
 
 def scaled_copy(factor: float) -> Callable[[State], State]:
     """Return an averaged copy whose floating tensors are scaled."""
     return lambda weights: {
-        f"module.{name}": each * factor if each.is_floating_point() else each for name, each in weights.items()
+        f"module.{name}": weight * factor if weight.is_floating_point() else weight for name, weight in weights.items()
     }
 
 
@@ -195,7 +195,7 @@ def replaced_in_copy(name: str, change: Callable[[Tensor], object]) -> Callable[
     """Return an averaged copy of which one tensor is changed."""
 
     def copied(weights: State) -> State:
-        copy = {f"module.{each}": tensor.clone() for each, tensor in weights.items()}
+        copy = {f"module.{weight}": tensor.clone() for weight, tensor in weights.items()}
         change(copy[f"module.{name}"])
         return copy
 
@@ -594,9 +594,9 @@ def picture(tmp_path: Path) -> Path:
 
 def settings_of(pair: Pair, folder: Path) -> CheckSettings:
     """Return settings under which every rule is on, and fails."""
-    given: dict[str, Any] = {"input_shape": (2, 3, 16, 16)}
+    settings: dict[str, Any] = {"input_shape": (2, 3, 16, 16)}
     if pair.expects:
-        given = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
+        settings = {"expectations": (Expectation(folder / PICTURE, **pair.expects),), "resize": "none", "crop": "none"}
     if pair.label is not None:
         listed = folder / "labels.csv"
         for number in range(12):
@@ -604,10 +604,10 @@ def settings_of(pair: Pair, folder: Path) -> CheckSettings:
                 image.putpixel((number, 0), (250, 0, 0))  # each a little different
                 image.save(folder / f"{number}.png")
         listed.write_text("".join(f"{number}.png,{pair.label}\n" for number in range(12)), encoding="utf-8")
-        given |= {"data": listed, "resize": "none", "crop": "none"}
+        settings |= {"data": listed, "resize": "none", "crop": "none"}
     asked = [name for name in RULES if name in {pair.rule} | RULES.keys() - {"float8-range"}]  # that is for few
     rules = {name: RuleSettings("fail", pair.limits if name == pair.rule else {}) for name in asked}
-    return CheckSettings(arch=f"{NETWORKS}:{pair.network}", rules=rules, **given, **pair.settings)
+    return CheckSettings(arch=f"{NETWORKS}:{pair.network}", rules=rules, **settings, **pair.settings)
 
 
 def write(pair: Pair, change: Change, path: Path, *, lost: int = 0) -> None:

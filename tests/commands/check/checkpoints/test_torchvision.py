@@ -111,7 +111,7 @@ def test_the_trained_demo_network_passes_every_rule_with_four_pictures() -> None
 
 def not_passed(report: CheckReport) -> dict[str, str]:
     """Return what became of the rules that were on, but for those that passed."""
-    return {each.rule: each.status for each in report.outcomes if each.status not in ("off", "pass")}
+    return {outcome.rule: outcome.status for outcome in report.outcomes if outcome.status not in ("off", "pass")}
 
 
 @pytest.mark.exhaustive
@@ -178,7 +178,7 @@ def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: 
     network, size = NETWORKS[name].build().eval(), PLANTED[name]
     settings = CheckSettings(input_shape=(1, 3, size, size))
     called, chance = called_modules(network, size), random.Random(name)
-    layers = [layer for layer, each in network.named_modules() if isinstance(getattr(each, "weight", None), Tensor)]
+    layers = [layer for layer, module in network.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
     # MultiheadAttention and Swin's attention use the weights of layers inside them without calling those.
     uncalled = [layer for layer in layers if layer not in called]
     for layer in {*chance.sample(layers, 6), *uncalled[:2]}:

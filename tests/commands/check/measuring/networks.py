@@ -23,7 +23,7 @@ def prepared(network: nn.Module, *batches: tuple[Any, ...], categories: tuple[st
         seen = 0
         for args in batches:
             count = len(args[0])
-            copies = tuple([each.clone() for each in arg] if isinstance(arg, list) else arg.clone() for arg in args)
+            copies = tuple([tensor.clone() for tensor in arg] if isinstance(arg, list) else arg.clone() for arg in args)
             records = tuple(InputRecord(f"input {seen + at}", None, None, (), ()) for at in range(count))
             yield Batch(copies, tuple(range(seen, seen + count)), records)
             seen += count

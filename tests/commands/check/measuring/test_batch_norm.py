@@ -30,25 +30,25 @@ def trained(norm: nn.Module) -> nn.Module:
 
 def outcome(measured: CheckMeasurements) -> RuleOutcome:
     report = judge("net.pt", measured, CheckSettings(), WANTED)
-    return next(each for each in report.outcomes if each.rule == RULE)
+    return next(finding for finding in report.outcomes if finding.rule == RULE)
 
 
-def check_moments(found: BatchNormInput, values: Tensor) -> None:
+def check_moments(actual: BatchNormInput, values: Tensor) -> None:
     """Compare with NumPy, in float64, over all but the channels."""
     array = np.moveaxis(values.double().numpy(), 1, 0).reshape(values.shape[1], -1)
-    assert found.value_count == array.shape[1]
-    np.testing.assert_allclose(found.mean, array.mean(1), rtol=1e-5)
-    np.testing.assert_allclose(found.variance, array.var(1), rtol=1e-4)
+    assert actual.value_count == array.shape[1]
+    np.testing.assert_allclose(actual.mean, array.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(actual.variance, array.var(1), rtol=1e-4)
 
 
 def test_mean_and_variance_are_those_over_all_batches() -> None:
     first, second = pictures(3), pictures(2, seed=1) * 2
     measured = measure_network(trained(nn.BatchNorm2d(2, eps=0.5)), first, second, wanted=WANTED)
-    (found,) = measured.batch_norms
-    assert (found.layer, found.eps) == ("", 0.5)
-    assert found.running_mean.tolist() == [100.0, 100.0]
-    assert found.running_var.tolist() == [1.0, 1.0]
-    check_moments(found, torch.cat([first, second]))
+    (actual,) = measured.batch_norms
+    assert (actual.layer, actual.eps) == ("", 0.5)
+    assert actual.running_mean.tolist() == [100.0, 100.0]
+    assert actual.running_var.tolist() == [1.0, 1.0]
+    check_moments(actual, torch.cat([first, second]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -77,8 +77,8 @@ def test_statistics_forget_how_they_started_by_their_momentum(
     if batches and momentum:
         assert norm.running_var is not None  # inputs do not vary, so that only the first 1 is left
         torch.testing.assert_close(norm.running_var, torch.full((2,), share))
-    (found,) = measure_network(trained(norm), pictures(4), wanted=WANTED).batch_norms
-    assert found.start_share == pytest.approx(share)
+    (actual,) = measure_network(trained(norm), pictures(4), wanted=WANTED).batch_norms
+    assert actual.start_share == pytest.approx(share)
 
 
 def test_a_layer_that_is_called_twice_is_measured_over_both_calls() -> None:
@@ -91,8 +91,8 @@ def test_a_layer_that_is_called_twice_is_measured_over_both_calls() -> None:
             return self.norm(x) + self.norm(3 * x)
 
     inputs = pictures(4)
-    (found,) = measure_network(Twice(), inputs, wanted=WANTED).batch_norms
-    check_moments(found, torch.cat([inputs, 3 * inputs]))
+    (actual,) = measure_network(Twice(), inputs, wanted=WANTED).batch_norms
+    check_moments(actual, torch.cat([inputs, 3 * inputs]))
 
 
 def test_frozen_layers_count_and_others_that_store_nothing_of_their_input_do_not() -> None:
@@ -123,13 +123,13 @@ def test_statistics_taken_from_the_pictures_themselves_are_no_distance_away() ->
     ],
 )
 def test_too_little_is_skipped_with_the_reason(inputs: Tensor, reason: str) -> None:
-    found = outcome(measure_network(trained(nn.BatchNorm2d(2)), inputs, wanted=WANTED))
-    assert (found.status, found.reason) == ("skipped", reason)
+    outcome_found = outcome(measure_network(trained(nn.BatchNorm2d(2)), inputs, wanted=WANTED))
+    assert (outcome_found.status, outcome_found.reason) == ("skipped", reason)
 
 
 def test_statistics_as_they_start_are_skipped() -> None:
-    found = outcome(measure_network(nn.BatchNorm2d(2), pictures(4), wanted=WANTED))
-    assert (found.status, found.reason) == (
+    outcome_found = outcome(measure_network(nn.BatchNorm2d(2), pictures(4), wanted=WANTED))
+    assert (outcome_found.status, outcome_found.reason) == (
         "skipped",
         "BatchNorm statistics are at their initial values: mean 0, variance 1.",
     )
@@ -138,12 +138,15 @@ def test_statistics_as_they_start_are_skipped() -> None:
 def test_layers_that_never_run_are_skipped_with_the_reason() -> None:
     net = nn.Identity()
     net.unused = trained(nn.BatchNorm2d(2))
-    found = outcome(measure_network(net, pictures(4), wanted=WANTED))
-    assert (found.status, found.reason) == ("skipped", "No BatchNorm was seen to run, as in TorchScript.")
+    outcome_found = outcome(measure_network(net, pictures(4), wanted=WANTED))
+    assert (outcome_found.status, outcome_found.reason) == (
+        "skipped",
+        "No BatchNorm was seen to run, as in TorchScript.",
+    )
 
 
 def test_noise_is_skipped() -> None:
-    given = replace(prepared(trained(nn.BatchNorm2d(2)), (pictures(4),)), is_noise=True)
-    found = outcome(measure(given, CheckSettings(), WANTED))
-    assert found.reason == "The input is noise, which BatchNorm was not trained on: give pictures."
-    assert found.status == "skipped"
+    inputs = replace(prepared(trained(nn.BatchNorm2d(2)), (pictures(4),)), is_noise=True)
+    outcome_found = outcome(measure(inputs, CheckSettings(), WANTED))
+    assert outcome_found.reason == "The input is noise, which BatchNorm was not trained on: give pictures."
+    assert outcome_found.status == "skipped"

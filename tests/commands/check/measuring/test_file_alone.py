@@ -22,7 +22,7 @@ UNKNOWN = {"filter_count": None, "repeated_filters": (), "constant_run": None, "
 
 
 def alone(state: dict[str, Tensor]) -> dict[str, StoredValues]:
-    return {each.name: each for each in stored_tensors(as_named(state))[0]}
+    return {stored_tensor.name: stored_tensor for stored_tensor in stored_tensors(as_named(state))[0]}
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "swin_t"])
@@ -31,14 +31,16 @@ def test_values_of_a_file_are_measured_as_those_of_its_network_are(name: str) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = torchvision.models.get_model(name)
-    known = stored_tensors(network)[0]
-    found = alone(network.state_dict())
-    assert set(found) == {each.name for each in known}
-    for each in known:
-        told = found[each.name]
-        assert told == replace(each, kind=told.kind, role=told.role, **(UNKNOWN if told.filter_count is None else {}))
-        assert told.filter_count in (each.filter_count, None)
-        assert told.role == each.role or not each.name.endswith(("weight", "bias", "running_mean", "running_var"))
+    expected = stored_tensors(network)[0]
+    actual = alone(network.state_dict())
+    assert set(actual) == {each.name for each in expected}
+    for each in expected:
+        message = actual[each.name]
+        assert message == replace(
+            each, kind=message.kind, role=message.role, **(UNKNOWN if message.filter_count is None else {})
+        )
+        assert message.filter_count in (each.filter_count, None)
+        assert message.role == each.role or not each.name.endswith(("weight", "bias", "running_mean", "running_var"))
 
 
 def test_dead_filters_are_counted_along_the_axis_of_the_outputs() -> None:
@@ -49,11 +51,13 @@ def test_dead_filters_are_counted_along_the_axis_of_the_outputs() -> None:
         down.weight[1] = 0
         dense.weight[2] = 0
     layers = {"up": up, "down": down, "dense": dense, "words": nn.Embedding(5, 4, padding_idx=0)}
-    found = alone({f"{at}.{name}": each for at, layer in layers.items() for name, each in layer.state_dict().items()})
-    assert found["down.weight"].zero_filters == (1,)
-    assert found["dense.weight"].zero_filters == (2,)
-    assert found["up.weight"].filter_count is None  # only its bias shows that it is transposed
-    assert found["words.weight"].filter_count is None
+    actual = alone(
+        {f"{at}.{name}": tensor for at, layer in layers.items() for name, tensor in layer.state_dict().items()}
+    )
+    assert actual["down.weight"].zero_filters == (1,)
+    assert actual["dense.weight"].zero_filters == (2,)
+    assert actual["up.weight"].filter_count is None  # only its bias shows that it is transposed
+    assert actual["words.weight"].filter_count is None
 
 
 def test_no_name_hides_another() -> None:
@@ -77,16 +81,16 @@ def test_no_name_hides_another() -> None:
 
 def test_tied_weights_are_measured_once_and_copies_are_twins() -> None:
     weight = torch.arange(6.0).reshape(2, 3)
-    found = alone({"in.weight": weight, "out.weight": weight.view(2, 3), "copy.weight": weight.clone()})
-    assert found.keys() == {"in.weight", "copy.weight"}
-    assert found["in.weight"].aliases == ("out.weight",)
-    assert found["copy.weight"].twin_of == "in.weight"
+    actual = alone({"in.weight": weight, "out.weight": weight.view(2, 3), "copy.weight": weight.clone()})
+    assert actual.keys() == {"in.weight", "copy.weight"}
+    assert actual["in.weight"].aliases == ("out.weight",)
+    assert actual["copy.weight"].twin_of == "in.weight"
 
 
 def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
     state = {"mask": torch.full((2, 2), -math.inf).triu(1), "packed": (torch.ones(2), None), "n": torch.tensor(1)}
-    found = alone(state)  # type: ignore[arg-type] - as int8 files have it
-    assert (found["mask"].role, found["n"].role, found["packed[0]"].role) == ("buffer", "buffer", "parameter")
+    actual = alone(state)  # type: ignore[arg-type] - as int8 files have it
+    assert (actual["mask"].role, actual["n"].role, actual["packed[0]"].role) == ("buffer", "buffer", "parameter")
 
 
 @pytest.mark.exhaustive

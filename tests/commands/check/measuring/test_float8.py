@@ -15,19 +15,19 @@ NORMAL = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
 def test_a_weight_of_float8_is_counted_in_its_own_type(dtype: torch.dtype) -> None:
     greatest = torch.finfo(dtype).max
     rounded = (NORMAL / NORMAL.abs().max() * 2 * greatest).clamp(-greatest, greatest).to(dtype)
-    found = float8_values(rounded)
-    assert found is not None
-    assert found.dtype == str(dtype).removeprefix("torch.")
-    assert found.saturated_count == sum(abs(value) == greatest for value in rounded.float().flatten().tolist())
-    assert found.rms == pytest.approx(float(rounded.double().pow(2).mean() ** 0.5))
+    actual = float8_values(rounded)
+    assert actual is not None
+    assert actual.dtype == str(dtype).removeprefix("torch.")
+    assert actual.saturated_count == sum(abs(value) == greatest for value in rounded.float().flatten().tolist())
+    assert actual.rms == pytest.approx(float(rounded.double().pow(2).mean() ** 0.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_wider_weight_is_known_by_its_values(dtype: torch.dtype, wide: torch.dtype) -> None:
-    found = float8_values((NORMAL * 0.1).to(dtype).to(wide))
-    assert found is not None
-    assert found.dtype == str(dtype).removeprefix("torch.")
+    actual = float8_values((NORMAL * 0.1).to(dtype).to(wide))
+    assert actual is not None
+    assert actual.dtype == str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_only_weights_are_looked_at() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).requires_grad_(requires_grad=False)
     network[0].weight.copy_(network[0].weight.to(torch.float8_e4m3fn).float())
     network[1].weight.copy_(network[1].weight.to(torch.float8_e4m3fn).float())
-    measured = {each.name: each.float8 for each in stored_tensors(network)[0]}
-    assert [name for name, found in measured.items() if found is not None] == ["0.weight"]
+    measured = {stored_tensor.name: stored_tensor.float8 for stored_tensor in stored_tensors(network)[0]}
+    assert [name for name, actual in measured.items() if actual is not None] == ["0.weight"]
 
 
 def test_what_float8_turns_to_zero_or_cuts_off_is_counted() -> None:
@@ -64,6 +64,6 @@ def test_what_float8_turns_to_zero_or_cuts_off_is_counted() -> None:
     values = torch.tensor([[0.0, edge, -edge, edge * 1.001], [448.0, 464.0, -464.001, 1e30]])
     network = nn.Module()
     network.weight = nn.Parameter(values)
-    (found,), _ = stored_tensors(network)
-    assert (found.float8_zero_count, found.float8_overflow_count) == (2, 2)
-    assert found.float8_zero_count == int(((values.to(torch.float8_e4m3fn).float() == 0) & (values != 0)).sum())
+    (actual,), _ = stored_tensors(network)
+    assert (actual.float8_zero_count, actual.float8_overflow_count) == (2, 2)
+    assert actual.float8_zero_count == int(((values.to(torch.float8_e4m3fn).float() == 0) & (values != 0)).sum())

@@ -62,12 +62,12 @@ def test_the_accuracy_is_that_of_a_plain_loop(network: nn.Module, squares: Path)
     accuracy = accuracy_of(network, squares)
     assert (accuracy.right, accuracy.count) == (int((taken == classes).sum()), 80)
     assert accuracy.right == 72  # two of each colour show another
-    for index, each in enumerate(accuracy.classes):
+    for index, class_name in enumerate(accuracy.classes):
         mine = taken[classes == index]
-        assert (each.label, each.indices, each.count) == (sorted(COLOURS)[index], (index,), len(mine))
-        assert each.right == int((mine == index).sum())
-        assert each.mistaken_count == int((mine != index).sum())
-    assert [each.mistaken_for for each in accuracy.classes] == ["green", "red", "white", "blue"]
+        assert (class_name.label, class_name.indices, class_name.count) == (sorted(COLOURS)[index], (index,), len(mine))
+        assert class_name.right == int((mine == index).sum())
+        assert class_name.mistaken_count == int((mine != index).sum())
+    assert [class_name.mistaken_for for class_name in accuracy.classes] == ["green", "red", "white", "blue"]
 
 
 def test_the_worst_pictures_are_those_of_which_the_network_is_surest(network: nn.Module, squares: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_worst_pictures_are_those_of_which_the_network_is_surest(network: nn
     surest = sorted((float(margin[each]) for each in wrong), reverse=True)[:8]
     assert [one.probability - one.label_probability for one in worst] == pytest.approx(surest, abs=1e-5)  # type: ignore[operator]
     assert {Path(each.name).stem for each in worst} == {"18", "19"}
-    assert all(each.taken_for != each.label and each.sha256 for each in worst)
+    assert all(row.taken_for != row.label and row.sha256 for row in worst)
 
 
 def test_nothing_of_the_network_changes_and_it_is_run_in_eval_mode(squares: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_score_that_is_nan_is_wrong_and_equal_scores_are_of_the_first_class(sq
     assert broken.right == 0
     assert (broken.worst[0].taken_for, broken.worst[0].probability) == ("NaN", None)
     even = accuracy_of(scores(torch.zeros(4)), squares)
-    assert [each.right for each in even.classes] == [20, 0, 0, 0]
+    assert [class_name.right for class_name in even.classes] == [20, 0, 0, 0]
 
 
 def test_scores_that_are_probabilities_are_shown_as_they_are(squares: Path) -> None:
@@ -188,8 +188,8 @@ def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> Non
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # some objects say that they are deprecated when they are asked
-                    held = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-                alive.append(sum(each.numel() for each in held if each.shape[-2:] == (64, 64)))
+                    held = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+                alive.append(sum(tensor.numel() for tensor in held if tensor.shape[-2:] == (64, 64)))
                 return self.conv(x).mean((2, 3))
 
         data = tmp_path / str(count)
@@ -208,8 +208,8 @@ NAMES = ("tabby cat", "crane", "crane", "10")
 
 
 def test_labels_are_names_whatever_their_case_and_spaces() -> None:
-    known, how = classes_of(["Tabby_Cat", "crane"], NAMES, 4, in_folders=True)
-    assert known == {"Tabby_Cat": (0,), "crane": (1, 2)}
+    expected, how = classes_of(["Tabby_Cat", "crane"], NAMES, 4, in_folders=True)
+    assert expected == {"Tabby_Cat": (0,), "crane": (1, 2)}
     assert how == "labels are names of classes"
 
 
@@ -220,16 +220,16 @@ def test_numbers_are_names_before_they_are_indices() -> None:
 
 def test_numbers_in_folders_are_indices_and_it_is_said_where_sorting_would_differ() -> None:
     labels = [str(index) for index in range(11)]
-    known, how = classes_of(labels, (), 11, in_folders=True)
-    assert known["10"] == (10,)
+    expected, how = classes_of(labels, (), 11, in_folders=True)
+    assert expected["10"] == (10,)
     assert how == "labels are indices of classes, not in sorted order, where '10' is class 2"
     assert classes_of(labels[:10], (), 10, in_folders=True)[1] == "labels are indices of classes"
 
 
 def test_as_many_folders_as_classes_are_sorted() -> None:
     wordnet = ["n02124075", "n01440764", "n04266014"]
-    known, how = classes_of(wordnet, ("tench", "Egyptian cat", "space shuttle"), 3, in_folders=True)
-    assert known == {"n01440764": (0,), "n02124075": (1,), "n04266014": (2,)}
+    expected, how = classes_of(wordnet, ("tench", "Egyptian cat", "space shuttle"), 3, in_folders=True)
+    assert expected == {"n01440764": (0,), "n02124075": (1,), "n04266014": (2,)}
     assert how == "folders in sorted order: 'n01440764' is class 0, 'tench'"
     for labels, in_folders in ((wordnet[:2], True), (wordnet, False)):
         with pytest.raises(UsageError, match=r"'n02124075' is no class of the network, which has 3 classes: none has"):

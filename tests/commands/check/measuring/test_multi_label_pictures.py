@@ -69,35 +69,35 @@ def accuracy_of(network: nn.Module, data: Path, **changes: Any) -> Accuracy:
 
 def test_exact_match_recall_and_f1_are_those_of_their_definitions(tmp_path: Path) -> None:
     logits, truth, data = random_pictures(tmp_path)
-    given = logits > 0
-    found = accuracy_of(Scores(), data)
-    assert (found.count, found.right) == (40, int((given == truth).all(1).sum()))
-    assert 0 < found.right < 40
-    assert found.mapping == "labels are names of classes; a label is given where its sigmoid is above 0.5"
+    inputs = logits > 0
+    accuracy = accuracy_of(Scores(), data)
+    assert (accuracy.count, accuracy.right) == (40, int((inputs == truth).all(1).sum()))
+    assert 0 < accuracy.right < 40
+    assert accuracy.mapping == "labels are names of classes; a label is given where its sigmoid is above 0.5"
     f1s = []
-    for each in found.classes:
-        index = NAMES.index(each.label)
-        hits, wrongly = given[:, index] & (truth[:, index] == 1), given[:, index] & (truth[:, index] == 0)
-        missed = ~given[:, index] & (truth[:, index] == 1)
-        assert (each.count, each.right) == (truth[:, index].sum(), hits.sum())
-        assert each.false_positives == wrongly.sum()
+    for class_name in accuracy.classes:
+        index = NAMES.index(class_name.label)
+        hits, wrongly = inputs[:, index] & (truth[:, index] == 1), inputs[:, index] & (truth[:, index] == 0)
+        missed = ~inputs[:, index] & (truth[:, index] == 1)
+        assert (class_name.count, class_name.right) == (truth[:, index].sum(), hits.sum())
+        assert class_name.false_positives == wrongly.sum()
         f1s.append(2 * hits.sum() / (2 * hits.sum() + wrongly.sum() + missed.sum()))
-        assert each.f1 == pytest.approx(f1s[-1])
-    assert found.macro_f1 == pytest.approx(np.mean(f1s))
+        assert class_name.f1 == pytest.approx(f1s[-1])
+    assert accuracy.macro_f1 == pytest.approx(np.mean(f1s))
 
 
 def test_the_surest_mistakes_come_first_with_both_probabilities(tmp_path: Path) -> None:
     logits = np.array([[4.0, -3, 0.5], [-2, 3, 3], [1, -1, -1], [-5, -5, -5]], np.float32)
     truth = np.array([[0, 1, 0], [1, 1, 1], [1, 0, 0], [0, 0, 0]])
-    found = accuracy_of(Scores(), write(tmp_path, logits, truth))
-    assert found.right == 2
-    both, missed = found.worst
+    accuracy = accuracy_of(Scores(), write(tmp_path, logits, truth))
+    assert accuracy.right == 2
+    both, missed = accuracy.worst
     share = 1 / (1 + np.exp(-logits))
     assert (both.label, both.taken_for) == ("green", "red, blue")
     assert (both.probability, both.label_probability) == pytest.approx((share[0, 0], share[0, 1]))
     assert (missed.label, missed.taken_for, missed.probability) == ("red, green, blue", "green, blue", None)
     assert missed.label_probability == pytest.approx(share[1, 0])
-    green = next(each for each in found.classes if each.label == "green")
+    green = next(class_name for class_name in accuracy.classes if class_name.label == "green")
     assert (green.right, green.count, green.mistaken_count) == (1, 2, 1)
 
 
@@ -106,8 +106,8 @@ def test_scores_are_probabilities_only_if_all_of_all_batches_are(tmp_path: Path)
     data = write(tmp_path / "low", logits, truth)
     assert accuracy_of(Scores(), data).right == 0  # 0.25 as returned
     logits[19, 2] = 3  # in the last batch: all are logits, and sigmoid(0.25) is above 0.5
-    found = accuracy_of(Scores(), write(tmp_path / "high", logits, truth))
-    assert (found.right, found.count) == (20, 20)
+    accuracy = accuracy_of(Scores(), write(tmp_path / "high", logits, truth))
+    assert (accuracy.right, accuracy.count) == (20, 20)
     assert accuracy_of(Scores(nn.Sigmoid()), data).mapping.endswith("where its score is above 0.5")
 
 
@@ -135,7 +135,10 @@ def test_columns_stand_for_classes_in_their_order(tmp_path: Path) -> None:
 def test_rules_judge_exact_match_recall_and_guessing(tmp_path: Path) -> None:
     _, _, data = random_pictures(tmp_path)
     failing = check(Scores(), data, limit={"accuracy.min-fraction": 0.99, "class-accuracy.min-fraction": 0.99})
-    assert [(each.rule, each.level) for each in failing.findings] == [("accuracy", "fail"), ("class-accuracy", "fail")]
+    assert [(finding.rule, finding.level) for finding in failing.findings] == [
+        ("accuracy", "fail"),
+        ("class-accuracy", "fail"),
+    ]
     assert "labelled pictures are given exactly their labels" in failing.findings[0].message
     assert "macro F1" in failing.findings[0].message
     assert ", F1 0." in failing.findings[1].message

@@ -89,8 +89,8 @@ def test_a_forward_pass_that_raises_is_no_error_here() -> None:
 def test_real_networks_repeat_themselves_in_a_batch_and_alone_and_stay_as_they_were(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name].build()
-    (given,) = NETWORKS[name].args()
-    batch = [*given, torch.rand_like(given[0])] if isinstance(given, list) else given
+    (arguments,) = NETWORKS[name].args()
+    batch = [*arguments, torch.rand_like(arguments[0])] if isinstance(arguments, list) else arguments
     state = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
     modes = [module.training for module in network.modules()]
     hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in network.modules()]
@@ -323,16 +323,18 @@ def expecting(network: nn.Module, k: int = 5, categories: tuple[str, ...] = (), 
 
 def test_as_many_classes_are_kept_as_an_expectation_asks_about() -> None:
     rows = [[float(index) for index in range(9)], [-float(index) for index in range(9)]]
-    found = expecting(logits(*rows), k=7).forward.predictions
-    assert [each.input_index for each in found] == [0, 1]
-    assert [each.class_indices for each in found] == [(8, 7, 6, 5, 4, 3, 2), (0, 1, 2, 3, 4, 5, 6)]
+    actual = expecting(logits(*rows), k=7).forward.predictions
+    assert [each.input_index for each in actual] == [0, 1]
+    assert [each.class_indices for each in actual] == [(8, 7, 6, 5, 4, 3, 2), (0, 1, 2, 3, 4, 5, 6)]
     total = sum(math.exp(index) for index in range(9))
-    np.testing.assert_allclose(found[0].probabilities, [math.exp(8 - at) / total for at in range(7)], rtol=1e-6)
+    np.testing.assert_allclose(actual[0].probabilities, [math.exp(8 - at) / total for at in range(7)], rtol=1e-6)
 
 
 def test_classes_have_names_where_those_are_as_many() -> None:
     network = logits([0.0, 1.0], [1.0, 0.0])
-    assert [each.class_names for each in expecting(network, categories=("cat", "dog")).forward.predictions] == [
+    assert [
+        prediction.class_names for prediction in expecting(network, categories=("cat", "dog")).forward.predictions
+    ] == [
         ("dog", "cat"),
         ("cat", "dog"),
     ]
@@ -341,9 +343,9 @@ def test_classes_have_names_where_those_are_as_many() -> None:
 
 def test_of_several_outputs_the_named_one_is_read() -> None:
     network = Written(lambda _, x: {"aux": torch.zeros(len(x), 3), "scores": torch.eye(3)[x[:, 0].long()]})
-    found = expecting(network, output_key="scores")
-    assert [each.class_indices[0] for each in found.forward.predictions] == [0, 1]
-    assert "expectation" not in found.unmeasured
+    actual = expecting(network, output_key="scores")
+    assert [prediction.class_indices[0] for prediction in actual.forward.predictions] == [0, 1]
+    assert "expectation" not in actual.unmeasured
     reason = expecting(network).unmeasured["expectation"]
     assert (
         reason
@@ -416,8 +418,8 @@ def test_layers_are_run_again_by_their_labels() -> None:
     inputs = pictures(2, 3, 8, 8)
     inspection = seen_again(network, inputs, "act#1", "(model)")
     assert [row.label for row in inspection.rows] == ["act", "act#1", "(model)"]
-    maps = {each.label: each for each in inspection.feature_maps}
-    assert {each.input_index for each in inspection.feature_maps} == {0}
+    maps = {maps.label: maps for maps in inspection.feature_maps}
+    assert {maps.input_index for maps in inspection.feature_maps} == {0}
     with torch.no_grad():
         np.testing.assert_allclose(maps["act#1"].values, network(inputs)[0].numpy(), rtol=1e-5, atol=1e-6)
 

@@ -35,8 +35,8 @@ def origin_in(network: nn.Module, *batches: Tensor) -> NonFiniteOrigin | None:
 
 def module_in(network: nn.Module, *batches: Tensor) -> NonFiniteOrigin | None:
     """Return the origin without its operation and the inputs that lead to it."""
-    found = origin_in(network, *batches)
-    return found and replace(found, operation="", source="", inputs=(), input_count=0, position=())
+    origin = origin_in(network, *batches)
+    return origin and replace(origin, operation="", source="", inputs=(), input_count=0, position=())
 
 
 def hook_counts(network: nn.Module) -> list[tuple[int, int]]:
@@ -247,11 +247,11 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_infinities_of_a_mask_are_not_blamed_for_the_nan_of_what_takes_them_up(name: str) -> None:
     function, operation = OPERATIONS[name]
-    found = origin_in(masked(function), ROWS)
-    assert found is not None
-    assert found.operation == f"(model):{operation}"
-    assert found.source.startswith("test_nonfinite_origin.py:")
-    assert (found.inputs, found.input_count, found.position) == (((2, "input 2"),), 3, ())
+    origin = origin_in(masked(function), ROWS)
+    assert origin is not None
+    assert origin.operation == f"(model):{operation}"
+    assert origin.source.startswith("test_nonfinite_origin.py:")
+    assert (origin.inputs, origin.input_count, origin.position) == (((2, "input 2"),), 3, ())
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ def test_infinities_of_a_mask_are_not_blamed_for_the_nan_of_what_takes_them_up(n
     ],
 )
 def test_what_makes_other_infinities_is_blamed(function: Callable[[Tensor], Tensor], operation: str) -> None:
-    found = origin_in(Written(lambda net, x: net.last(function(x)), last=nn.Linear(4, 4)), ROWS)
-    assert found is not None
-    assert found.operation == f"(model):{operation}"
+    origin = origin_in(Written(lambda net, x: net.last(function(x)), last=nn.Linear(4, 4)), ROWS)
+    assert origin is not None
+    assert origin.operation == f"(model):{operation}"
 
 
 def test_a_softmax_module_is_named_after_a_mask_in_code() -> None:
@@ -276,9 +276,9 @@ def test_a_softmax_module_is_named_after_a_mask_in_code() -> None:
         softmax=nn.Softmax(1),
         last=nn.Linear(4, 4),
     )
-    found = origin_in(network, ROWS)
-    assert found is not None
-    assert (found.layer, found.inputs, found.operation) == ("softmax", ((2, "input 2"),), "")
+    origin = origin_in(network, ROWS)
+    assert origin is not None
+    assert (origin.layer, origin.inputs, origin.operation) == ("softmax", ((2, "input 2"),), "")
 
 
 def test_the_place_inside_an_input_is_told() -> None:
@@ -289,21 +289,21 @@ def test_the_place_inside_an_input_is_told() -> None:
         lambda net, x: net.last(x.mean(2, keepdim=True).expand(-1, -1, 4).masked_fill(x < 0, -math.inf).softmax(2)),
         last=nn.Linear(4, 4),
     )
-    found = origin_in(network, torch.ones(3, 5, 4), x)
-    assert found is not None
-    assert (found.inputs, found.input_count, found.position) == (((4, "input 4"),), 2, (3, None))
+    origin = origin_in(network, torch.ones(3, 5, 4), x)
+    assert origin is not None
+    assert (origin.inputs, origin.input_count, origin.position) == (((4, "input 4"),), 2, (3, None))
 
 
 def test_every_input_that_leads_to_it_is_told() -> None:
-    found = origin_in(Written(lambda _, x: x.log1p()), torch.tensor([[0.0, -2.0], [0.0, 0.0], [-3.0, 0.0]]))
-    assert found is not None
-    assert (found.inputs, found.input_count, found.position) == (((0, "input 0"), (2, "input 2")), 3, (1,))
+    origin = origin_in(Written(lambda _, x: x.log1p()), torch.tensor([[0.0, -2.0], [0.0, 0.0], [-3.0, 0.0]]))
+    assert origin is not None
+    assert (origin.inputs, origin.input_count, origin.position) == (((0, "input 0"), (2, "input 2")), 3, (1,))
 
 
 def test_a_network_that_overwrites_its_input_is_searched_with_the_input_as_it_was() -> None:
-    found = origin_in(Written(lambda _, x: x.log1p_()), torch.tensor([[0.0, -2.0], [0.0, 0.0]]))
-    assert found is not None
-    assert found.inputs == ((0, "input 0"),)
+    origin = origin_in(Written(lambda _, x: x.log1p_()), torch.tensor([[0.0, -2.0], [0.0, 0.0]]))
+    assert origin is not None
+    assert origin.inputs == ((0, "input 0"),)
 
 
 def root_of(x: Tensor) -> Tensor:

@@ -104,16 +104,16 @@ def test_an_input_of_a_batch_is_taken_out_with_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "pair"),
+    ("inputs", "pair"),
     [
         (torch.tensor([[1.0, 2.0, 3.0]]), [[1.0, 2.0, 3.0], [-3.0, -2.0, -1.0]]),
         pytest.param(torch.tensor([[1, 2, 3]]), [[1, 2, 3], [3, 2, 1]], id="whole numbers, which may be indices"),
         ([torch.tensor([[1.0, 2.0]])], [[[1.0, 2.0]], [[-2.0, -1.0]]]),
     ],
 )
-def test_a_second_input_is_a_mirrored_negative_of_the_first(given: Any, pair: list[Any]) -> None:
-    made = with_a_mirrored_copy(batch(given, count=1))
-    assert [each.tolist() for each in made.args[0]] == pair
+def test_a_second_input_is_a_mirrored_negative_of_the_first(inputs: Any, pair: list[Any]) -> None:
+    made = with_a_mirrored_copy(batch(inputs, count=1))
+    assert [argument.tolist() for argument in made.args[0]] == pair
     assert made.indices == (0, 1)
 
 

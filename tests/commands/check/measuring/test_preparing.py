@@ -63,7 +63,7 @@ def test_noise_for_a_detector_is_a_list() -> None:
     module = nn.Conv2d(3, 4, 1)
     loaded = LoadedModel(module, inspected_network(module).info, Preprocessing(kind="detection"))
     (batch,) = prepare(loaded, CheckSettings(input_shape=(2, 3, 8, 8))).batches()
-    assert [tuple(each.shape) for each in batch.args[0]] == [(3, 8, 8), (3, 8, 8)]
+    assert [tuple(argument.shape) for argument in batch.args[0]] == [(3, 8, 8), (3, 8, 8)]
 
 
 def test_a_network_that_does_not_tell_its_input_needs_a_shape() -> None:
@@ -94,7 +94,7 @@ def test_pictures_of_expectations_follow_those_of_settings_each_once(folder: Pat
     assert names(prepared) == ["b.png", "a.png", "c.png"]
     assert prepared.input_count == 3
     records = [record.name for batch in prepared.batches() for record in batch.records]
-    assert [records.index(str(each.image)) for each in expectations] == [2, 1, 2]
+    assert [records.index(str(expectation.image)) for expectation in expectations] == [2, 1, 2]
 
 
 def test_pictures_are_prepared_as_the_settings_say(folder: Path) -> None:
@@ -149,9 +149,9 @@ def test_inputs_that_cannot_be_read_are_errors(
 ) -> None:
     monkeypatch.chdir(folder)
     Path("empty").mkdir()
-    given = CheckSettings(**settings)
+    inputs = CheckSettings(**settings)
     with pytest.raises(error, match=says):
-        measure(prepare(nn.Conv2d(3, 4, 1), given), given, {"forward"})
+        measure(prepare(nn.Conv2d(3, 4, 1), inputs), inputs, {"forward"})
 
 
 def test_a_weights_file_is_loaded_into_the_network_that_the_settings_name(folder: Path) -> None:

@@ -66,10 +66,10 @@ def test_each_channel_has_the_mean_and_std_that_numpy_finds(
     layer: nn.Module, shape: tuple[int, ...], axis: int
 ) -> None:
     inputs = torch.randn(shape).to(next(layer.parameters()).dtype)
-    found = signed(nn.Sequential(layer), batches(inputs, 3, 1))["0"].channels
+    actual = signed(nn.Sequential(layer), batches(inputs, 3, 1))["0"].channels
     values = layer(inputs).detach().double().numpy()
-    others = tuple(each for each in range(values.ndim) if each != axis)
-    np.testing.assert_allclose(found, [values.mean(others), values.std(others)], rtol=1e-4, atol=1e-6)
+    others = tuple(number for number in range(values.ndim) if number != axis)
+    np.testing.assert_allclose(actual, [values.mean(others), values.std(others)], rtol=1e-4, atol=1e-6)
 
 
 def test_what_has_no_channels_has_no_moments_of_any() -> None:
@@ -86,10 +86,10 @@ def test_quantiles_are_of_each_input_and_their_mean() -> None:
 
 def test_quantiles_are_of_finite_values_and_all_are_kept() -> None:
     values = torch.tensor([[1.0, math.nan, 3.0, -math.inf]])
-    found = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
-    assert found.quantiles is not None
-    assert found.quantiles[3] == 2
-    np.testing.assert_array_equal(kept(found), values)
+    actual = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
+    assert actual.quantiles is not None
+    assert actual.quantiles[3] == 2
+    np.testing.assert_array_equal(kept(actual), values)
 
 
 class Both(nn.Module):
@@ -111,9 +111,9 @@ def test_values_of_several_input_tensors_are_kept_side_by_side_whatever_the_batc
 
 @pytest.mark.parametrize("values", [torch.arange(6).view(1, 6), torch.ones(1, 6, dtype=torch.bool), torch.ones(1, 0)])
 def test_whole_numbers_and_nothing_at_all_have_signatures_too(values: Tensor) -> None:
-    found = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
-    np.testing.assert_array_equal(kept(found), values)
-    assert (found.quantiles is None) == (values.numel() == 0)
+    actual = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
+    np.testing.assert_array_equal(kept(actual), values)
+    assert (actual.quantiles is None) == (values.numel() == 0)
 
 
 class Sparse(nn.Module):
@@ -128,8 +128,8 @@ def test_a_sparse_output_has_none() -> None:
 def test_an_output_that_is_overwritten_in_place_is_signed_as_it_was() -> None:
     network = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     values = torch.tensor([[-1.0, 2.0]])
-    found = signed(network, batches(values, 1))
-    assert [found[label].quantiles[0] < 0 for label in ("0", "1")] == [True, False]  # type: ignore[index]
+    actual = signed(network, batches(values, 1))
+    assert [actual[label].quantiles[0] < 0 for label in ("0", "1")] == [True, False]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def found(report: CheckReport, rule: str) -> list[str]:
-    return [each.message for each in report.findings if each.rule == rule]
+    return [finding.message for finding in report.findings if finding.rule == rule]
 
 
 RULES = ("dead-channels", "fp16-headroom", "overflowing-activation")
@@ -65,7 +65,7 @@ def test_rules_see_the_one_input_that_a_few_do_not_have(run: Path, tmp_path: Pat
     greatest = 30_000 * (4 + 0.001 * 54 - 1)  # the brightest patch has the mean of rows and columns 5 to 7
     [message] = found(beyond, "fp16-headroom")
     assert f"'scale' (Conv2d) reaches {round(greatest, -2):,.0f}," in message
-    assert any("look at 3 of 5 outputs in the survey" in each for each in beyond.warnings)
+    assert any("look at 3 of 5 outputs in the survey" in warning for warning in beyond.warnings)
 
 
 def test_a_survey_of_other_weights_or_dtype_is_refused_in_one_line(run: Path) -> None:
@@ -91,7 +91,7 @@ def test_only_outputs_that_the_survey_has_are_judged_by_it(tmp_path: Path) -> No
     )
     assert found(report, "dead-channels") == []
     assert found(report, "fp16-headroom") == []
-    assert any("1 of 5 outputs" in each for each in report.warnings)
+    assert any("1 of 5 outputs" in warning for warning in report.warnings)
 
 
 def test_nan_over_the_data_set_is_named(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def in_bursts(parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer, 
     """Step with gradients over eight decades, many of them zero: so first moments come near their bound."""
     chance = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        for each in parameters:
-            scale = 10 ** (8 * torch.rand(each.shape, generator=chance) - 6)
-            is_there = torch.rand(each.shape, generator=chance) < 0.3
-            each.grad = (torch.randn(each.shape, generator=chance) * scale * is_there).to(each.dtype)
+        for parameter in parameters:
+            scale = 10 ** (8 * torch.rand(parameter.shape, generator=chance) - 6)
+            is_there = torch.rand(parameter.shape, generator=chance) < 0.3
+            parameter.grad = (torch.randn(parameter.shape, generator=chance) * scale * is_there).to(parameter.dtype)
         optimiser.step()
         if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
             schedule.step(1.0)
@@ -68,7 +68,7 @@ def test_states_of_torchs_optimisers_are_sound(name: str, dtype: torch.dtype, tm
     parameters = [nn.Parameter(torch.ones(40, 30, dtype=dtype)), nn.Parameter(torch.ones(30, dtype=dtype))]
     optimiser = OPTIMISERS[name](parameters)
     in_bursts(parameters, optimiser, None, 20)
-    model = {str(at): each.detach() for at, each in enumerate(parameters)}
+    model = {str(at): parameter.detach() for at, parameter in enumerate(parameters)}
     (values,) = optimiser_values(saved(tmp_path, model=model, optimizer=optimiser.state_dict()))
     assert_sound(values, None if name.startswith("SGD") else 20)
 
@@ -95,7 +95,7 @@ def test_states_under_torchs_schedules_are_sound(name: str, dtype: torch.dtype, 
     optimiser = torch.optim.AdamW(groups, 1e-3)
     schedule = SCHEDULES[name](optimiser)
     in_bursts(parameters, optimiser, schedule, 30)
-    model = {str(at): each.detach() for at, each in enumerate(parameters)}
+    model = {str(at): parameter.detach() for at, parameter in enumerate(parameters)}
     parts = {"optimizer": optimiser.state_dict(), "lr_scheduler": schedule.state_dict()}
     (values,) = optimiser_values(saved(tmp_path, model=model, **parts))
     assert_sound(values, 30)
@@ -140,9 +140,9 @@ def average_of(network: nn.Module, beside: nn.Module, steps: int) -> dict[str, T
 
 def test_an_average_that_was_hardly_updated_looks_as_initialised(tmp_path: Path) -> None:
     network, start = trained_on_gratings(), trained_on_gratings()
-    for each in start.modules():
-        if isinstance(each, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-            each.reset_parameters()
+    for module in start.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+            module.reset_parameters()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for each in start.modules():
@@ -161,20 +161,22 @@ def test_an_average_that_was_hardly_updated_looks_as_initialised(tmp_path: Path)
 def test_weights_of_an_average_that_hold_one_value_are_listed(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = {"a.weight": torch.randn(3, 4), "b.weight": torch.randn(4, 2, 3), "a.bias": torch.randn(3)}
     weights["gate.weight"] = torch.zeros(3, 4)  # as it started, like its average
-    everywhere = {name: torch.full_like(each, value).to(dtype) for name, each in weights.items()}
+    everywhere = {name: torch.full_like(weight, value).to(dtype) for name, weight in weights.items()}
     (values,) = copy_values(saved(tmp_path, model=weights, ema=everywhere))
     assert (values.single_valued, values.matrix_count) == (("a.weight", "b.weight"), 2)
     one = {**weights, "b.weight": everywhere["b.weight"]}
     (values,) = copy_values(saved(tmp_path, model=weights, ema=one))
     assert (values.single_valued, values.matrix_count) == (("b.weight",), 2)
-    (values,) = copy_values(saved(tmp_path, model=weights, ema={name: each * 0.5 for name, each in weights.items()}))
+    (values,) = copy_values(
+        saved(tmp_path, model=weights, ema={name: weight * 0.5 for name, weight in weights.items()})
+    )
     assert (values.single_valued, values.matrix_count) == ((), 2)
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5])
 def test_an_average_that_is_a_list_of_the_parameters_is_read(factor: float, tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    shadow = [each.detach() * factor for each in network.parameters()]
+    shadow = [parameter.detach() * factor for parameter in network.parameters()]
     averages = {"decay": 0.999, "num_updates": 7, "shadow_params": shadow, "collected_params": None}  # torch_ema's
     (values,) = copy_values(saved(tmp_path, model=network.state_dict(), ema=averages))
     assert values.key == "ema.shadow_params"

@@ -72,7 +72,7 @@ def test_one_filter_of_several_inputs_over_and_over_is_no_blur(inputs: int, plac
     filters = drawn(1, inputs, places).repeat(40, 1, 1)
     assert repeated_filters(filters, rounded=False) == tuple(range(1, 40))
     filters[7, 1, 0] += 1  # then it is no longer the one before it, nor that of the others
-    assert repeated_filters(filters, rounded=False) == tuple(each for each in range(1, 40) if each != 7)
+    assert repeated_filters(filters, rounded=False) == tuple(number for number in range(1, 40) if number != 7)
 
 
 @pytest.mark.parametrize("begin", [0, 1, 2, 15, 16, 17, 31, 500, 20 * 300 - 32])
@@ -126,15 +126,15 @@ def reference(values: Tensor) -> float:
     """Compute the definition, naively and in float64."""
     x = values.reshape(*values.shape[:2], -1).double()
     second, fourth = x.square().mean(), x.pow(4).mean()
-    found = []
+    actual = []
     for axes, groups in (((1, 2), x.shape[0]), ((0, 2), x.shape[1]), ((0, 1), x.shape[2])):
         size = x.numel() // groups
         if groups > 1 and size >= 8:
             means, energies = x.mean(axes), x.square().mean(axes)
             of_means = means.square().mean() / (second / size)
             of_energies = energies.var() / ((fourth - second**2) / size)
-            found += [float((each - 1) * math.sqrt(groups / 2)) for each in (of_means, of_energies)]
-    return max(found)
+            actual += [float((case - 1) * math.sqrt(groups / 2)) for case in (of_means, of_energies)]
+    return max(actual)
 
 
 @pytest.mark.parametrize("shape", [(64, 32, 1, 1), (32, 16, 3, 3), (200, 1, 5, 5), (100, 300), (8, 1000)])
@@ -150,8 +150,8 @@ def test_whatever_is_drawn_independently_is_within_chance(initialise: object) ->
     assert callable(initialise)
     torch.manual_seed(0)
     spreads = [spread_beyond_chance(initialise(torch.empty(64, 32, 3, 3))) for _ in range(40)]
-    assert all(each is not None and each < 5 for each in spreads)
-    assert sum(each < 3 for each in spreads if each is not None) >= 36
+    assert all(spread is not None and spread < 5 for spread in spreads)
+    assert sum(spread < 3 for spread in spreads if spread is not None) >= 36
 
 
 def test_too_little_to_tell_and_a_few_outliers_have_no_spread() -> None:
