@@ -276,7 +276,10 @@ def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Pa
     ],
 )
 @pytest.mark.sample(
-    "given0-2-Missing IMAGE", "given2-2-7", "given4-2---method gradient", "given5-3-it exists and is not a folder"
+    "arguments0-2-Missing IMAGE",
+    "arguments2-2-7",
+    "arguments4-2---method gradient",
+    "arguments5-3-it exists and is not a folder",
 )
 def test_bad_input_gets_one_line_and_an_exit_code(
     command: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
