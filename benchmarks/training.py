@@ -102,9 +102,9 @@ def measure_off_step() -> Section:
     actual = []
     for network in ("mlp", "resnet"):
         for way in ("without a file", "with a file"):
-            message = [_off_step(network, with_file=way == "with a file") for _ in range(PROCESSES)]
-            added, plain = (spread([each[name] for each in message], "ms") for name in ("added", "plain"))
-            subject = f"{network}, {message[0]['tensors']:.0f} tensors"
+            records = [_off_step(network, with_file=way == "with a file") for _ in range(PROCESSES)]
+            added, plain = (spread([record[name] for record in records], "ms") for name in ("added", "plain"))
+            subject = f"{network}, {records[0]['tensors']:.0f} tensors"
             if way == "without a file":
                 actual.append(Measurement(subject, "plain step", plain.median, "ms", plain))
             actual.append(Measurement(subject, f"added {way}", added.median, "ms", added, None, _OFF_STEP_MS))

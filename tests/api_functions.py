@@ -109,20 +109,20 @@ def functions() -> Iterator[str]:
 
 
 def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], str], common: Mapping[str, str]) -> str:
-    arguments, inputs = function.args, []
+    arguments, passed = function.args, []
     message: dict[str, str] = {}
     docstring = ast.get_docstring(function) or ""
     own = entries(docstring, "Args")
     places = [None] * (len(arguments.args) - len(arguments.defaults)) + [*arguments.defaults]
     signature = [_parameter(argument, default) for argument, default in zip(arguments.args, places, strict=True)]
-    inputs += [argument.arg for argument in arguments.args]
+    passed += [argument.arg for argument in arguments.args]
     message |= {argument.arg: own.get(argument.arg) or common[argument.arg] for argument in arguments.args}
     if arguments.kwonlyargs:
         signature.append("*")
     for kwonlyarg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         if kwonlyarg.arg != "option":
             signature.append(_parameter(kwonlyarg, default))
-            inputs.append(f"{kwonlyarg.arg}={kwonlyarg.arg}")
+            passed.append(f"{kwonlyarg.arg}={kwonlyarg.arg}")
             message[kwonlyarg.arg] = own.get(kwonlyarg.arg) or common[kwonlyarg.arg]
             continue
         kind = getattr(options, ast.unparse(kwonlyarg.annotation).removeprefix("options."))  # type: ignore[arg-type]
@@ -134,9 +134,9 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
                 signature.append(f"{option.name}: {annotation} = {option.default!r}{_shadows(option.name)}")
                 message[option.name] = described(kind, option)
                 names.append(f"{option.name}={option.name}")
-        inputs.append(f"option=options.{kind.__name__}({', '.join(names)})")
+        passed.append(f"option=options.{kind.__name__}({', '.join(names)})")
     lines = ",\n".join(signature).replace("  # noqa: A002,", ",  # noqa: A002")
-    call = f"return run_{function.name}({', '.join(inputs)})"
+    call = f"return run_{function.name}({', '.join(passed)})"
     returned = ast.unparse(function.returns) if function.returns else "None"
     text = f'"""{_with_args(docstring, message)}\n"""\n{call}'
     return f"def {function.name}(\n{indent(lines, '    ')},\n) -> {returned}:\n{indent(text, '    ')}\n"

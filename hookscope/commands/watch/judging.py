@@ -126,7 +126,7 @@ class Judge:
         if outside:
             self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
         by_rule["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
-        by_rule["repeated-step"] = []  # `judge_repeat` objects
+        by_rule["repeated-step"] = []  # `judge_repeat` judges it
         by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
             by_rule["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)

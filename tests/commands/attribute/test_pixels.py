@@ -192,8 +192,8 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (torch.rand(2), r"need one tensor as the first argument: .* The network is inputs a tensor 2\.$"),
-        (torch.rand(2, 3, 2, 2, 2, 2), "is inputs a tensor 2x3x2x2x2x2"),
+        (torch.rand(2), r"need one tensor as the first argument: .* The network is given a tensor 2\.$"),
+        (torch.rand(2, 3, 2, 2, 2, 2), "is given a tensor 2x3x2x2x2x2"),
         (torch.zeros(2, 7, dtype=torch.long), "whole numbers, 2x7, .* --method grad-cam --layer NAME"),
     ],
 )

@@ -215,11 +215,11 @@ class Operands(nn.Module):
 @pytest.mark.parametrize(
     ("name", "value", "operation", "line", "inputs"),
     [
-        ("base", 5000.0, "pow", 1, "inputs 100.0 in A and 5000.0 in B"),
-        ("slope", 0.9, "leaky_relu", 2, "inputs negative_slope=0.1 in A and negative_slope=0.9 in B"),
-        ("offset", 2.0, "sub", 3, "inputs 1.0 in A and 2.0 in B"),
-        ("buffer", 1.3, "mul", 4, "inputs buffer, which differs by 0.3"),
-        ("held", 3.0, "hypot", 6, "inputs held, which differs by 2"),
+        ("base", 5000.0, "pow", 1, "given 100.0 in A and 5000.0 in B"),
+        ("slope", 0.9, "leaky_relu", 2, "given negative_slope=0.1 in A and negative_slope=0.9 in B"),
+        ("offset", 2.0, "sub", 3, "given 1.0 in A and 2.0 in B"),
+        ("buffer", 1.3, "mul", 4, "given buffer, which differs by 0.3"),
+        ("held", 3.0, "hypot", 6, "given held, which differs by 2"),
     ],
 )
 def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
