@@ -154,7 +154,8 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        self._inputs = StepInputs(self._networks, self._failed_in_forward)
+        # In a script a hook at every step would change the lines of torch's in a traceback.
+        self._inputs = StepInputs(self._networks if script is None else (), self._failed_in_forward)
         self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
