@@ -302,7 +302,7 @@ def is_hugging_face(path: Path) -> bool:
 
 
 def is_utf8(path: Path) -> bool:
-    """Return whether a path is UTF-8, which is all that the libraries that map files take."""
+    """Tell whether a path is valid UTF-8: libraries that memory-map files take no other."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -29,7 +29,7 @@ def replace_stand_ins(content: Any, replacement: Callable[[StandIn], Any]) -> An
     What a replacement holds is gone through as well. Keys and the members of sets stay as they are. Raises what
     `replacement` does; UnreadablePickleError for tuples in tuples without end.
     """
-    replaced: dict[int, tuple[Any, Any]] = {}  # by id, which stays its own as long as the object is held
+    replaced: dict[int, tuple[Any, Any]] = {}  # by id; the objects are kept, so no id is used twice
     seen: dict[int, Any] = {}
     waiting: list[Any] = []
 

@@ -65,7 +65,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _argument(parameter: Parameter, command: str) -> Parameter:
-    """Return an argument of a command as typer takes it; one whose default is () takes several values."""
+    """Turn a parameter into a typer argument; with () as its default it takes several values."""
     name, default = parameter.name, parameter.default
     metavar, _, text = (_ARGUMENTS.get(f"{command} {name}") or _ARGUMENTS.get(name, "")).partition("  ")
     if not text:  # what typer itself provides
@@ -105,14 +105,14 @@ def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    """Return the names that begin so; where there is none, shells offer files."""
+    """Complete the name of a network; where none begins so, shells offer files."""
     from hookscope.models.names import model_names
 
     return [name for name in model_names() if name.startswith(incomplete)]
 
 
 def _complete_layer(context: typer.Context, incomplete: str) -> list[str]:
-    """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
+    """Complete the name or type of a layer, once the name of a network has been typed.
 
     Files are left alone: to build the network of `net.py:build`, or to read a weights file, would run code or take long
     for a completion.

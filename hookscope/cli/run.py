@@ -20,7 +20,7 @@ from hookscope.text import counted, printable, strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.commands.conversion import RunResult
+    from hookscope.commands.conversion import RunDirectoryResult
     from hookscope.results.runs.directory import SavedRun
 
 # With more grids, a hint names the options for fewer.
@@ -55,7 +55,7 @@ class Run:
         ):
             yield advance
 
-    def show(self, result: "RunResult") -> None:
+    def show(self, result: "RunDirectoryResult") -> None:
         """Print a result for people: warnings to stderr first, so that they are seen before any number."""
         from hookscope.commands import conversion
         from hookscope.reporting import terminal
@@ -72,7 +72,7 @@ class Run:
             document = conversion.DESCRIPTIONS[type(result)](result, None)
             self.tables.print(*finding_lines(document), sep="\n", end="\n" if result.verdicts else "")
 
-    def save(self, result: "RunResult", **further: Any) -> Path:
+    def save(self, result: "RunDirectoryResult", **further: Any) -> Path:
         """Write the run directory, and what else the options ask for; return the directory."""
         from hookscope.commands.run_files import save_result
         from hookscope.reporting.columns import safe_line
@@ -109,7 +109,7 @@ class Run:
             show_picture(saved.folder / OVERVIEW, tables, self.messages, json=option.json)
         return saved.folder
 
-    def end(self, result: "RunResult", folder: Path | None, *exit_codes: int) -> int:
+    def end(self, result: "RunDirectoryResult", folder: Path | None, *exit_codes: int) -> int:
         """Print the result as JSON and the failures; return the most severe exit code."""
         if self.option.json:
             typer.echo(strict_json({**result.to_dict(), "run": folder and str(folder)}), nl=False)

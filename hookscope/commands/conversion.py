@@ -43,10 +43,10 @@ from hookscope.results.network import ModuleTable
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import Survey
 
-RunResult = Activations | Gradients | Attributions | Attention | Differences | History | Survey
+RunDirectoryResult = Activations | Gradients | Attributions | Attention | Differences | History | Survey
 """What a run directory holds."""
 
-Result = RunResult | CheckReport | CheckpointContents | ModuleTable | Comparison
+Result = RunDirectoryResult | CheckReport | CheckpointContents | ModuleTable | Comparison
 
 
 def result_text(result: Result) -> str:

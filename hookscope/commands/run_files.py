@@ -13,7 +13,7 @@ from hookscope.commands.activations.describe import describe_activations, descri
 from hookscope.commands.attention.save import write_attention
 from hookscope.commands.attribute.map_files import photograph_of, write_photograph
 from hookscope.commands.attribute.save import write_attributions
-from hookscope.commands.conversion import RunResult
+from hookscope.commands.conversion import RunDirectoryResult
 from hookscope.commands.diff.save import write_differences
 from hookscope.commands.grads.describe import describe_gradients
 from hookscope.commands.history.save import write_history
@@ -43,7 +43,7 @@ TOKENS = "tokens.png"
 
 
 def save_result(
-    result: RunResult,
+    result: RunDirectoryResult,
     path: str | Path,
     *,
     command: str = "",

@@ -108,7 +108,8 @@ def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
         elif isinstance(value, dict | list | tuple) and len(path) < _DEPTH_LIMIT:
             members = dict.items(value) if isinstance(value, dict) else enumerate(value)
             named = ((str(key), member) for key, member in members if isinstance(key, str | int))
-            waiting.extend(((*path, step), member) for step, member in islice(named, _MEMBERS_LIMIT))
+            room = _MEMBERS_LIMIT - len(waiting)  # a small file may refer to one list a million times
+            waiting.extend(((*path, step), member) for step, member in islice(named, room))
 
 
 def _copies(content: object, weights: Weights, key: str | None) -> Iterator[AveragedCopy]:

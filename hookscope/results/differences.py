@@ -84,8 +84,8 @@ class Measures:
         return -20 * math.log10(self.relative_l2) if self.relative_l2 > 0 else math.nan
 
 
-class Compared:
-    """Two tensors of A and B, and how far they are from each other."""
+class TensorDifference:
+    """How far a tensor of B is from its partner in A."""
 
     __slots__ = ()
 
@@ -112,7 +112,7 @@ class ChannelShare:
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceRow(Compared):
+class DifferenceRow(TensorDifference):
     """One output of a layer of A and its partner in B.
 
     Attributes:
@@ -186,7 +186,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputDifference(Compared):
+class OutputDifference(TensorDifference):
     """One output tensor of the networks, compared.
 
     Attributes:
@@ -214,7 +214,7 @@ class OutputDifference(Compared):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightDifference(Compared):
+class WeightDifference(TensorDifference):
     """One tensor of A's state and its partner in B's.
 
     Attributes:

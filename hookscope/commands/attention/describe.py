@@ -75,7 +75,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
         return f"{subject}nothing on the picture{rest}."
     share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
     words = "spread out" if box.words == "spread out" else f"at: {box.words}"
-    return f"{subject}half of the attention is on {share} of the picture, {words}{rest}."
+    return f"{subject}half of the attention to the picture is on {share} of it, {words}{rest}."
 
 
 def _flagged_heads(result: Attention) -> Iterator[str]:

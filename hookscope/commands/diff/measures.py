@@ -36,7 +36,7 @@ class Sums:
     Attributes:
         a: As the others up to `max_value` in `SquaredSums`.
         count: Number of elements.
-        nonfinite: The `mismatched` elements: those that are NaN and infinite in A, then those in B.
+        nonfinite: Of the `mismatched` elements: how many are NaN in A, Inf in A, NaN in B and Inf in B.
     """
 
     a: float = 0.0

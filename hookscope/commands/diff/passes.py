@@ -206,7 +206,7 @@ class Passes:
             a.inputs[0].less(b, self._first_input, self._count)
 
     def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
-        """Compare A's output with that of B's layer on A's input, if that was kept."""
+        """With `--shadow`, compare A's output to that of B's layer run on A's input."""
         key, index = a.key[:2], a.key[2]
         if index == 0:
             if a.kept is None or b.layer not in self.networks[B].hooked:

@@ -145,8 +145,8 @@ def _counts(tensor: Tensor) -> _Counts:
 class _Search:
     """One pass, looking for the first module that makes what is not finite.
 
-    On the stack are calls that have begun, each with the first NaN or +Inf that it was given, else the last -Inf: until
-    there is an origin, they come from the network's inputs.
+    On the stack are the calls that have begun. Each has the counts of its first input with NaN or +Inf, or else of its
+    last with -Inf. Until there is an origin, these values come from the network's inputs.
     """
 
     subject: InspectedNetwork
