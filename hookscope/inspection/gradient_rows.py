@@ -267,7 +267,6 @@ def parameter_rows(
     `raised` as for `gradient_rows`.
     """
     gradients = [(index, param.gradient) for index, param in enumerate(parameters) if param.gradient is not None]
-    gradients.sort(key=lambda pair: str(pair[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
         norms = _l2_norms([parameter.parameter for parameter in parameters])
         measured = [reducer.reduce(gradient) for _, gradient in gradients]

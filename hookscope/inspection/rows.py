@@ -107,8 +107,8 @@ class Recorder:
             self.tokens.start(indices)
 
     def settle(self) -> None:
-        """Finish what waits for the outputs that come next. The caller's autocast must not reach it."""
-        with plain_arithmetic():
+        """Finish what waits for the outputs that come next. The caller's autocast and operations must not reach it."""
+        with plain_arithmetic(), torch._C.DisableTorchFunction():
             self.reducer.settle()
             if self.rules_reducer is not None:
                 self.rules_reducer.settle()

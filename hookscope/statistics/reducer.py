@@ -27,11 +27,11 @@ from hookscope.statistics.storage import as_real_floats, gathered, in_memory_ord
 from hookscope.statistics.torch_reductions import completed, count_in_bins, distribution_of_counts, reduce_on_device
 from hookscope.text import exception_line
 
-# Up to this size a tensor on an accelerator is copied and reduced with others, and so many elements are staged at most:
-# starting an operation costs as much as reading megabytes. Not measured.
-_SMALL, _STAGE_ELEMENTS = 2**20, 2**23
-# What can be staged as float32 without loss.
-_STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+# Up to this size a tensor on an accelerator is copied and reduced with others of its shape; at most so many elements
+# wait. Starting an operation costs as much as reading megabytes. Not measured.
+_SMALL, _MOST_WAITING = 2**20, 2**23
+# What can be copied as float32 without loss.
+_COPIED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(slots=True)
@@ -57,16 +57,18 @@ class Pending:
 Measured = Reduction | Pending
 """What `Reducer.reduce` returns in a hook, for `collect` to finish."""
 
+_Group = tuple[torch.device, tuple[int, int, int]]
+"""Tensors that are reduced together: where they are, and their (before, C, after), see `in_memory_order`."""
+
 
 class Reducer:
     """Reduces tensors as they come; holds the work space for it, so that no hook asks for memory anew.
 
-    Small tensors on an accelerator are copied and reduced a few at a time, when they are enough or another shape comes:
-    calls cost more than a copy.
+    Small tensors on an accelerator are copied and wait for others of their shape: calls cost more than a copy.
     """
 
     def __init__(self, *, distributions: bool = False, keeps_values: bool = False) -> None:
-        """Start without work space; it grows to the largest tensor seen, besides what is staged.
+        """Start without work space; it grows to the largest tensor seen, besides the copies that wait.
 
         Args:
             distributions: Whether to count how values are distributed, for quantiles and histograms.
@@ -76,9 +78,8 @@ class Reducer:
         self.keeps_values = keeps_values
         self._fused = FusedReducer(distributions=distributions)
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
-        self._stage = torch.empty(0)
-        self._staged: list[Pending] = []
-        self._staged_view = (0, 0, 0)
+        self._waiting: dict[_Group, list[tuple[Pending, Tensor]]] = {}
+        self._waiting_elements = 0
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
@@ -131,41 +132,37 @@ class Reducer:
                 return with_zeros(stored, implicit_zeros, distributions=self.distributions)
             if stored_count == 0:
                 return header
-            small = not values.is_cpu and stored_count <= _SMALL and values.dtype in _STAGED_DTYPES
+            small = not values.is_cpu and stored_count <= _SMALL and values.dtype in _COPIED_DTYPES
             return self._copy(values, header) if small else self._reduce_now(values, header)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
             return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
     def settle(self) -> None:
-        """Reduce what is staged: after it `collect` can finish all that `reduce` returned."""
+        """Reduce what waits: after it `collect` can finish all that `reduce` returned."""
         self._latest = None
-        staged, self._staged = self._staged, []
-        if not staged:
-            return
-        rows = self._stage[: len(staged) * staged[0].known.element_count].view(len(staged), -1)
-        try:
-            self._reduce_on_device(rows, self._staged_view, staged)
-        except RuntimeError as error:  # out of memory
-            for entry in staged:
-                entry.reduction = entry.known._replace(unmeasured=exception_line(error))
+        while self._waiting:
+            self._reduce_largest_group()
 
     def _copy(self, values: Tensor, header: Reduction) -> Pending:
-        """Copy the values behind those that are staged, in memory order and as float32."""
+        """Copy the values, in memory order and as float32, to wait for others of their shape."""
         ordered, channels_view = in_memory_order(values, header.channel_axis)
-        count = header.element_count
-        begin = len(self._staged) * count
-        elsewhere = self._stage.device != values.device
-        if self._staged and (channels_view != self._staged_view or elsewhere or begin + count > self._stage.numel()):
-            self.settle()
-            begin = 0
-        if elsewhere or not self._stage.numel():
-            with torch.inference_mode(False):  # in a model's inference mode it would be of no use outside
-                self._stage = torch.empty(_STAGE_ELEMENTS, dtype=torch.float32, device=values.device)
-        self._stage[begin : begin + count].view(ordered.shape).copy_(ordered)
-        self._staged_view = channels_view
-        staged = Pending(header)
-        self._staged.append(staged)
-        return staged
+        copied = torch.empty(ordered.shape, dtype=torch.float32, device=values.device).copy_(ordered)
+        pending = Pending(header)
+        self._waiting.setdefault((values.device, channels_view), []).append((pending, copied.view(-1)))
+        self._waiting_elements += header.element_count
+        if self._waiting_elements > _MOST_WAITING:
+            self._reduce_largest_group()
+        return pending
+
+    def _reduce_largest_group(self) -> None:
+        group = max(self._waiting, key=lambda group: len(self._waiting[group]) * math.prod(group[1]))
+        pending, copies = zip(*self._waiting.pop(group), strict=True)
+        self._waiting_elements -= len(copies) * math.prod(group[1])
+        try:
+            self._reduce_on_device(torch.stack(copies), group[1], pending)
+        except RuntimeError as error:  # out of memory
+            for entry in pending:
+                entry.reduction = entry.known._replace(unmeasured=exception_line(error))
 
     def _reduce_now(self, values: Tensor, header: Reduction) -> Reduction | Pending:
         ordered, channels_view = in_memory_order(values, header.channel_axis)

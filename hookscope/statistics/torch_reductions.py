@@ -29,17 +29,17 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
         squares of the finite values; all but the extremes are those of the values divided by 2^e, so that no square
         overflows or vanishes. And (R, 2 + C) integers: finite count, NaN count, non-zero elements per channel.
     """
-    finite = rows.isfinite()
-    low, high = rows.where(finite, math.inf).amin(1), rows.where(finite, -math.inf).amax(1)
+    finite = rows - rows == 0
+    low, high = rows.nan_to_num(*[math.inf] * 3).amin(1), rows.nan_to_num(*[-math.inf] * 3).amax(1)
     largest = _LARGEST_EXPONENT[rows.dtype]
     exponent = torch.maximum(high, -low).log2().floor().nan_to_num(0.0).clamp(-largest, largest)
-    kept = rows.where(finite, 0) * torch.exp2(-exponent).unsqueeze(1)
+    kept = rows.nan_to_num(0.0, 0.0, 0.0) * torch.exp2(-exponent).unsqueeze(1)
     finite_count = finite.sum(1)
     divisor = finite_count.clamp(min=1)
     mean = kept.sum(1) / divisor
-    deviations = (kept - mean.unsqueeze(1)).where(finite, 0)
+    deviations = (kept - mean.unsqueeze(1)) * finite
     shift = deviations.sum(1) / divisor  # what rounding left in the mean
-    squared_deviations = (deviations - shift.unsqueeze(1)).where(finite, 0).square().sum(1) * (low < high)
+    squared_deviations = ((deviations - shift.unsqueeze(1)) * finite).square().sum(1) * (low < high)
     scalars = [exponent, mean + shift, squared_deviations, low, high, kept.abs().sum(1), kept.square().sum(1)]
     counts = torch.stack([finite_count, rows.isnan().sum(1)], 1)
     nonzero = (rows != 0).view(-1, *channels_view).sum((1, 3))

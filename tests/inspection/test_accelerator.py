@@ -244,10 +244,28 @@ def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecuto
     assert with_gradients < 30
 
 
-def staged_a_few_at_a_time() -> list[tuple[float | None, ...]]:
+def launches_in_this_order(sizes: list[int]) -> int:
+    tensors = [far_device.sent(torch.ones(1, 2, size)) for size in sizes]
+    reducer = Reducer(distributions=True)
+    far_device.launches.clear()
+    for tensor in tensors:
+        reducer.reduce(tensor, 1)
+    reducer.settle()
+    return len(far_device.launches)
+
+
+def test_tensors_of_one_shape_are_reduced_together_wherever_they_come(elsewhere: ProcessPoolExecutor) -> None:
+    in_turns, in_order, one_each = (
+        elsewhere.submit(launches_in_this_order, sizes).result() for sizes in ([4, 6] * 3, [4] * 3 + [6] * 3, [4, 6])
+    )
+    assert in_turns == in_order
+    assert in_turns - one_each == 4 * 2  # the others take memory and a copy
+
+
+def reduced_a_few_at_a_time() -> list[tuple[float | None, ...]]:
     parts = [far_device.sent(part) for part in _PARTS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hookscope.statistics.reducer._STAGE_ELEMENTS", 1000)
+        patch.setattr("hookscope.statistics.reducer._MOST_WAITING", 1000)
         reducer = Reducer()
         reductions = [reducer.reduce(part, 1) for part in parts]
         reducer.settle()
@@ -257,8 +275,8 @@ def staged_a_few_at_a_time() -> list[tuple[float | None, ...]]:
 _PARTS = [torch.randn(1, 3, 10, 10, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(25)]
 
 
-def test_many_small_tensors_overflow_the_stage_unharmed(elsewhere: ProcessPoolExecutor) -> None:
-    actual = elsewhere.submit(staged_a_few_at_a_time).result()
+def test_many_small_tensors_that_cannot_all_wait_are_unharmed(elsewhere: ProcessPoolExecutor) -> None:
+    actual = elsewhere.submit(reduced_a_few_at_a_time).result()
     for part, numbers in zip(_PARTS, actual, strict=True):
         values = part.double().numpy()
         assert numbers == pytest.approx((values.min(), values.max(), values.mean(), values.std()), rel=1e-5, abs=1e-5)
