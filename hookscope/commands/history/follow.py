@@ -31,7 +31,7 @@ from hookscope.results.history import History, HistoryFile, HistoryFinding, Weig
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
-from hookscope.text import counted, once_per_file, some_of
+from hookscope.text import counted, once_per_file, printable, some_of
 
 
 def follow(
@@ -51,7 +51,8 @@ def follow(
         UsageError: If there are fewer than two files.
     """
     if len(names) < 2:
-        raise UsageError(f"A history takes at least two files, not {len(names)}: name a folder or a glob.")
+        missing = f", and there is no '{printable(names[0])}'" if names and not os.path.lexists(names[0]) else ""
+        raise UsageError(f"A history takes at least two files, not {len(names)}{missing}: name a folder or a glob.")
     began = time.perf_counter()
     files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
     natural = [*range(len(files))]

@@ -214,6 +214,8 @@ def test_one_file_is_no_history(tmp_path: Path) -> None:
     torch.save(a_state(), tmp_path / "a.pt")
     with pytest.raises(UsageError, match="at least two files, not 1"):
         hookscope.history(str(tmp_path))
+    with pytest.raises(UsageError, match="not 1, and there is no 'runs/none'"):
+        hookscope.history("runs/none")
 
 
 def test_a_search_finds_where_it_began_in_few_files() -> None:
@@ -356,6 +358,13 @@ def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_
     actual = [(verdict.rule, verdict.places, history.files[verdict.first].label) for verdict in history.verdicts]
     assert actual == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
+
+
+def test_a_norm_that_overflows_float64_is_not_said_to_grow(tmp_path: Path) -> None:
+    states = {f"epoch-{at}.pt": {"conv.weight": torch.full((4, 4), 1e200 * at, dtype=torch.float64)} for at in (1, 2)}
+    history = hookscope.history(save(tmp_path, states))
+    assert "norm-jump" not in [verdict.rule for verdict in history.verdicts]
+    assert [row.norm for row in history["conv.weight"]] == [math.inf, math.inf]
 
 
 def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:
