@@ -57,7 +57,8 @@ class Judge:
         self._skips = 0
         self._stepped_though_skipped: int | None = None
         self._was_broken = False
-        self._has_one_optimizer = len(optimizers) == 1
+        minimises = not any(group.get("maximize") for optimizer in optimizers for group in optimizer.param_groups)
+        self._minimises_one_loss = minimises and len(optimizers) == 1
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
@@ -232,7 +233,7 @@ class Judge:
     def asks_below_zero(self) -> bool:
         """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
         is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
-        return is_asked and self._has_one_optimizer and bool(self._networks)
+        return is_asked and self._minimises_one_loss and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Count the steps in a row with a loss below 0; return the finding about them."""

@@ -80,6 +80,8 @@ class _History:
             self._renew()
         if self._known is None or value is None or not math.isfinite(value):
             return None
+        if self._known.deviations(value) > _JUMP:  # the finding tells the median of the last steps
+            self._renew()
         return Jump(value, self._known) if self._known.deviations(value) > _JUMP else None
 
     def _renew(self) -> None:

@@ -283,7 +283,7 @@ def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     norms = [norm for past in before if (norm := norm_of(past)) is not None and math.isfinite(norm)]
     losses = [past.loss for past in before if past.loss is not None and math.isfinite(past.loss)]
     if len(norms) < 2:
-        return f"There are no steps before it to compare with{suspect and f': lower the learning rate, or {suspect}'}."
+        return f"There are too few steps before it to compare{suspect and f': lower the learning rate, or {suspect}'}."
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
     loss = f", the loss {' → '.join(figure(value, 3) for value in losses[-4:])}" if losses else ""

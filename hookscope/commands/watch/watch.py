@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -28,7 +29,7 @@ from hookscope.commands.watch.activations import ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
 from hookscope.commands.watch.eager_forward import EagerForward
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import GradientReading, norms_of, parameters_of, read_gradients
+from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_operations import LossOperations, operations_of
@@ -413,12 +414,16 @@ class Watch:
     def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
         self._edits.edit_gradients(optimizer)
         if is_first:
-            self._read(optimizer)
+            shared = self._shared_norms([optimizer])
+            self._read(optimizer, shared[0].gradients if shared else None)
 
     def _add_stepped(self, optimizer: Optimizer) -> None:
+        """Begin a step of an optimiser, or one that a GradScaler skips."""
         if id(optimizer) in self._current.stepped:  # `step` has not been called since
             self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
+        if self._current.measurement is not None:
+            self._current.measurement.measure_weights()
 
     @_guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
@@ -430,33 +435,25 @@ class Watch:
         )
         if outside is not None:
             self._current.outside.append(outside)
-        if measurement is not None:
-            measurement.measure_weights()
-            if not isinstance(optimizer, GraphLeaves):
-                measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
+        if measurement is not None and not isinstance(optimizer, GraphLeaves):
+            measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
 
     @_guarded
-    def _read(self, optimizer: Optimizer) -> None:
+    def _read(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> None:
+        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
         step = self._current
-        shared = self._shared_norms([optimizer])
-        reading = self._read_gradients(optimizer, shared[0].gradients if shared else None)
+        reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
+        if self._is_alone(optimizer):
+            self._last.read(optimizer, reading, step.number)
+        step.losses += self._heard
+        self._heard.clear()
+        if summed is None:
+            self._examine(optimizer, reading.norms)
         if step.measurement is not None:
             for passes in self._passes:
                 passes.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
-
-    def _read_gradients(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> GradientReading:
-        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
-        reading = read_gradients(optimizer, self._names.of, summed)
-        self._current.readings[id(optimizer)] = reading
-        if self._is_alone(optimizer):
-            self._last.read(optimizer, reading, self._current.number)
-        self._current.losses += self._heard
-        self._heard.clear()
-        if summed is None:
-            self._examine(optimizer, reading.norms)
-        return reading
 
     def _is_alone(self, optimizer: Optimizer) -> bool:
         """Tell whether the optimiser is a real one, and its process has whole parameters."""
@@ -570,7 +567,7 @@ class Watch:
         if not was_unscaled_again and not has_stepped:
             self._add_stepped(optimizer)
             self._current.skipped = True
-            self._read_gradients(optimizer, {} if self._shared_norms([optimizer]) else None)
+            self._read(optimizer, {} if self._shared_norms([optimizer]) else None)
         self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
 
     # --- From step to step -------------------------------------------------------------------------------------------
@@ -590,24 +587,26 @@ class Watch:
 
     def _renumber(self, step: int) -> None:
         """Give the step that ends the number that the loop has for it."""
-        if isinstance(step, int) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
-            self._first = step if self._current.number == self._first else self._first
-            self._current.number = step
+        if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
+            number = int(step)
+            if self._current.number == self._first:
+                self._first = self._prepared = number
+            self._current.number = number
             return
-        shown = f"{step}" if isinstance(step, int) else f"a {type(step).__name__}"
+        shown = f"{step}" if isinstance(step, Integral) else f"a {type(step).__name__}"
         line = f"step() got {shown} as step: give whole numbers above that of the step before. Steps are counted on."
         self._journal.say_once("step", line)
 
     def _loss_of(self, loss: object) -> float | Tensor | None:
-        if isinstance(loss, Tensor) and loss.numel() == 1:
+        if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
             self.read_graph(loss)
             return number_of(loss)
-        if isinstance(loss, int | float):
+        if isinstance(loss, Real):
             return float(loss)
         if loss is not None:
-            received = (
-                f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
+            received = type(loss).__name__
+            if isinstance(loss, Tensor):
+                received = f"a tensor of {counted(loss.numel(), 'complex value' if loss.is_complex() else 'value')}"
             line = f"The loss is not watched: step() got {received}. Pass a number, or a tensor with one value."
             self._journal.say_once("loss", line)
         return None
@@ -642,8 +641,12 @@ class Watch:
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
-        layers = {f"{network.prefix}{name}." for network in self._networks for name in network.layers()}
-        return {name: tensor for name, tensor in self._names.all.items() if name.startswith((*layers,))}
+        prefixes = tuple(
+            f"{network.prefix}{name}." if name else network.prefix
+            for network in self._networks
+            for name in network.layers()
+        )
+        return {name: tensor for name, tensor in self._names.all.items() if name.startswith(prefixes)}
 
     def _finish_step(self) -> None:
         if self._failure is not None:
