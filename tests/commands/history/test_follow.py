@@ -15,6 +15,7 @@ from torch import Tensor
 
 import hookscope
 from hookscope.commands.history import follow
+from hookscope.commands.history.describe import answer
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
@@ -275,6 +276,18 @@ def test_where_epochs_are_not_in_order_of_names_a_search_reads_all(tmp_path: Pat
     assert [file.label for file in history.files] == ["c.pt", "b.pt", "a.pt"]
     assert not history.searched
     assert "`bisect` had no effect" in history.notes[0]
+
+
+def test_the_parts_of_a_tensor_are_told_apart_by_their_best_classes(tmp_path: Path) -> None:
+    """The weights are a permutation: each of three one-hot inputs goes from its own class to the next."""
+    network = tmp_path / "net.py"
+    network.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(3, 3, bias=False)\n")
+    classes = torch.eye(3)
+    files = save(tmp_path, {"1.pt": {"weight": classes}, "2.pt": {"weight": classes.roll(1, 0)}})
+    history = hookscope.history(files, classes, arch=f"{network}:build")
+    for at in range(3):
+        went = f"from class {at} to class {(at + 1) % 3}; it changes once in 2.pt."
+        assert f"The best class of tensor[{at}] goes {went}" in answer(history)
 
 
 @pytest.mark.exhaustive
