@@ -387,11 +387,11 @@ def _facts(log: TrainingLog) -> Facts:
     if norms:
         norm, step = max(norms, key=lambda pair: pair[0] or 0.0)
         facts.append(("Largest gradient norm", f"{number_text(norm)} at step {step:,}, as the optimiser got it", False))
-    before = [(norm, step) for step in steps if (norm := step.norm_before_clipping) is not None and np.isfinite(norm)]
+    before = [(norm, at) for at, step in enumerate(steps) if _is_finite(norm := step.norm_before_clipping)]
     if before:
-        norm, step = max(before, key=lambda pair: pair[0])
-        lowered = sum(norm > _LEAST_CLIPPED * (step.gradient_norm or 0.0) for norm, step in before)
-        highest = f"the norm was up to {number_text(norm)}, at step {step.step:,}"
+        lowered = sum((norm or 0.0) > _LEAST_CLIPPED * (steps[at].gradient_norm or 0.0) for norm, at in before)
+        norm, at = max(before, key=lambda pair: pair[0] or 0.0)
+        highest = f"the norm was up to {number_text(norm)}, at step {steps[at].step:,}"
         facts.append(("Clipping", f"in {counted(lowered, 'step')}; before it {highest}", False))
     skipped = sum(step.skipped for step in steps)
     if skipped:

@@ -25,9 +25,8 @@ from torch.optim import Optimizer
 
 from hookscope import options
 from hookscope.commands.watch import torch_calls
-from hookscope.commands.watch.activations import ForwardPasses, watched_layer
+from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
-from hookscope.commands.watch.eager_forward import EagerForward
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
 from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
