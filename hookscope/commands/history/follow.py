@@ -201,16 +201,15 @@ class _Series:
 
     def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
         """Return what was measured, in an order, with indices that go by it."""
-        places = {at: place for place, at in enumerate(order)}
-        return [self._placed(at, places) for at in order]
-
-    def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
-        measured = self.measured.get(at, MeasuredFile(self.files[at]))
-        since = measured.file.compared_with
-        file = replace(measured.file, index=places[at], compared_with=None if since is None else places[since])
-        rows = tuple(replace(row, file=places[at]) for row in measured.rows)
-        activations = tuple(replace(row, file=places[at]) for row in measured.activations)
-        return replace(measured, file=file, rows=rows, activations=activations)
+        in_order = []
+        for place, at in enumerate(order):
+            measured = self.measured.get(at, MeasuredFile(self.files[at]))
+            since = measured.file.compared_with
+            file = replace(measured.file, index=place, compared_with=None if since is None else order.index(since))
+            rows = tuple(replace(row, file=place) for row in measured.rows)
+            activations = tuple(replace(row, file=place) for row in measured.activations)
+            in_order.append(replace(measured, file=file, rows=rows, activations=activations))
+        return in_order
 
 
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:

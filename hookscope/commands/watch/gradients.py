@@ -119,12 +119,6 @@ def together(scalars: Sequence[Tensor]) -> Tensor:
     )
 
 
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm over all tensors, on the device of the first."""
-    norm: Tensor = torch.linalg.vector_norm(together(norms_of(tensors)))
-    return norm
-
-
 def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not tensors:
         return []

@@ -15,7 +15,7 @@ from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
 from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
-from hookscope.commands.watch.loss_operations import LossOperations, operations_of
-from hookscope.commands.watch.loss_signs import why_below_zero
+from hookscope.commands.watch.loss_graph import LossOperations, operations_of, why_below_zero
 from hookscope.commands.watch.networks import (
     GraphLeaves,
     Networks,
@@ -72,29 +71,6 @@ _REST = 10
 
 # On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
 _MOST_ON_THEIR_WAY = 32
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatenate["Watch", P], R | None]:
-    """Keep hookscope's own errors out of the training: an error prints a line and ends the watch."""
-
-    @functools.wraps(method)
-    def guarded(self: "Watch", *args: P.args, **keywords: P.kwargs) -> R | None:
-        if self._is_closed or os.getpid() != self._process:
-            return None
-        records = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `no_grad` costs several times as much, at every step
-        try:
-            return method(self, *args, **keywords)
-        except Exception as error:  # noqa: BLE001 - never into a training
-            self._give_up(error)
-            return None
-        finally:
-            torch._C._set_grad_enabled(records)
-
-    return cast("Callable[Concatenate[Watch, P], R | None]", guarded)
 
 
 @dataclass(slots=True)
@@ -203,19 +179,19 @@ class Watch:
         self._depths.clear()  # of a step that raised
         self._stepped(loss, step)
 
-    @_guarded
+    @torch_calls.guarded
     def read_graph(self, loss: Tensor) -> None:
         """Read from its graph why the loss is below 0, if it has been so for some steps."""
         if self._judge.asks_below_zero:
             self._current.below_zero = why_below_zero(loss)
 
-    @_guarded
+    @torch_calls.guarded
     def finish_if_complete(self) -> None:
         """End the step if every optimiser of the previous step has stepped; in the first step, every optimiser."""
         if self._current.stepped >= self._expected and not any(self._depths.values()):
             self._finish_step()
 
-    @_guarded
+    @torch_calls.guarded
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
         """End the step if the optimiser, which is about to step, has already stepped in it."""
         if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
@@ -399,7 +375,7 @@ class Watch:
         self._step_begins(optimizer)
         return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
 
-    @_guarded
+    @torch_calls.guarded
     def _steps_again(self, optimizer: Optimizer) -> bool:
         """Report a step with the gradients of the last one; return whether both belong to one iteration."""
         last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
@@ -424,7 +400,7 @@ class Watch:
         if self._current.measurement is not None:
             self._current.measurement.measure_weights()
 
-    @_guarded
+    @torch_calls.guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
         self._add_stepped(optimizer)
         self._stepping.add(id(optimizer))
@@ -437,7 +413,7 @@ class Watch:
         if measurement is not None and not isinstance(optimizer, GraphLeaves):
             measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
 
-    @_guarded
+    @torch_calls.guarded
     def _read(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> None:
         """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
         step = self._current
@@ -492,7 +468,7 @@ class Watch:
             self._edits.edit_values(optimizer)
             self._step_ends(optimizer)
 
-    @_guarded
+    @torch_calls.guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
         self._last.ended(optimizer)
         is_again = id(optimizer) in self._again
@@ -517,7 +493,7 @@ class Watch:
         ]
         return True
 
-    @_guarded
+    @torch_calls.guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(map(id, parameters))
@@ -534,7 +510,7 @@ class Watch:
             self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
-    @_guarded
+    @torch_calls.guarded
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that a GradScaler is about to step; called by `torch_calls`."""
         if optimizer not in self._optimizers:
@@ -556,7 +532,7 @@ class Watch:
                 (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
             ]
 
-    @_guarded
+    @torch_calls.guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
         if optimizer not in self._optimizers:
@@ -571,7 +547,7 @@ class Watch:
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
-    @_guarded
+    @torch_calls.guarded
     def _stepped(self, loss: float | Tensor | None, step: int | None) -> None:
         value = self._loss_of(loss)
         if value is not None:
