@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.commands.watch.describe import describe_training
 from hookscope.commands.watch.heat_maps import heat_maps
 from hookscope.reporting.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE
@@ -156,6 +157,13 @@ def test_skipped_steps_are_listed_and_marked() -> None:
     drawn = next(mark for mark in marks if mark.count("v8") == 2)
     wanted = [LEFT + 4 + (step - 1) / 19 * (WIDTH - LEFT - 12) for step in (3, 20)]
     assert [float(x) for x in re.findall(r"M(\d+) ", drawn)] == pytest.approx(wanted, abs=0.6)
+
+
+def test_steps_are_clipped_where_clipping_lowered_their_norm() -> None:
+    norms = [(2.0, 1.0), (0.5, 0.5), (0.3 + 1e-8, 0.3), (9.0, 1.0), (math.inf, 0.0)]
+    steps = tuple(TrainingStep(at, 1.0, norm, before, (), (0.1,)) for at, (before, norm) in enumerate(norms, 1))
+    clipping = dict(fact[:2] for fact in describe_training(TrainingLog((START,), steps, (), (), ())).facts)["Clipping"]
+    assert clipping == "in 2 steps; before it the norm was up to 9.000, at step 4"
 
 
 def points_of(path: str) -> list[tuple[float, float]]:

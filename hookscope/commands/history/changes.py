@@ -4,6 +4,7 @@ They warn, as each change has an innocent cause, such as weights that were prune
 Only a file that alone lacks a tensor, or alone has it in another shape, fails.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -104,6 +105,8 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
         was, norm = before.norm or 0.0, now.norm or 0.0
+        if math.isinf(was):  # its square overflows float64
+            continue
         gain = norm / max((1, *now.shape[:1])) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
         if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start

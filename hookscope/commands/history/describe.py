@@ -1,6 +1,10 @@
 """A run by its checkpoints as a document: what happened and since which file, the files, the layers over files."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import PurePath
@@ -13,7 +17,6 @@ from hookscope.commands.history.columns import (
     tensor_columns,
     verdicts_on,
 )
-from hookscope.commands.history.heat_maps import history_maps
 from hookscope.reporting.columns import Column, classes_text
 from hookscope.reporting.document import (
     Document,
@@ -27,8 +30,24 @@ from hookscope.reporting.document import (
     Table,
     line_of,
 )
-from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryFinding, WeightPoint, by_layer
+from hookscope.reporting.steps import HeatMap, heat_map
+from hookscope.results.history import (
+    ActivationPoint,
+    History,
+    HistoryFile,
+    HistoryFinding,
+    LayerPoint,
+    WeightPoint,
+    by_layer,
+)
 from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
+
+_OF_LAYERS = {
+    "drift": "Relative weight change per checkpoint",
+    "norm": "Norm relative to the first file",
+    "dead-filters": "Dead filters",
+}
+_OF_OUTPUTS = {"std": "Standard deviation of outputs", "dead-share": "Dead channels of outputs"}
 
 _MOST_PLACES = 3
 _MOST_FAILURES = 5
@@ -134,7 +153,7 @@ def _maps(result: History) -> HeatMaps:
         return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
 
     return HeatMaps(
-        maps=lambda most_rows, _most_columns: history_maps(result, most_rows, findings.keys()),
+        maps=lambda most_rows, _most_columns: _heat_maps(result, most_rows, findings.keys()),
         details=details,
         legend="A column for each file, in order. Magenta: NaN or Inf. Grey: exactly 0. Blank: not read, or nothing to "
         "compare.",
@@ -142,6 +161,45 @@ def _maps(result: History) -> HeatMaps:
         all_in="weights.csv",
         example="layer1 conv",
     )
+
+
+def _heat_maps(result: History, most_rows: int, named: AbstractSet[str]) -> list[HeatMap]:
+    """Return the heat maps of a run by its checkpoints, without maps that have no number, or no share above 0."""
+    layers = by_layer(result)
+    outputs: dict[str, dict[int, ActivationPoint]] = {}
+    for activation in result.activations:
+        outputs.setdefault(activation.label, {})[activation.file] = activation
+    files, maps = [file.index for file in result.files], []
+    for key, title in (_OF_LAYERS | _OF_OUTPUTS).items():
+        rows: dict[str, list[float | None]] = {}
+        for name, points in layers.items() if key in _OF_LAYERS else ():
+            first = next((point.norm for _, point in sorted(points.items()) if point.norm), None)
+            rows[name or "(model)"] = [_of_layer(points.get(at), key, first) for at in files]
+        for name, seen in outputs.items() if key in _OF_OUTPUTS else ():
+            rows[name or "(model)"] = [_of_output(seen.get(at), key) for at in files]
+        rows = {name: row for name, row in rows.items() if any(value is not None for value in row)}
+        share = key.startswith("dead")
+        if not share or any(map(any, rows.values())):
+            steps = [at + 1 for at in files]
+            maps.append(heat_map(key, title, rows, steps, (most_rows, len(files)), named, share=share))
+    labels = tuple(file.label for file in result.files)
+    return [replace(drawn, column_names=labels) for drawn in maps if drawn is not None]
+
+
+def _of_layer(point: LayerPoint | None, key: str, first_norm: float | None) -> float | None:
+    if point is None or key == "dead-filters":
+        return None if point is None else point.dead_fraction
+    if point.nonfinite_count:
+        return math.inf
+    if key == "drift":
+        return point.drift
+    return None if point.norm is None or not first_norm else point.norm / first_norm
+
+
+def _of_output(point: ActivationPoint | None, key: str) -> float | None:
+    if point is None or key == "dead-share":
+        return None if point is None else point.dead_channel_fraction
+    return math.inf if point.nonfinite_count else point.std
 
 
 def _names_of(place: str) -> tuple[str, str]:
@@ -203,10 +261,18 @@ def _layers_table(result: History) -> Iterator[Table]:
 def _classes_table(result: History) -> Iterator[Table]:
     files = [file for file in result.files if file.predictions]
     if files:
-        inputs = enumerate(result.inputs[:_MOST_POINTS])
-        best = [Column("", record.name, shown=partial(_best_class, at), words=True) for at, record in inputs]
+        inputs = enumerate(_names_of_inputs(result)[:_MOST_POINTS])
+        best = [Column("", name, shown=partial(_best_class, at), words=True) for at, name in inputs]
         label = Column("label", "file", rank=0, words=True)
         yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
+
+
+def _names_of_inputs(result: History) -> list[str]:
+    """Return a name for each input, different ones for the parts of a tensor."""
+    counts = Counter(record.name for record in result.inputs)
+    return [
+        f"{record.name}[{at}]" if counts[record.name] > 1 else record.name for at, record in enumerate(result.inputs)
+    ]
 
 
 def _best_class(at: int, file: HistoryFile) -> str:
@@ -350,8 +416,8 @@ def _failures(result: History) -> Iterator[str]:
 def _best_classes(result: History) -> Iterator[str]:
     """Yield how the best class of the first few inputs changed over the files; inputs that changed alike together."""
     alike: dict[str, list[str]] = {}
-    for at, record in enumerate(result.inputs[:_MOST_INPUTS]):
-        name = printable(PurePath(record.name).name or record.name, _MOST_NAME)
+    for at, full_name in enumerate(_names_of_inputs(result)[:_MOST_INPUTS]):
+        name = printable(PurePath(full_name).name or full_name, _MOST_NAME)
         best = [
             (file.label, prediction.classes[0][0])
             for file in result.files

@@ -31,7 +31,7 @@ from hookscope.results.history import History, HistoryFile, HistoryFinding, Weig
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
-from hookscope.text import counted, once_per_file, some_of
+from hookscope.text import counted, once_per_file, printable, some_of
 
 
 def follow(
@@ -51,7 +51,8 @@ def follow(
         UsageError: If there are fewer than two files.
     """
     if len(names) < 2:
-        raise UsageError(f"A history takes at least two files, not {len(names)}: name a folder or a glob.")
+        missing = f", and there is no '{printable(names[0])}'" if names and not os.path.lexists(names[0]) else ""
+        raise UsageError(f"A history takes at least two files, not {len(names)}{missing}: name a folder or a glob.")
     began = time.perf_counter()
     files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
     natural = [*range(len(files))]
@@ -200,16 +201,15 @@ class _Series:
 
     def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
         """Return what was measured, in an order, with indices that go by it."""
-        places = {at: place for place, at in enumerate(order)}
-        return [self._placed(at, places) for at in order]
-
-    def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
-        measured = self.measured.get(at, MeasuredFile(self.files[at]))
-        since = measured.file.compared_with
-        file = replace(measured.file, index=places[at], compared_with=None if since is None else places[since])
-        rows = tuple(replace(row, file=places[at]) for row in measured.rows)
-        activations = tuple(replace(row, file=places[at]) for row in measured.activations)
-        return replace(measured, file=file, rows=rows, activations=activations)
+        in_order = []
+        for place, at in enumerate(order):
+            measured = self.measured.get(at, MeasuredFile(self.files[at]))
+            since = measured.file.compared_with
+            file = replace(measured.file, index=place, compared_with=None if since is None else order.index(since))
+            rows = tuple(replace(row, file=place) for row in measured.rows)
+            activations = tuple(replace(row, file=place) for row in measured.activations)
+            in_order.append(replace(measured, file=file, rows=rows, activations=activations))
+        return in_order
 
 
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:

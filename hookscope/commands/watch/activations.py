@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hookscope.commands.watch.networks import WatchedNetwork
 from hookscope.hooks.autograd import plain_arithmetic
@@ -18,6 +20,7 @@ from hookscope.hooks.forward_hooks import Capture, observed
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Rows, layer_rows, merge_observations
+from hookscope.inspection.state.preservation import preserved
 from hookscope.results.activations import LayerRow
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import WatchedLayer
@@ -78,13 +81,8 @@ class ForwardPasses:
         self._looks_up_rows = looks_up_rows(root)
         self._mode = self._mode_of_step = root.training
         self._block = ExitStack()
-        key = object()
-        root._forward_pre_hooks[key] = Hook(self._pass_begins)  # type: ignore[index]
-        root._forward_hooks[key] = Hook(self._pass_ends)  # type: ignore[index]
-        root._forward_hooks_always_called[key] = True  # type: ignore[index]
-        self._block.callback(root._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
-        self._block.callback(root._forward_hooks.pop, key, None)  # type: ignore[arg-type]
-        self._block.callback(root._forward_hooks_always_called.pop, key, None)  # type: ignore[arg-type]
+        self._block.enter_context(root.register_forward_pre_hook(Hook(self._pass_begins)))
+        self._block.enter_context(root.register_forward_hook(Hook(self._pass_ends), always_call=True))
         # Rules judge the output of the network whether or not it is listed.
         everything = {**layers, "": root}
         self._capture = self._block.enter_context(
@@ -195,6 +193,72 @@ class ForwardPasses:
         except Exception as error:  # noqa: BLE001 - never into a training
             self.failed(error)
             return _UNMEASURED
+
+
+@dataclass(slots=True)
+class EagerForward(ForwardPasses):
+    """One additional forward pass of a compiled network at a watched step: hooks do not fire in compiled code.
+
+    Before the first forward pass of the step the network runs once more, eagerly and without gradients, on a copy of
+    its inputs. Random states, buffers and everything else that this changes are restored.
+    """
+
+    counts_without_gradients: bool = True
+    _waiting: ExitStack = field(default_factory=ExitStack)
+
+    def begin(self) -> None:
+        """Wait for the first forward pass with gradients; `end` stops waiting."""
+        self._passes = []
+        self._waiting = ExitStack()
+        module = self.watched.given
+        compiled = module._compiled_call_impl
+        if compiled is None:
+            self._waiting.enter_context(module.register_forward_pre_hook(Hook(self._run), with_kwargs=True))
+        else:  # compiled in place by `compile()`: the network's own hooks would be compiled too
+            module._compiled_call_impl = torch._disable_dynamo(self._runs_before(compiled))  # type: ignore[attr-defined]
+            self._waiting.callback(setattr, module, "_compiled_call_impl", compiled)
+
+    def end(self) -> None:
+        """Stop waiting. A second call does nothing."""
+        self._waiting.close()
+
+    def _may_enter_mode(self) -> bool:
+        return True  # nothing runs compiled, and what it computes is not trained on
+
+    def _runs_before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **keywords: Any) -> Any:
+            self._run(self.watched.given, args, keywords)
+            return call(*args, **keywords)
+
+        return observed
+
+    def _run(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self._waiting.close()
+        try:
+            self._run_eagerly(args, keywords)
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self.failed(error)
+
+    def _run_eagerly(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        network = self.watched.network
+        if _process_count() > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
+            raise RuntimeError("SyncBatchNorm waits for the other processes, which do not run eagerly")
+        copies = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, keywords))
+        mode: Any = "train" if network.training else "eval"
+        eagerly = torch.compiler.set_stance("force_eager")
+        with eagerly, preserved(network, 0, mode, differentiates=False), torch.no_grad():
+            try:
+                ForwardPasses.begin(self)
+                network(*copies[0], **copies[1])
+            finally:
+                ForwardPasses.end(self)
+
+
+def _process_count() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 _FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)

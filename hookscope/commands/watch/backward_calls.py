@@ -72,7 +72,8 @@ def value_of(loss: Tensor) -> float | Tensor:
 def _loss(tensors: Any, gradients: Any) -> Tensor | None:
     if isinstance(tensors, list | tuple) and len(tensors) == 1:
         tensors = tensors[0]
-    return tensors if isinstance(tensors, Tensor) and tensors.numel() == 1 and gradients is None else None
+    is_loss = isinstance(tensors, Tensor) and tensors.numel() == 1 and not tensors.is_complex() and gradients is None
+    return tensors if is_loss else None
 
 
 _scalers: set[int] = set()  # that have scaled a loss; without one, graphs are not searched

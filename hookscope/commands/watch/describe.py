@@ -42,6 +42,7 @@ _FEW_SPANS = 3
 _FEW_JUMPS = 6
 _BEFORE = 10  # steps before the first verdict that the page shows
 _MOST_SKIPPED = 500
+_LEAST_CLIPPED = 1.0001  # times the norm after clipping: below this, only rounding changed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,13 +387,12 @@ def _facts(log: TrainingLog) -> Facts:
     if norms:
         norm, step = max(norms, key=lambda pair: pair[0] or 0.0)
         facts.append(("Largest gradient norm", f"{number_text(norm)} at step {step:,}, as the optimiser got it", False))
-    clipped = [(norm, step.step) for step in steps if _is_finite(norm := step.norm_before_clipping)]
-    if clipped:
-        norm, step = max(clipped, key=lambda pair: pair[0] or 0.0)
-        words = (
-            f"in {counted(len(clipped), 'step')}; before it the norm was up to {number_text(norm)}, at step {step:,}"
-        )
-        facts.append(("Clipping", words, False))
+    before = [(norm, at) for at, step in enumerate(steps) if _is_finite(norm := step.norm_before_clipping)]
+    if before:
+        lowered = sum((norm or 0.0) > _LEAST_CLIPPED * (steps[at].gradient_norm or 0.0) for norm, at in before)
+        norm, at = max(before, key=lambda pair: pair[0] or 0.0)
+        highest = f"the norm was up to {number_text(norm)}, at step {steps[at].step:,}"
+        facts.append(("Clipping", f"in {counted(lowered, 'step')}; before it {highest}", False))
     skipped = sum(step.skipped for step in steps)
     if skipped:
         facts.append(("Skipped", counted(skipped, "step"), True))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookscope.commands.watch.transfers import number_of
 from hookscope.statistics.native import square_sums_of_small
 
 _gradient_of = attrgetter("grad")
@@ -70,7 +71,7 @@ def read_gradients(
         norms=norms,
         without=names_of([tensor for tensor in idle if tensor.requires_grad]) if idle else (),
         frozen=names_of([tensor for tensor in idle if not tensor.requires_grad]) if idle else (),
-        rates=[group["lr"] for group in optimizer.param_groups if "lr" in group],
+        rates=[_rate(group["lr"]) for group in optimizer.param_groups if "lr" in group],
         scale=_scalar(getattr(optimizer, "grad_scale", None)),
         found_inf=_scalar(getattr(optimizer, "found_inf", None)),
     )
@@ -118,12 +119,6 @@ def together(scalars: Sequence[Tensor]) -> Tensor:
     )
 
 
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm over all tensors, on the device of the first."""
-    norm: Tensor = torch.linalg.vector_norm(together(norms_of(tensors)))
-    return norm
-
-
 def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not tensors:
         return []
@@ -133,6 +128,11 @@ def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _dense(tensor: Tensor) -> Tensor:
     return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+
+
+def _rate(rate: float | Tensor) -> float | Tensor:
+    """Return a learning rate as it is now: a schedule overwrites tensors."""
+    return number_of(rate) if isinstance(rate, Tensor) else rate
 
 
 def _scalar(value: object) -> Tensor | None:

@@ -1,16 +1,15 @@
 """Judge the steps of a training by the rules."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from hookscope.commands.watch import rules
-from hookscope.commands.watch.idle import IdleParameters
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, WatchedNetwork
 from hookscope.commands.watch.parameters import ParameterNumbers
@@ -57,7 +56,8 @@ class Judge:
         self._skips = 0
         self._stepped_though_skipped: int | None = None
         self._was_broken = False
-        self._has_one_optimizer = len(optimizers) == 1
+        minimises = not any(group.get("maximize") for optimizer in optimizers for group in optimizer.param_groups)
+        self._minimises_one_loss = minimises and len(optimizers) == 1
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
@@ -92,7 +92,7 @@ class Judge:
         if not len(self.ring):
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
         loss_jump, norm_jump = self.ring.add(record)
-        diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss)) or self._loss_below_zero(arrived)
+        diverging = rules.diverging_loss(record.loss, self.ring.first_loss) or self._loss_below_zero(arrived)
         has_more_zeros = not record.skipped and self._idle.count(arrived)
         became_broken = is_broken and not self._was_broken
         if not record.skipped:
@@ -232,7 +232,7 @@ class Judge:
     def asks_below_zero(self) -> bool:
         """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
         is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
-        return is_asked and self._has_one_optimizer and bool(self._networks)
+        return is_asked and self._minimises_one_loss and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Count the steps in a row with a loss below 0; return the finding about them."""
@@ -312,6 +312,70 @@ class Judge:
             if findings or self._verdicts.stands(rule):
                 for verdict in self._verdicts.judged(step, rule, findings, measured):
                     self._journal.add_verdict(verdict)
+
+
+@dataclass(slots=True)
+class IdleParameters:
+    """Numbers of consecutive steps, by name of the parameter.
+
+    Attributes:
+        without: Steps without a gradient.
+        zero: Steps with a gradient of exactly 0.
+        newly_frozen: Parameters that were trained before and are frozen at the last step.
+        still_stepped: Those of them that hold a gradient, with which their optimiser still steps; whether it is 0.
+    """
+
+    without: dict[str, int] = field(default_factory=dict)
+    zero: dict[str, int] = field(default_factory=dict)
+    newly_frozen: list[str] = field(default_factory=list)
+    still_stepped: dict[str, bool] = field(default_factory=dict)
+    _zero_count: int = 0
+    _frozen: dict[int, list[str]] = field(default_factory=dict)  # by `id` of the optimiser, at its last step
+    _trained: set[str] = field(default_factory=set)
+    _trained_last: dict[int, Sequence[str]] = field(default_factory=dict)  # by `id` of the optimiser
+
+    @property
+    def any(self) -> bool:
+        """Whether any parameter is in one of the three."""
+        return bool(self.without or self.zero or self.newly_frozen)
+
+    def count(self, arrived: ArrivedStep) -> bool:
+        """Count a step that was not skipped; return whether more gradients are 0 than at the step before."""
+        edited = arrived.step.edited
+        for key, reading in arrived.step.readings.items():
+            if self.without or reading.without:
+                self.without = _counted_on(self.without, reading.without, {*reading.names, *reading.frozen})
+            if self._trained_last.get(key) is not reading.names:
+                self._trained_last[key] = reading.names
+                self._trained.update(reading.names)
+            self._frozen[key] = [name for name in reading.frozen if name in self._trained and name not in edited]
+        zeros = arrived.zero
+        if zeros or self.still_stepped or arrived.step.measurement is not None:
+            zeros = self._without_frozen(arrived, zeros)
+        self.newly_frozen = [*(name for names in self._frozen.values() for name in names), *self.still_stepped]
+        if self.zero or zeros:
+            seen = {name for name, norm in zip(arrived.names, arrived.norms, strict=True) if math.isfinite(norm)}
+            self.zero = _counted_on(self.zero, zeros, seen)
+        before, self._zero_count = self._zero_count, len(zeros)
+        return self._zero_count > before
+
+    def _without_frozen(self, arrived: ArrivedStep, zeros: Sequence[str]) -> list[str]:
+        """Set apart the frozen parameters that hold a gradient; return the others of those whose gradient is 0."""
+        for reading in arrived.step.readings.values():
+            for name, parameter in zip(reading.names, reading.parameters, strict=True):
+                if parameter.requires_grad or name in arrived.step.edited:
+                    self.still_stepped.pop(name, None)
+                else:
+                    self.still_stepped[name] = name in zeros
+            for name in (*reading.without, *reading.frozen):
+                self.still_stepped.pop(name, None)
+        return [name for name in zeros if name not in self.still_stepped]
+
+
+def _counted_on(counts: Mapping[str, int], names: Iterable[str], seen: AbstractSet[str]) -> dict[str, int]:
+    """Return counts with one more for `names`, and without the others that were `seen`."""
+    kept = {name: count for name, count in counts.items() if name not in seen}
+    return kept | {name: counts.get(name, 0) + 1 for name in names}
 
 
 def _is_sound(row: LayerRow) -> bool:

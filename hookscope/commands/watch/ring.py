@@ -80,6 +80,8 @@ class _History:
             self._renew()
         if self._known is None or value is None or not math.isfinite(value):
             return None
+        if self._known.deviations(value) > _JUMP:  # the finding tells the median of the last steps
+            self._renew()
         return Jump(value, self._known) if self._known.deviations(value) > _JUMP else None
 
     def _renew(self) -> None:
@@ -105,7 +107,7 @@ class Ring:
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
         self._loss = _History()
         self._norm = _History()
-        self._first_loss: float | None = None
+        self.first_loss: float | None = None  # the first that is finite and above 0
 
     def __iter__(self) -> Iterator[TrainingStep]:
         return iter(self.steps)
@@ -113,17 +115,11 @@ class Ring:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def growth(self, loss: float | None) -> tuple[float, float] | None:
-        """Return a loss divided by the first loss, and the first loss; None if a loss is not positive."""
-        if loss is None or not 0 < loss < math.inf:
-            return None
-        if self._first_loss is None:
-            self._first_loss = loss
-        return loss / self._first_loss, self._first_loss
-
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
         """Add a step; return how far its loss and its gradient norm are above earlier ones, where that is far."""
         loss, norm = step.loss, norm_of(step) or None
+        if self.first_loss is None and loss is not None and 0 < loss < math.inf:
+            self.first_loss = loss
         jumps = (None, None) if step.skipped else (self._loss.jump(loss), self._norm.jump(norm))
         self.steps.append(step)
         self._loss.add(loss)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hookscope.commands.check.measuring.training_state import moves_by
 from hookscope.commands.watch.activations import saturated_fraction
-from hookscope.commands.watch.loss_operations import LossOperations
+from hookscope.commands.watch.loss_graph import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange
 from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, norm_of
@@ -164,16 +164,16 @@ def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
     return {name: median_low(values) for name, values in norms.items() if values}
 
 
-def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[TrainingFinding]:
+def diverging_loss(loss: float | None, first: float | None) -> list[TrainingFinding]:
     """Return the finding about a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
-    if loss is None or growth is None or growth[0] < limit:
+    if loss is None or first is None or loss == math.inf or not loss / first >= limit:
         return []
     message = (
-        f"The loss is {figure(loss, 4)}, which is {figure(growth[0], 3)} times the first step's {figure(growth[1], 4)} "
+        f"The loss is {figure(loss, 4)}, which is {figure(loss / first, 3)} times the first step's {figure(first, 4)} "
         f"(limit {limit:g}): lower the learning rate, or warm it up."
     )
-    return [finding("loss-diverges", "", growth[0], message)]
+    return [finding("loss-diverges", "", loss / first, message)]
 
 
 def loss_below_zero(loss: float, count: int, reason: str) -> list[TrainingFinding]:
@@ -283,7 +283,7 @@ def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     norms = [norm for past in before if (norm := norm_of(past)) is not None and math.isfinite(norm)]
     losses = [past.loss for past in before if past.loss is not None and math.isfinite(past.loss)]
     if len(norms) < 2:
-        return f"There are no steps before it to compare with{suspect and f': lower the learning rate, or {suspect}'}."
+        return f"There are too few steps before it to compare{suspect and f': lower the learning rate, or {suspect}'}."
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
     loss = f", the loss {' → '.join(figure(value, 3) for value in losses[-4:])}" if losses else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from multiprocessing.process import BaseProcess
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,31 +41,6 @@ _KEPT_LOSSES = 1_000
 # Norms before clipping kept until the watch begins: one for each optimiser.
 _KEPT_CLIPS = 8
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _guarded(method: Callable[Concatenate["ScriptWatch", P], R]) -> Callable[Concatenate["ScriptWatch", P], R | None]:
-    """Do nothing in forked children or after an error, and keep hookscope's own errors out of the script."""
-
-    @wraps(method)
-    def guarded(self: "ScriptWatch", *args: P.args, **keywords: P.kwargs) -> R | None:
-        if self._is_over or os.getpid() != self._process:
-            return None
-        try:
-            return method(self, *args, **keywords)
-        except HookscopeError as error:
-            self._is_over = True
-            self._end_if_not_edited(str(error), error.exit_code)
-            self._say(f"Not watched: {error}")
-        except Exception as error:  # noqa: BLE001 - never into a training
-            self._is_over = True
-            self._end_if_not_edited(f"hookscope failed: {exception_line(error)}", EXIT_BUG)
-            self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.")
-        return None
-
-    return cast("Callable[Concatenate[ScriptWatch, P], R | None]", guarded)
-
 
 class ScriptWatch:
     """Watches the trainings of a script, one `Watch` at a time."""
@@ -81,7 +56,7 @@ class ScriptWatch:
         self._edits_layers = not all(edit.parameters_only for edit in edits)
         self._print = say
         self._process = os.getpid()
-        self._is_over = False
+        self.is_closed = False
         self._watch: Watch | None = None
         self._watched: dict[int, Optimizer] = {}
         self._retired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -111,7 +86,16 @@ class ScriptWatch:
     @property
     def has_watched(self) -> bool:
         """Whether a training was seen, or the reason was printed."""
-        return self._watch is not None or self._is_over
+        return self._watch is not None or self.is_closed
+
+    def _give_up(self, error: Exception) -> None:
+        self.is_closed = True
+        if isinstance(error, HookscopeError):
+            self._end_if_not_edited(str(error), error.exit_code)
+            self._say(f"Not watched: {error}")
+        else:
+            self._end_if_not_edited(f"hookscope failed: {exception_line(error)}", EXIT_BUG)
+            self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.")
 
     def end(self, reason: str, *, has_failed: bool = False) -> None:
         """End the watch because the script ends, and print the last line. A second call does nothing.
@@ -122,9 +106,9 @@ class ScriptWatch:
         if watch is None or os.getpid() != self._process:
             return
         watch.end(reason)
-        if self._is_over:
+        if self.is_closed:
             return
-        self._is_over = True
+        self.is_closed = True
         self._announce()
         if self._speaks and (self._seen.steps or not has_failed):
             self._print(closing_line(self._seen, folder=self._folder, started=self.started_count))
@@ -144,7 +128,7 @@ class ScriptWatch:
     def _norms_of(self, optimizer: Optimizer) -> ShardedNorms | None:
         return self._shards.of(optimizer) if os.getpid() == self._process else None
 
-    @_guarded
+    @torch_calls.guarded
     def _finish_step_of(self, optimizer: Optimizer) -> None:
         if self._watch is not None:
             self._watch.finish_if_stepped(optimizer)
@@ -155,7 +139,7 @@ class ScriptWatch:
             norms.end_step()
         self._finish()
 
-    @_guarded
+    @torch_calls.guarded
     def _find_if_new(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
             self._may_be_sharded = True
@@ -166,13 +150,13 @@ class ScriptWatch:
         if os.getpid() == self._process and not module.startswith(("torch.utils.data.", "multiprocessing.managers")):
             self.started_count += 1
 
-    @_guarded
+    @torch_calls.guarded
     def _find_before_forward(self) -> None:
         fresh = [optimizer for optimizer in optimizers_among(living()[1]) if id(optimizer) not in self._watched]
         if fresh and (self._watch is None or fresh[-1] not in self._retired):
             self._find(fresh[-1], step_begins=True)
 
-    @_guarded
+    @torch_calls.guarded
     def _before_backward(self, loss: Tensor | None, place: str) -> None:
         if loss is None:
             self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
@@ -199,7 +183,7 @@ class ScriptWatch:
             if self._backward_count == _WITHOUT_OPTIMIZER and leaves and not optimizers_among(living()[1]):
                 self._leaves = GraphLeaves(leaves)
 
-    @_guarded
+    @torch_calls.guarded
     def _after_backward(self) -> None:
         if self._leaves is not None:
             self._leaves.step()
@@ -208,7 +192,7 @@ class ScriptWatch:
         """Tell whether a clipping must be kept for a later watch; called by `torch_calls`."""
         if is_sharded(parameters):  # every process must return the same, even after a failure
             return self._shards.is_active and os.getpid() == self._process
-        return not self._is_over and (self._watch is None or not self._watch.clips(parameters))
+        return not self.is_closed and (self._watch is None or not self._watch.clips(parameters))
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
@@ -216,7 +200,7 @@ class ScriptWatch:
             norm = self._shards.whole_norm(norm)
         self._keep_clipped(parameters, norm)
 
-    @_guarded
+    @torch_calls.guarded
     def _keep_clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         if is_sharded(parameters):
             if self._watch is not None and not norm.isnan():
@@ -250,7 +234,7 @@ class ScriptWatch:
             self._retired.clear()
         is_first = self._speaks = not _rank()
         if not is_first and not self._option.edit:
-            self._is_over = True
+            self.is_closed = True
             return
         if self._option.edit and is_sharded(parameters_of(optimizer)):
             raise UsageError("the network is sharded: each process has only a part of every parameter.")
@@ -337,7 +321,7 @@ class ScriptWatch:
         vars(watch).clear()  # its parts refer to each other, and to objects that the script may have dropped
         return last_step
 
-    @_guarded
+    @torch_calls.guarded
     def _finish(self) -> None:
         if self._watch is None:
             return

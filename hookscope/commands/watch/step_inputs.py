@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookscope.commands.watch.networks import WatchedNetwork
 from hookscope.hooks.calls import Hook
@@ -25,20 +26,19 @@ class StepInputs:
         """Remember nothing before `begin`; `failed` gets hookscope's own errors. Compiled networks are left out."""
         self._networks = [network.network for network in networks if not network.compiled]
         self._failed = failed
-        self._key: Any = object()
+        self._handles: list[RemovableHandle] = []
         self._calls: deque[list[tuple[weakref.ref[Tensor], int]]] = deque(maxlen=_MOST_CALLS)
 
     def begin(self) -> None:
         """Register the hooks; a second call does nothing."""
-        for network in self._networks:
-            network._forward_pre_hooks[self._key] = Hook(self._called)
-            network._forward_pre_hooks_with_kwargs[self._key] = True
+        hook = Hook(self._called)
+        for network in self._networks[len(self._handles) :]:
+            self._handles.append(network.register_forward_pre_hook(hook, with_kwargs=True))
 
     def end(self) -> None:
         """Remove the hooks."""
-        for network in self._networks:
-            network._forward_pre_hooks.pop(self._key, None)
-            network._forward_pre_hooks_with_kwargs.pop(self._key, None)
+        for handle in self._handles:
+            handle.remove()
 
     def forget(self) -> None:
         """Begin another step."""

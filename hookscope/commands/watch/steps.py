@@ -8,7 +8,7 @@ from itertools import islice
 from torch import Tensor
 
 from hookscope.commands.watch.gradients import GradientReading
-from hookscope.commands.watch.loss_operations import LossOperations
+from hookscope.commands.watch.loss_graph import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange, OutsideReading
 from hookscope.commands.watch.parameters import ParameterMeasurement
 from hookscope.commands.watch.transfers import Transfer
@@ -67,7 +67,7 @@ class StepInProgress:
         for reading in self.readings.values():
             scalars += [reading.norms] if isinstance(reading.norms, Tensor) else []
             scalars += [tensor for tensor in (reading.scale, reading.found_inf) if tensor is not None]
-            scalars += [rate.detach().reshape(()) for rate in reading.rates if isinstance(rate, Tensor)]
+            scalars += [rate for rate in reading.rates if isinstance(rate, Tensor)]
         scalars += [norm for _, norm in self.clips]
         scalars += [loss for _, loss in self.losses if isinstance(loss, Tensor)]
         scalars += [reading.numbers for reading in self.outside]

@@ -6,12 +6,13 @@ cell is replaced, and restored later.
 """
 
 import functools
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CellType, GeneratorType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import total_norm
+from hookscope.commands.watch.gradients import norms_of, together
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,19 +33,15 @@ class Listener(Protocol):
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether `clipped` should be called for these parameters, which are about to be clipped."""
-        ...
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note that gradients were clipped; `norm` is their L2 norm before clipping."""
-        ...
 
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that a GradScaler is about to step; `scale` is the scale of the gradients, None if they are unscaled."""
-        ...
 
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step."""
-        ...
 
 
 _listeners: list[Listener] = []
@@ -149,7 +146,27 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
-        return total_norm(gradients) if gradients else None
+        return torch.linalg.vector_norm(together(norms_of(gradients))) if gradients else None
+
+
+def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
+    """Keep a method's errors out of the training; after the end, and in forked children, it does nothing."""
+
+    @functools.wraps(method)
+    def guarded_method(self: Any, *args: P.args, **keywords: P.kwargs) -> R | None:
+        if self.is_closed or os.getpid() != self._process:
+            return None
+        records = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # `no_grad` costs several times as much, at every step
+        try:
+            return method(self, *args, **keywords)
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self._give_up(error)
+            return None
+        finally:
+            torch._C._set_grad_enabled(records)
+
+    return guarded_method  # type: ignore[return-value]  # mypy: "self" by name
 
 
 def as_written(method: Callable[P, R]) -> Callable[P, R]:

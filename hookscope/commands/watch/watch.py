@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -24,15 +25,13 @@ from torch.optim import Optimizer
 
 from hookscope import options
 from hookscope.commands.watch import torch_calls
-from hookscope.commands.watch.activations import ForwardPasses, watched_layer
+from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
-from hookscope.commands.watch.eager_forward import EagerForward
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import GradientReading, norms_of, parameters_of, read_gradients
+from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
-from hookscope.commands.watch.loss_operations import LossOperations, operations_of
-from hookscope.commands.watch.loss_signs import why_below_zero
+from hookscope.commands.watch.loss_graph import LossOperations, operations_of, why_below_zero
 from hookscope.commands.watch.networks import (
     GraphLeaves,
     Networks,
@@ -72,29 +71,6 @@ _REST = 10
 
 # On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
 _MOST_ON_THEIR_WAY = 32
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatenate["Watch", P], R | None]:
-    """Keep hookscope's own errors out of the training: an error prints a line and ends the watch."""
-
-    @functools.wraps(method)
-    def guarded(self: "Watch", *args: P.args, **keywords: P.kwargs) -> R | None:
-        if self._is_closed or os.getpid() != self._process:
-            return None
-        records = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `no_grad` costs several times as much, at every step
-        try:
-            return method(self, *args, **keywords)
-        except Exception as error:  # noqa: BLE001 - never into a training
-            self._give_up(error)
-            return None
-        finally:
-            torch._C._set_grad_enabled(records)
-
-    return cast("Callable[Concatenate[Watch, P], R | None]", guarded)
 
 
 @dataclass(slots=True)
@@ -203,19 +179,19 @@ class Watch:
         self._depths.clear()  # of a step that raised
         self._stepped(loss, step)
 
-    @_guarded
+    @torch_calls.guarded
     def read_graph(self, loss: Tensor) -> None:
         """Read from its graph why the loss is below 0, if it has been so for some steps."""
         if self._judge.asks_below_zero:
             self._current.below_zero = why_below_zero(loss)
 
-    @_guarded
+    @torch_calls.guarded
     def finish_if_complete(self) -> None:
         """End the step if every optimiser of the previous step has stepped; in the first step, every optimiser."""
         if self._current.stepped >= self._expected and not any(self._depths.values()):
             self._finish_step()
 
-    @_guarded
+    @torch_calls.guarded
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
         """End the step if the optimiser, which is about to step, has already stepped in it."""
         if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
@@ -399,7 +375,7 @@ class Watch:
         self._step_begins(optimizer)
         return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
 
-    @_guarded
+    @torch_calls.guarded
     def _steps_again(self, optimizer: Optimizer) -> bool:
         """Report a step with the gradients of the last one; return whether both belong to one iteration."""
         last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
@@ -413,14 +389,18 @@ class Watch:
     def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
         self._edits.edit_gradients(optimizer)
         if is_first:
-            self._read(optimizer)
+            shared = self._shared_norms([optimizer])
+            self._read(optimizer, shared[0].gradients if shared else None)
 
     def _add_stepped(self, optimizer: Optimizer) -> None:
+        """Begin a step of an optimiser, or one that a GradScaler skips."""
         if id(optimizer) in self._current.stepped:  # `step` has not been called since
             self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
+        if self._current.measurement is not None:
+            self._current.measurement.measure_weights()
 
-    @_guarded
+    @torch_calls.guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
         self._add_stepped(optimizer)
         self._stepping.add(id(optimizer))
@@ -430,33 +410,25 @@ class Watch:
         )
         if outside is not None:
             self._current.outside.append(outside)
-        if measurement is not None:
-            measurement.measure_weights()
-            if not isinstance(optimizer, GraphLeaves):
-                measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
+        if measurement is not None and not isinstance(optimizer, GraphLeaves):
+            measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
 
-    @_guarded
-    def _read(self, optimizer: Optimizer) -> None:
+    @torch_calls.guarded
+    def _read(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> None:
+        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
         step = self._current
-        shared = self._shared_norms([optimizer])
-        reading = self._read_gradients(optimizer, shared[0].gradients if shared else None)
+        reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
+        if self._is_alone(optimizer):
+            self._last.read(optimizer, reading, step.number)
+        step.losses += self._heard
+        self._heard.clear()
+        if summed is None:
+            self._examine(optimizer, reading.norms)
         if step.measurement is not None:
             for passes in self._passes:
                 passes.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
-
-    def _read_gradients(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> GradientReading:
-        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
-        reading = read_gradients(optimizer, self._names.of, summed)
-        self._current.readings[id(optimizer)] = reading
-        if self._is_alone(optimizer):
-            self._last.read(optimizer, reading, self._current.number)
-        self._current.losses += self._heard
-        self._heard.clear()
-        if summed is None:
-            self._examine(optimizer, reading.norms)
-        return reading
 
     def _is_alone(self, optimizer: Optimizer) -> bool:
         """Tell whether the optimiser is a real one, and its process has whole parameters."""
@@ -496,7 +468,7 @@ class Watch:
             self._edits.edit_values(optimizer)
             self._step_ends(optimizer)
 
-    @_guarded
+    @torch_calls.guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
         self._last.ended(optimizer)
         is_again = id(optimizer) in self._again
@@ -521,7 +493,7 @@ class Watch:
         ]
         return True
 
-    @_guarded
+    @torch_calls.guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(map(id, parameters))
@@ -538,7 +510,7 @@ class Watch:
             self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
-    @_guarded
+    @torch_calls.guarded
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that a GradScaler is about to step; called by `torch_calls`."""
         if optimizer not in self._optimizers:
@@ -560,7 +532,7 @@ class Watch:
                 (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
             ]
 
-    @_guarded
+    @torch_calls.guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
         if optimizer not in self._optimizers:
@@ -570,12 +542,12 @@ class Watch:
         if not was_unscaled_again and not has_stepped:
             self._add_stepped(optimizer)
             self._current.skipped = True
-            self._read_gradients(optimizer, {} if self._shared_norms([optimizer]) else None)
+            self._read(optimizer, {} if self._shared_norms([optimizer]) else None)
         self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
-    @_guarded
+    @torch_calls.guarded
     def _stepped(self, loss: float | Tensor | None, step: int | None) -> None:
         value = self._loss_of(loss)
         if value is not None:
@@ -590,24 +562,26 @@ class Watch:
 
     def _renumber(self, step: int) -> None:
         """Give the step that ends the number that the loop has for it."""
-        if isinstance(step, int) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
-            self._first = step if self._current.number == self._first else self._first
-            self._current.number = step
+        if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
+            number = int(step)
+            if self._current.number == self._first:
+                self._first = self._prepared = number
+            self._current.number = number
             return
-        shown = f"{step}" if isinstance(step, int) else f"a {type(step).__name__}"
+        shown = f"{step}" if isinstance(step, Integral) else f"a {type(step).__name__}"
         line = f"step() got {shown} as step: give whole numbers above that of the step before. Steps are counted on."
         self._journal.say_once("step", line)
 
     def _loss_of(self, loss: object) -> float | Tensor | None:
-        if isinstance(loss, Tensor) and loss.numel() == 1:
+        if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
             self.read_graph(loss)
             return number_of(loss)
-        if isinstance(loss, int | float):
+        if isinstance(loss, Real):
             return float(loss)
         if loss is not None:
-            received = (
-                f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
+            received = type(loss).__name__
+            if isinstance(loss, Tensor):
+                received = f"a tensor of {counted(loss.numel(), 'complex value' if loss.is_complex() else 'value')}"
             line = f"The loss is not watched: step() got {received}. Pass a number, or a tensor with one value."
             self._journal.say_once("loss", line)
         return None
@@ -642,8 +616,12 @@ class Watch:
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
-        layers = {f"{network.prefix}{name}." for network in self._networks for name in network.layers()}
-        return {name: tensor for name, tensor in self._names.all.items() if name.startswith((*layers,))}
+        prefixes = tuple(
+            f"{network.prefix}{name}." if name else network.prefix
+            for network in self._networks
+            for name in network.layers()
+        )
+        return {name: tensor for name, tensor in self._names.all.items() if name.startswith(prefixes)}
 
     def _finish_step(self) -> None:
         if self._failure is not None:

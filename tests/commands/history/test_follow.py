@@ -15,6 +15,7 @@ from torch import Tensor
 
 import hookscope
 from hookscope.commands.history import follow
+from hookscope.commands.history.describe import answer
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
@@ -214,6 +215,8 @@ def test_one_file_is_no_history(tmp_path: Path) -> None:
     torch.save(a_state(), tmp_path / "a.pt")
     with pytest.raises(UsageError, match="at least two files, not 1"):
         hookscope.history(str(tmp_path))
+    with pytest.raises(UsageError, match="not 1, and there is no 'runs/none'"):
+        hookscope.history("runs/none")
 
 
 def test_a_search_finds_where_it_began_in_few_files() -> None:
@@ -273,6 +276,18 @@ def test_where_epochs_are_not_in_order_of_names_a_search_reads_all(tmp_path: Pat
     assert [file.label for file in history.files] == ["c.pt", "b.pt", "a.pt"]
     assert not history.searched
     assert "`bisect` had no effect" in history.notes[0]
+
+
+def test_the_parts_of_a_tensor_are_told_apart_by_their_best_classes(tmp_path: Path) -> None:
+    """The weights are a permutation: each of three one-hot inputs goes from its own class to the next."""
+    network = tmp_path / "net.py"
+    network.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(3, 3, bias=False)\n")
+    classes = torch.eye(3)
+    files = save(tmp_path, {"1.pt": {"weight": classes}, "2.pt": {"weight": classes.roll(1, 0)}})
+    history = hookscope.history(files, classes, arch=f"{network}:build")
+    for at in range(3):
+        went = f"from class {at} to class {(at + 1) % 3}; it changes once in 2.pt."
+        assert f"The best class of tensor[{at}] goes {went}" in answer(history)
 
 
 @pytest.mark.exhaustive
@@ -356,6 +371,13 @@ def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_
     actual = [(verdict.rule, verdict.places, history.files[verdict.first].label) for verdict in history.verdicts]
     assert actual == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
+
+
+def test_a_norm_that_overflows_float64_is_not_said_to_grow(tmp_path: Path) -> None:
+    states = {f"epoch-{at}.pt": {"conv.weight": torch.full((4, 4), 1e200 * at, dtype=torch.float64)} for at in (1, 2)}
+    history = hookscope.history(save(tmp_path, states))
+    assert "norm-jump" not in [verdict.rule for verdict in history.verdicts]
+    assert [row.norm for row in history["conv.weight"]] == [math.inf, math.inf]
 
 
 def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Unwilling(nn.Linear):
 def test_an_eager_forward_pass_that_fails_ends_only_the_watch_of_activations(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookscope.commands.watch.eager_forward._process_count", lambda: 2)
+    monkeypatch.setattr("hookscope.commands.watch.activations._process_count", lambda: 2)
     first = Unwilling(4, 8) if fault == "error" else nn.Linear(4, 8)
     network = nn.Sequential(first, nn.SyncBatchNorm(8) if fault != "error" else nn.ReLU(), nn.Linear(8, 2))
     compiled = torch.compile(network, backend="aot_eager")

@@ -181,8 +181,24 @@ def test_scaled_gradients_are_divided_and_skipped_steps_are_known(fused: bool, u
             assert step.gradient_norm == pytest.approx(norm([*alone]), rel=1e-5)
         if number == 3:
             assert step.norm_before_clipping == pytest.approx(norm([*alone]), rel=1e-5)
+        assert parameter(watch.log.watched[-1], "2.weight").weight_norm == pytest.approx(norm([kept[2]]), rel=1e-6)
+        assert parameter(watch.log.watched[-1], "2.weight").gradient_norm == pytest.approx(norm([alone[2]]), rel=1e-5)
+        broken = parameter(watch.log.watched[-1], "0.weight")
+        assert (broken.status, broken.gradient_nonfinite_count) == ("gradient", number == 2)
     watch.close()
-    assert watch.log.watched[2].parameters[0].gradient_norm == pytest.approx(norm([alone[0]]), rel=1e-5)
+
+
+def test_the_learning_rate_is_that_of_the_step_though_a_schedule_overwrites_the_tensor() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=torch.tensor(0.5))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    with watch_of(layer, optimizer) as watch:
+        for _ in range(3):
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            schedule.step()
+            watch.step()
+    assert [step.learning_rates for step in watch.log.steps] == [(0.5,), (0.25,), (0.125,)]
 
 
 @pytest.mark.exhaustive
@@ -339,6 +355,21 @@ def test_layers_that_were_asked_for_are_listed_alone() -> None:
     assert watch.log.steps[-1].gradient_norm == pytest.approx(norm(gradients), rel=1e-6)
     with pytest.raises(hookscope.LayerNotFoundError):
         watch_of(network, optimizer, layer="conv")
+
+
+@pytest.mark.parametrize("patterns", [["*"], ["type:Scaled"]])
+def test_a_network_that_was_asked_for_is_listed_with_its_own_parameters(patterns: list[str]) -> None:
+    class Scaled(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 2))
+            self.scale = nn.Parameter(torch.ones(2))
+
+    network = Scaled()
+    with watch_of({"a": network}, torch.optim.SGD(network.parameters(), lr=0.1), layer=patterns) as watch:
+        network(torch.ones(3, 4)).sum().backward()
+        watch._optimizers[0].step()
+        watch.step()
+    assert [row.name for row in watch.log.watched[0].parameters] == ["a.scale", "a.0.weight", "a.0.bias"]
 
 
 @pytest.mark.exhaustive

@@ -77,6 +77,19 @@ def test_a_loss_that_may_be_below_zero_is_not_called_wrong(loss: str) -> None:
     assert train(RIGHT[loss], steps=40) == []
 
 
+def test_a_loss_with_its_sign_changed_may_be_maximised() -> None:
+    layer = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01, maximize=True)
+    with hookscope.watch(layer, optimizer, on_line=lambda _: None) as watch:
+        for _ in range(15):
+            loss = -F.cross_entropy(layer(torch.ones(2, 4)), torch.tensor([0, 1]))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    assert not watch.verdicts
+
+
 def test_a_generator_that_makes_the_loss_of_its_critic_larger_is_not_called_wrong() -> None:
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, 16), nn.Linear(16, 1)

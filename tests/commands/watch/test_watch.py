@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -188,12 +189,13 @@ def test_a_loss_that_is_no_number_is_one_line() -> None:
     network, optimizer = small()
     lines: list[str] = []
     with hookscope.watch(network, optimizer, on_line=lines.append) as watch:
-        for loss in (torch.ones(3), {"a": 1}, None, 2.5, torch.tensor([0.5])):
+        losses = (torch.ones(3), torch.tensor(1 + 1j), {"a": 1}, None, 2.5, torch.tensor([0.5]), np.float32(0.25))
+        for loss in losses:
             optimizer.zero_grad()
             network(torch.randn(8, 4)).sum().backward()
             optimizer.step()
             watch.step(loss)  # type: ignore[arg-type]
-    assert [step.loss for step in watch.log.steps] == [None, None, None, 2.5, 0.5]
+    assert [step.loss for step in watch.log.steps] == [None, None, None, None, 2.5, 0.5, 0.25]
     assert len(lines) == 1
     assert "tensor of 3 values" in lines[0]
 
@@ -345,9 +347,24 @@ def test_robust_deviations_are_those_of_the_definition() -> None:
     assert jump.deviations == pytest.approx(((torch.tensor(50.0).log() - middle.log()) / (1.4826 * deviation)).item())
     assert jump.usual.median == pytest.approx(middle.item())
     assert len(history) == 21
+    for number, loss in enumerate((3.0, 3.0, 3.0, 1e6)):  # median and spread are those of all steps before
+        jump, _ = history.add(TrainingStep(number, loss, None, None, (), ()))
+    assert jump is not None
+    assert jump.usual.median == pytest.approx(sum(sorted([*losses, 50.0, 3.0, 3.0, 3.0])[11:13]) / 2)
     for number in range(ring.LENGTH):
         history.add(TrainingStep(number, 1.0, None, None, (), ()))
     assert len(history) == ring.LENGTH
+
+
+@pytest.mark.parametrize(("every", "first", "watched"), [(1, 0, [0, 1, 2]), (2, 0, [2]), (3, 100, [102]), (2, 7, [8])])
+def test_watched_steps_are_multiples_wherever_the_loop_begins(every: int, first: int, watched: list[int]) -> None:
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, every=every) as watch:
+        for number in np.arange(first, first + 3):
+            network(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            watch.step(step=number)
+    assert [step.step for step in watch.log.watched] == watched
 
 
 def test_a_step_has_the_number_of_the_loop_and_others_are_refused_in_one_line() -> None:

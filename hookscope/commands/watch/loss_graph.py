@@ -1,12 +1,69 @@
-"""Why a loss is below 0, if it cannot be by its kind: read from the graph that computes it.
+"""What the graph of a loss tells: why its gradients may hold NaN while it is finite, and why it is below 0."""
 
-Losses that may be below 0, such as log-likelihoods of densities, similarities and policy gradients, are no such kind.
-"""
+import re
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from hookscope.commands.watch.backward_calls import is_loss_scale
+
+# A derivative is infinite or undefined at some input where the value is finite: sqrt at 0, acos at 1. A value of log at
+# 0 is infinite, but `where` may hide it, while its derivative stays.
+_STEEP = frozenset(
+    {
+        *("Sqrt", "Rsqrt", "Reciprocal", "Pow", "Div", "Log", "Log2", "Log10", "Log1p", "Xlogy", "Logit"),
+        *("LinalgVectorNorm", "Norm", "Std", "StdMean", "Cdist", "EuclideanDist", "Acos", "Asin", "Acosh", "Atanh"),
+        *("Atan2", "LinalgEigh", "LinalgSvd", "LinalgInvEx", "LinalgDet"),
+    }
+)
+
+# A loss has few operations of its own; those of the network begin at its last weights.
+_MOST_OPERATIONS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LossOperations:
+    """Names of operations, from the loss backwards, up to the last weights: "sqrt".
+
+    The derivative of a steep one may not be finite where its value is.
+    """
+
+    all: tuple[str, ...]
+    steep: tuple[str, ...]
+
+
+def operations_of(loss: Node) -> LossOperations:
+    """Return the operations between a loss and the last weights that it depends on; it may have been differentiated."""
+    every: dict[str, bool] = {}
+    todo, seen = [loss], {loss}
+    for node in todo:
+        kind = _name(node)
+        below = [child for child, _ in node.next_functions if child is not None]
+        touches = any(map(_is_weight, below))
+        is_steep = kind in _STEEP and _may_be_steep(kind, node)
+        if is_steep or not touches:
+            name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+            every[name] = every.get(name, False) or is_steep
+        if not touches and len(todo) < _MOST_OPERATIONS:
+            todo += [child for child in below if child not in seen]
+            seen.update(below)
+    return LossOperations((*every,), tuple(name for name, is_steep in every.items() if is_steep))
+
+
+def _is_weight(node: Node) -> bool:
+    """Tell whether a node is a parameter, or the transposed one of a linear layer."""
+    if node.name().startswith("TBackward"):
+        return any(child is not None and child.name().endswith("AccumulateGrad") for child, _ in node.next_functions)
+    return node.name().endswith("AccumulateGrad")
+
+
+def _may_be_steep(kind: str, node: Node) -> bool:
+    if kind == "Div":  # by a number, as in a mean, it is harmless
+        return len(node.next_functions) > 1 and node.next_functions[1][0] is not None
+    exponent = getattr(node, "_saved_exponent", None) if kind == "Pow" and node.name() == "PowBackward0" else None
+    return not (isinstance(exponent, int | float) and exponent >= 1)
+
 
 _OUT_OF_RANGE = "its targets lie outside 0 to 1, or weights are negative"
 _NO_LOGARITHMS = "its input holds no log-probabilities: use cross_entropy, or log_softmax before it"
@@ -41,7 +98,10 @@ _MOST_NODES = 16
 
 
 def why_below_zero(loss: Tensor) -> str:
-    """Return why a loss below 0 is wrong, as the end of a sentence; "" if it may be below 0, or if it is not known."""
+    """Return why a loss below 0 is wrong, as the end of a sentence; "" if it may be below 0, or if it is not known.
+
+    Losses that may be below 0 by their kind: log-likelihoods of densities, similarities, policy gradients.
+    """
     try:
         return _reason(loss.grad_fn)
     except (RuntimeError, AttributeError):  # what nodes have saved is freed, or named otherwise in this torch
