@@ -297,9 +297,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
     elif row is not None and row.nonfinite is not None:
-        later = [other for other in result.rows if other.measures is not None and other.index > row.index]
-        from_here = later and all(other.nonfinite for other in later)
-        amount = nonfinite_text(row.nonfinite, " from there on" if from_here else "")
+        later = [other.nonfinite for other in result.rows if other.measures is not None and other.index > row.index]
+        amount = nonfinite_text(row.nonfinite, later)
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "networks":  # what a layer was given is not known
@@ -431,8 +430,12 @@ def _growth(result: Differences) -> str:
     broken = [(row.label, row.nonfinite) for row in rows if row.nonfinite]
     if len(finite) < len(later) and (not broken or broken[0][0] != first.row):
         where = f": at {broken[0][0]} {nonfinite_text(broken[0][1])}" if broken else ""
-        sentences.append(f"{counted(len(later) - len(finite), 'row')} hold NaN or Inf on one side only{where}.")
+        sentences.append(f"{_hold_nan(len(later) - len(finite), 'row')}{where}.")
     return " ".join(sentences)
+
+
+def _hold_nan(count: int, unit: str) -> str:
+    return f"{counted(count, unit)} {'holds' if count == 1 else 'hold'} NaN or Inf on one side only"
 
 
 def _output(output: OutputDifference) -> str:
@@ -442,7 +445,7 @@ def _output(output: OutputDifference) -> str:
     parts = []
     both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
-        return f"{name}: A and B are NaN, so neither has a best class."
+        return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
     if output.nonfinite is not None:
         parts.append(nonfinite_text(output.nonfinite))
     elif output.relative_l2 is not None:
@@ -453,7 +456,7 @@ def _output(output: OutputDifference) -> str:
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     if both_nan:
-        parts.append(f"NaN in A and in B for {both_nan} of {output.input_count} inputs")
+        parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1(output.top1, output.input_count)]
     classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
@@ -470,7 +473,8 @@ def _worse(result: Differences) -> Iterator[str]:
         return
     for output in result.outputs:
         if output.error is not None and output.error_b is not None:
-            worse = "B is worse" if output.error_b > output.error else "B is different, not worse"
+            different = "B is different, not worse" if output.relative_l2 else "B is no worse"
+            worse = "B is worse" if output.error_b > output.error else different
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
@@ -482,7 +486,7 @@ def _is_nan(prediction: Prediction) -> bool:
 def _scores_text(prediction: Prediction) -> str:
     """Return the best classes of an input with their probabilities."""
     if _is_nan(prediction):
-        return "scores that are NaN"
+        return "probabilities that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 
 
@@ -499,7 +503,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if len(finite) < len(norms):
-            yield f"{counted(len(norms) - len(finite), 'tensor')} hold NaN or Inf on one side only."
+            yield f"{_hold_nan(len(norms) - len(finite), 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."

@@ -77,7 +77,9 @@ def parse_condition(text: str) -> Condition:
     try:
         limit = float(match["limit"])
     except ValueError:
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {match['limit']!r} is not a number.") from None
+        limit = math.nan
+    if math.isnan(limit):  # no value is beyond it
+        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {match['limit']!r} is not a number.")
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
         raise UsageError(
