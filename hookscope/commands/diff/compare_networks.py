@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 
@@ -124,6 +123,7 @@ def compare_networks(
         KeptMaps(eps),
         compiled,
         None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),
+        shadow=option.shadow,
     )
     passes.run(queue, batch_progress(session, on_progress))
     if not passes.records and session.unusable:
@@ -204,8 +204,8 @@ def _hooked_networks(
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
     of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
     networks = [
-        _hooked_network("A", a, of_a, queue, keeps="inputs" if option.shadow else ""),
-        _hooked_network("B", b, of_b, queue, threads=option.threads_b, keeps="states" if option.shadow else ""),
+        _hooked_network("A", a, of_a, queue),
+        _hooked_network("B", b, of_b, queue, threads=option.threads_b),
     ]
     if option.reference:
         networks.append(_hooked_network("The reference", in_float64(session.loaded, a), of_a, queue))
@@ -246,7 +246,6 @@ def _hooked_network(
     queue: BatchQueue,
     *,
     threads: int | None = None,
-    keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps lie as in A
@@ -261,7 +260,6 @@ def _hooked_network(
         recorder=recorder,
         options=options,
         cpu_threads=threads,
-        keeps=keeps,
     )
 
 

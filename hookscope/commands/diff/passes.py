@@ -1,15 +1,17 @@
 """Run networks one after another over each batch: what A returns waits in a spool, and is compared in B's hooks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
+from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hookscope.commands.diff.alignment import CallKey
 from hookscope.commands.diff.compare_gradients import GradientComparison
@@ -21,6 +23,9 @@ from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.spool import Spool, Value, Versions
 from hookscope.commands.diff.torch_compile import Compiled
 from hookscope.errors import ModelError
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.observed import physical
+from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
@@ -79,6 +84,7 @@ class Passes:
         maps: Maps of A-B for the first input.
         compiled: B, if it runs through torch.compile: then the output of the whole stands for B's.
         gradients: Compares the gradients; None if none are wanted.
+        shadow: Whether layers of B also run on A's inputs.
         records: Of the inputs that every network ran on.
         rows: Rows by key, over the batches that were kept.
     """
@@ -88,11 +94,13 @@ class Passes:
     maps: KeptMaps
     compiled: Compiled | None
     gradients: GradientComparison | None
+    shadow: bool
     records: list[InputRecord] = field(default_factory=list)
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
-    _shadowed: dict[CallKey, list[Tensor]] = field(default_factory=dict)
+    _given: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # A's inputs, for shadows
+    _shadowed: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or what the layer raised
     _ran: list[HookedNetwork] = field(default_factory=list)
     _start: RandomStates = field(default_factory=RandomStates)
     _first_input: int = 0
@@ -148,10 +156,9 @@ class Passes:
         returned: dict[int, object] = {}
         for place in (A, *range(REFERENCE, len(self.networks)), B):
             self._start.enter()
-            network, kept = self.networks[place], partial(_keep, self._spooled[place])
-            self._ran.append(network)
-            returned[place] = network.run(
-                batch, self._comparing() if place == B else Observer(Versions(spool.keep), kept)
+            self._ran.append(self.networks[place])
+            returned[place] = self.networks[place].run(
+                batch, self._comparing() if place == B else self._spooling(place, spool)
             )
             ends[place] = RandomStates()
             if isinstance(returned[place], Break):
@@ -161,6 +168,7 @@ class Passes:
                 self._start.enter()
                 returned[B] = self.compiled.whole.run(batch, None)
             ends[B if ends[B].has_drawn(self._start) else A].enter()
+        self._given.clear()
         self._shadowed.clear()
         self._spooled = ()
         broken = next((output for output in returned.values() if isinstance(output, Break)), None)
@@ -172,12 +180,17 @@ class Passes:
         for network in self._ran:
             network.rewinds = True
 
+    def _spooling(self, place: int, spool: Spool) -> Observer:
+        versions = Versions(spool.keep)
+        keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
+        return Observer(versions, partial(_keep, self._spooled[place]), begins=keeps)
+
     def _comparing(self) -> Observer:
         if not self._first_input:  # the first batch may be run again, or replaced by another
             shown = [output for output in self._spooled[A].values() if self.networks[A].has_rows(output.layer)]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
-        return Observer(versions, self._compare, self._compare_input)
+        return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
 
     def _compare(self, b: PairedOutput) -> None:
         """Compare an output of B with A's and the reference's."""
@@ -193,7 +206,11 @@ class Passes:
             sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
-        self._shadow(row, a, b)
+        shadow = self._shadowed.get(b.key[:2], [])
+        if isinstance(shadow, str):
+            row.note = shadow
+        elif b.key[2] < len(shadow):
+            row.added = sums_of(a.value.read(), shadow[b.key[2]])
         difference = row.output.sums.get((A, B))
         if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
             added = None if row.added is None else row.added.relative_l2
@@ -205,35 +222,37 @@ class Passes:
         if a is not None and len(a.inputs) == 1:
             a.inputs[0].less(b, self._first_input, self._count)
 
-    def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
-        """With `--shadow`, compare A's output to that of B's layer run on A's input."""
-        key, index = a.key[:2], a.key[2]
-        if index == 0:
-            if a.kept is None or b.layer not in self.networks[B].hooked:
-                return
-            like = iter(b.inputs)
-            try:
-                values, form = a.kept
-                leaves = [_moved(value, next(like, None)) if isinstance(value, Value) else value for value in values]
-                args, kwargs = tree_unflatten(leaves, form)
-                self._shadowed[key] = self.networks[B].run_alone(b.layer, args, kwargs, b.kept)
-            except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
-                row.note = f"B's layer on A's input: {exception_line(error)}"
-                return
-        outputs = self._shadowed.get(key, [])
-        if index < len(outputs):
-            row.added = sums_of(a.value.read(), outputs[index])
+    def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
+        """Keep the inputs of a layer of A, for its partner to run on."""
+        if layer in self.networks[A].selected:
+            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                self._given[call] = (
+                    [versions.of(physical(leaf)[0]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+                    form,
+                )
+
+    def _run_shadow(self, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
+        """Run a layer of B on the inputs of its partner, where and in which dtype B's own are."""
+        if call not in self._given:
+            return
+        values, form = self._given.pop(call)
+        try:
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                like = (tensor for _, tensor in tensors_given(args, kwargs))
+                leaves = [_moved(value.read(), like) if isinstance(value, Value) else value for value in values]
+            self._shadowed[call] = self.networks[B].run_alone(layer, *tree_unflatten(leaves, form))
+        except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
+            self._shadowed[call] = f"B's layer on A's input: {exception_line(error)}"
 
 
 def _keep(outputs: dict[Key, PairedOutput], seen: PairedOutput) -> None:
     outputs[seen.key] = seen
 
 
-def _moved(value: Value, like: Value | None) -> Tensor:
-    """Return a copy of an input of A where, and in which dtype, the layer of B takes it."""
-    tensor: Tensor = value.read()
-    other = None if like is None else like.read()
-    other = tensor if other is None else other
+def _moved(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
+    """Return a copy of a tensor on the device of the next of the others, in its dtype if floating."""
+    other = next(others, tensor)
     return tensor.to(other.device, other.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 

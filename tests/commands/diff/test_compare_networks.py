@@ -167,6 +167,25 @@ def test_shadows_leave_no_trace_in_the_network() -> None:
     assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0, 0.0]
 
 
+class Counting(nn.Module):
+    """Multiplies by the number of its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_layer_that_counts_its_calls_adds_nothing() -> None:
+    network = nn.Sequential(Counting(), nn.Linear(6, 6))
+    result = hookscope.diff(network, network, torch.randn(3, 6), shadow=True, batch_size=1)
+    assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0]
+    assert result.first_differences == ()
+
+
 class Functional(nn.Module):
     """Its own code works between its layers."""
 
