@@ -28,7 +28,7 @@ from hookscope.commands.diff.hooked_network import (
     precision_notes,
     traced,
 )
-from hookscope.commands.diff.paired_rows import paired_rows, rows_by_place, unmatched
+from hookscope.commands.diff.paired_rows import paired_rows, unmatched
 from hookscope.commands.diff.passes import Passes
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
@@ -149,7 +149,7 @@ def compare_networks(
         outputs=outputs,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
-        maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
+        maps=passes.maps.drawn(rows, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), outputs),
         reference="A's weights in float64" if option.reference else "",
         warnings=_each_once(

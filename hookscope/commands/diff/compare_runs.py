@@ -74,12 +74,12 @@ class _RunMaps:
         if axis is not None and len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.axes.add_grid(grid, makes_maps="2d" in pair.a.kind or "3d" in pair.a.kind)
-        key, grids = (pair.label, 0, 0), tuple(self.axes.grids)
+        grids = tuple(self.axes.grids)
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        output = PairedOutput(key, pair.call[0], Value(a), axis, grids)
-        self.kept.offer(output, b, relative_l2, None, self.inputs)
+        output = PairedOutput((*pair.call, 0), pair.call[0], Value(a), axis, grids)
+        self.kept.offer(pair.label, output, b, relative_l2, None, self.inputs)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
@@ -126,7 +126,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         unmatched=unmatched,
         outputs=outputs,
         first_differences=first_differences,
-        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
+        maps=drawing.kept.drawn(rows, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(
             *warnings,

@@ -95,12 +95,6 @@ def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str
     return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(two[path], 40)} in B"
 
 
-def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
-    """Return rows by the place of their output in the network that gives them their labels."""
-    by_label = {row.label: row for row in rows}
-    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
-
-
 def unmatched(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:

@@ -181,9 +181,9 @@ class Passes:
             network.rewinds = True
 
     def _spooling(self, place: int, spool: Spool) -> Observer:
-        versions = Versions(spool.keep)
+        outputs, versions = self._spooled[place], Versions(spool.keep)
         keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
-        return Observer(versions, partial(_keep, self._spooled[place]), begins=keeps)
+        return Observer(versions, lambda output: outputs.update({output.key: output}), begins=keeps)
 
     def _comparing(self) -> Observer:
         if not self._first_input:  # the first batch may be run again, or replaced by another
@@ -214,7 +214,8 @@ class Passes:
         difference = row.output.sums.get((A, B))
         if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
             added = None if row.added is None else row.added.relative_l2
-            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self._count)
+            label = self.networks[A].output_forms[b.key].label
+            self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
@@ -244,10 +245,6 @@ class Passes:
             self._shadowed[call] = self.networks[B].run_alone(layer, *tree_unflatten(leaves, form))
         except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
             self._shadowed[call] = f"B's layer on A's input: {exception_line(error)}"
-
-
-def _keep(outputs: dict[Key, PairedOutput], seen: PairedOutput) -> None:
-    outputs[seen.key] = seen
 
 
 def _moved(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
