@@ -22,7 +22,7 @@ from hookscope.hooks.attention_rows import (
     of_weights,
 )
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.callers import operation_name
+from hookscope.hooks.callers import argument, operation_name
 from hookscope.hooks.operations import forwards, run_networks
 from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
@@ -153,9 +153,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
-        tensor = args[0] if args else kwargs.get("input")
-        shifts = kwargs.get("shifts", args[1] if len(args) > 1 else None)
-        axes = kwargs.get("dims", args[2] if len(args) > 2 else None)
+        tensor, shifts, axes = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "shifts", "dims")))
         if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(axes or ()) != (1, 2):
             return
         down, across = (int(shift) for shift in shifts)
@@ -165,8 +163,7 @@ class AttentionMode(TorchFunctionMode):
 
 def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a convolution has a kernel as large as its stride, of more than one pixel."""
-    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-    stride = kwargs.get("stride", args[3] if len(args) > 3 else 1)
+    weight, stride = argument(args, kwargs, 1, "weight"), argument(args, kwargs, 3, "stride", 1)
     sides = (stride, stride) if isinstance(stride, int) else tuple(stride)
     return isinstance(weight, Tensor) and tuple(weight.shape[2:]) == sides and max(sides) > 1
 

@@ -11,6 +11,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hookscope.hooks.callers import argument
 from hookscope.hooks.observed import physical
 from hookscope.hooks.operations import forwards, run_networks
 
@@ -128,16 +129,12 @@ def _place(tensor: Tensor) -> tuple[int, int] | None:
     return (address, tensor.numel()) if address else None
 
 
-def _argument(args: Any, kwargs: Mapping[str, Any], at: int, name: str) -> object:
-    return args[at] if len(args) > at else kwargs.get(name)
-
-
 def _of_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    return _argument(args, kwargs, 1, "weight"), _argument(args, kwargs, 0, "input")
+    return argument(args, kwargs, 1, "weight"), argument(args, kwargs, 0, "input")
 
 
 def _of_torch_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    return _argument(args, kwargs, 0, "weight"), _argument(args, kwargs, 1, "indices")
+    return argument(args, kwargs, 0, "weight"), argument(args, kwargs, 1, "indices")
 
 
 def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
@@ -148,8 +145,8 @@ def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
 
 
 def _of_selection(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    along_rows = _argument(args, kwargs, 1, "dim") in (0, -2)
-    return args[0] if args else kwargs.get("input"), _argument(args, kwargs, 2, "index") if along_rows else None
+    along_rows = argument(args, kwargs, 1, "dim") in (0, -2)
+    return argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index") if along_rows else None
 
 
 _LOOK_UPS: Mapping[object, Callable[[Any, Mapping[str, Any]], tuple[object, object]]] = {

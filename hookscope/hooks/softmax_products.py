@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from hookscope.hooks.callers import argument
+from hookscope.hooks.observed import version_of
+
 # What leaves the weights as they are, but for their dtype, dropout, or axes in front of queries and keys.
 _SAME = frozenset({"to", "type_as", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach"})
 _DROPPED = frozenset({"dropout", "feature_dropout"})
@@ -51,7 +54,7 @@ class SoftmaxProducts:
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor) -> bool:
         """Follow what a softmax returned; tell whether it is over the last axis, as attention's is."""
-        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        axis = argument(args, kwargs, 1, "dim")
         if not isinstance(axis, int) or weights.dim() < 2 or axis not in (-1, weights.dim() - 1):
             return False
         self._note(weights, weights, version_of(weights), keys_last=True)
@@ -61,7 +64,7 @@ class SoftmaxProducts:
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: object
     ) -> None:
         """Follow weights through an operation that leaves them as they are."""
-        source = args[0] if args else kwargs.get("input")
+        source = argument(args, kwargs, 0, "input")
         followed = self._known(source)
         if followed is None or not isinstance(output, Tensor) or not isinstance(source, Tensor) or output is source:
             return
@@ -136,11 +139,6 @@ def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
         values=met.values.permute([values.index(letter) for letter in (*shared, key, *features)]),
         keys_of_values=-1 - len(features),
     )
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; 0 for one of inference mode, which does not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _moved(keys_last: bool, tensor: Tensor, output: Tensor) -> bool:
