@@ -106,7 +106,6 @@ class HookedNetwork:
         options: How it runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
         own_inputs: Gives the batch to run on in place of one of A's.
-        rewinds: Whether the next pass begins with the network as it was before the latest.
         output_forms: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
     """
@@ -122,11 +121,9 @@ class HookedNetwork:
     cpu_threads: int | None = None
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    rewinds: bool = False
     output_forms: dict[Key, OutputForm] = field(default_factory=dict)
     passed_through: dict[Key, bool] = field(default_factory=dict)
     _state: Preserved | None = None
-    _has_run: bool = False
     _captured: Capture[int] | None = None
     _observer: Observer | None = None
     _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
@@ -166,11 +163,7 @@ class HookedNetwork:
         """
         if self._state is None:
             raise RuntimeError("a network runs in the block of `prepared` alone")
-        if self.rewinds:
-            self._state.rewind()
-        elif self._has_run:
-            self._state.mark()
-        self._has_run = True
+        self._state.mark()
         self._counts.clear()
         self._overwrote.clear()
         self._observer, batch = observer, self.batch_for(batch)
@@ -181,8 +174,13 @@ class HookedNetwork:
                 if observation.value is not None:
                     key = (observation.layer, observation.call, observation.value)
                     self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
-        self._observer, self.rewinds = None, isinstance(output, Break)  # with the observer go values of tensors
+        self._observer = None  # with it go values of tensors
         return output
+
+    def rewind(self) -> None:
+        """Let the next pass begin with the network as it was before the latest."""
+        if self._state is not None:
+            self._state.rewind()
 
     @contextmanager
     def _hooks(self) -> Iterator[Capture[int]]:

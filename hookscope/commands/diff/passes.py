@@ -176,9 +176,9 @@ class Passes:
 
     def _rewind(self) -> None:
         """Let the next batch begin where the last one did."""
-        self._start.enter()
         for network in self._ran:
-            network.rewinds = True
+            network.rewind()
+        self._start.enter()
 
     def _spooling(self, place: int, spool: Spool) -> Observer:
         outputs, versions = self._spooled[place], Versions(spool.keep)
