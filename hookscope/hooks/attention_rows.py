@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor
 
-from hookscope.hooks.callers import argument
+from hookscope.hooks.attributes import argument
 
 
 class Memory:

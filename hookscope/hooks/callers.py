@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath
 from types import CodeType, FrameType
@@ -67,11 +67,6 @@ def label_of(name: str) -> str:
         return ""
     plain = name.strip("_")
     return _STANDARD_NAMES.get(plain, plain)
-
-
-def argument(args: Sequence[Any], kwargs: Mapping[str, Any], at: int, name: str, default: Any = None) -> Any:
-    """Return an argument of a call by its position or its name."""
-    return args[at] if len(args) > at else kwargs.get(name, default)
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:

@@ -11,7 +11,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hookscope.hooks.callers import argument
+from hookscope.hooks.attributes import argument
 from hookscope.hooks.observed import physical
 from hookscope.hooks.operations import forwards, run_networks
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from hookscope.commands.diff.alignment import Pairing, around
-from hookscope.commands.diff.compared import A, B, Compared
 from hookscope.commands.diff.first_differences import exceeds, origin_of, rounding_limit
 from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
-from hookscope.commands.diff.spool import Spool, Value, Versions
+from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads

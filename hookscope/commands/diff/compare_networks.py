@@ -13,7 +13,6 @@ from hookscope import options
 from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, is_inside, match_names
 from hookscope.commands.diff.compare_gradients import GradientComparison, GradientDifferences
 from hookscope.commands.diff.compare_outputs import Outputs
-from hookscope.commands.diff.compared import A, B
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import (
@@ -28,6 +27,7 @@ from hookscope.commands.diff.paired_rows import paired_rows, unmatched
 from hookscope.commands.diff.passes import Passes
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
+from hookscope.commands.diff.values import A, B
 from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hookscope.commands.diff.compared import B, Compared
 from hookscope.commands.diff.measures import plain
-from hookscope.commands.diff.spool import Value
+from hookscope.commands.diff.values import B, Compared, Value
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at

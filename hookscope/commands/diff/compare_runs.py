@@ -18,8 +18,8 @@ from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
 from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows
-from hookscope.commands.diff.spool import Value
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
+from hookscope.commands.diff.values import Value
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg

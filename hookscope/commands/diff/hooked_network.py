@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.commands.diff.alignment import Call, CallKey, around
-from hookscope.commands.diff.spool import Value, Versions
+from hookscope.commands.diff.values import Value, Versions
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import ModuleCall, Operation, physical

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from hookscope.commands.diff.alignment import Pairing
-from hookscope.commands.diff.compared import A, B
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
 from hookscope.commands.diff.measures import culprit
 from hookscope.commands.diff.passes import Row
+from hookscope.commands.diff.values import A, B
 from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 from hookscope.text import figure, in_words, printable
 

@@ -16,12 +16,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from hookscope.commands.diff.alignment import CallKey
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
-from hookscope.commands.diff.compared import REFERENCE, A, B, Compared
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput, RandomStates
 from hookscope.commands.diff.measures import Sums, sums_of
-from hookscope.commands.diff.spool import Spool, Value, Versions
 from hookscope.commands.diff.torch_compile import Compiled
+from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions
 from hookscope.errors import ModelError
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.observed import physical
