@@ -1,6 +1,6 @@
 """Which rows of embeddings and codebooks a network looks up: `nn.Embedding`, `F.embedding`, or `codebook[argmin]`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,14 +104,11 @@ forwards(RowsUsed.__torch_function__)
 
 def looks_up_rows(network: nn.Module) -> bool:
     """Tell whether a network has embeddings, or matrices of its own code, which may be codebooks."""
-    return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(_own_matrices(network))
-
-
-def _own_matrices(network: nn.Module) -> Iterator[bool]:
-    for module in network.modules():
-        if not type(module).__module__.startswith("torch."):
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            yield any(tensor.dim() == 2 and tensor.is_floating_point() for tensor in tensors)
+    own = [module for module in network.modules() if not type(module).__module__.startswith("torch.")]
+    held = (tensor for module in own for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(
+        tensor.dim() == 2 and tensor.is_floating_point() for tensor in held
+    )
 
 
 def merge_rows(merged: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[np.bool_]]) -> None:

@@ -183,7 +183,6 @@ def _each_once(*texts: str) -> tuple[str, ...]:
 
 
 def _how_b_runs(option: options.Diff) -> list[str]:
-    """Return how B runs unlike A, in words."""
     texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
     texts += ["train mode"] * (option.mode_b == "train")
     texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]

@@ -24,8 +24,6 @@ _BEST = 5
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output tensor."""
-
     compared: Compared = field(default_factory=Compared)
     inputs: int = 0
     same_best: int = 0

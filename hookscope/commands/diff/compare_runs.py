@@ -36,21 +36,12 @@ from hookscope.text import printable
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
 
-def _measured_partly() -> str:
-    return (
-        "Differences are measured on up to 256 values per input, and are at least what the statistics of all values "
-        f"show; {arg('save_tensors')} on both runs compares every value."
-    )
-
-
 # Sums of the same values, taken by another number of threads, differ by less than this share.
 _ROUNDING_OF_SUMS = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run and the tensors of its rows."""
-
     run: InspectionRun
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
@@ -115,7 +106,14 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         gradients = tuple(_gradients(base, other, pairs))
     outputs = _outputs(base, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
-    partly = any(measures.value_count is not None for measures in measured)
+    partly, notes = any(measures.value_count is not None for measures in measured), []
+    if partly:
+        notes.append(
+            "Differences are measured on up to 256 values per input, and are at least what the statistics of all "
+            f"values show; {arg('save_tensors')} on both runs compares every value."
+        )
+    if base.run.record.verb != other.run.record.verb:
+        notes.append("One run has a backward pass and the other has none: their gradients are not compared.")
     return Differences(
         a=_shown(base),
         b=_shown(other),
@@ -133,7 +131,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
             *(f"A: {text}" for text in base.run.result.warnings),
             *(f"B: {text}" for text in other.run.result.warnings),
         ),
-        notes=((_measured_partly(),) if partly else ()) + _verbs(base, other),
+        notes=tuple(notes),
         seed=base.run.result.seed,
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
@@ -198,12 +196,6 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
 def _named(record: InputRecord) -> str:
     digest = f" (sha256 {record.sha256[:12]}…)" if record.sha256 else ""
     return f"'{printable(Path(record.name).name, 80)}'{digest}"
-
-
-def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
-    if a.run.record.verb == b.run.record.verb:
-        return ()
-    return ("One run has a backward pass and the other has none: their gradients are not compared.",)
 
 
 def _shown(side: _Side) -> Side:

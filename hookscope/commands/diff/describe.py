@@ -58,8 +58,9 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is that of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
+    beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
     parts: dict[tuple[str, str, str], list[Part]] = {
-        ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
+        ("beyond", "Beyond the limits", "Beyond the limits"): beyond,
         ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
         ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
@@ -105,10 +106,6 @@ def _making(result: Differences) -> list[tuple[str, str]]:
         made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
     made += [(f"SHA-256 of {record.name}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256]
     return [*made, ("Seed", str(result.seed))]
-
-
-def _exceeded(result: Differences) -> list[Part]:
-    return [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
@@ -271,7 +268,8 @@ def sides_text(result: Differences) -> str:
     a, b = result.a, result.b
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
-    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+    runs = PurePath(a.run).name, PurePath(b.run).name
+    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), runs):
         if first != other:
             return f"{a.model.name}, {first or 'as it is'} and {other or 'as it is'}"
     return f"{a.model.name} and itself"
@@ -281,10 +279,6 @@ def _way(side: Side, other: Side) -> str:
     """Return how a side ran, where the other ran differently."""
     placed = [setting for setting, two in ((side.dtype, other.dtype), (side.device, other.device)) if setting != two]
     return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
-
-
-def _run_name(side: Side) -> str:
-    return PurePath(side.run).name
 
 
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
@@ -409,7 +403,6 @@ def _first_unequal(result: Differences) -> Iterator[str]:
 
 
 def _growth(result: Differences) -> str:
-    """Return how the difference develops from where it begins."""
     first = result.first_differences[0]
     rows = [row for row in result.rows if row.measures is not None]
     rows = rows[next((at for at, row in enumerate(rows) if row.label == first.row), 0) :]
@@ -484,14 +477,12 @@ def _is_nan(prediction: Prediction) -> bool:
 
 
 def _scores_text(prediction: Prediction) -> str:
-    """Return the best classes of an input with their probabilities."""
     if _is_nan(prediction):
         return "probabilities that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 
 
 def _weights_answer(result: Differences) -> Iterator[str]:
-    """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if _differs(row)]
     yield from _different_networks(result)

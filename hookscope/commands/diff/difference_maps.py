@@ -47,7 +47,7 @@ class KeptMaps:
     eps: float
     rows: int = 0
     _may_begin: list[_Held] = field(default_factory=list)
-    _largest: dict[int, _Held] = field(default_factory=dict)
+    _largest: dict[int, _Held] = field(default_factory=dict)  # by part
     _seen: int = 0
     _first: int = 0
     _adding: int = 0

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,27 +63,23 @@ def parse_condition(text: str) -> Condition:
     Raises:
         UsageError: If it is malformed.
     """
-    match = _FORM.fullmatch(text.strip())
+    match, option = _FORM.fullmatch(text.strip()), f"{arg('fail_over')} {safe_text(text)!r}"
     names = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
     if match is None:
-        raise UsageError(
-            f"{arg('fail_over')} {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'."
-        )
+        raise UsageError(f"{option} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'.")
     measure, pattern = match["measure"], match["pattern"]
     if measure not in names:
         measures = ", ".join(dict.fromkeys(names))
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
+        raise UsageError(f"{option}: there is no measure {measure!r}; give {measures}.")
     try:
         limit = float(match["limit"])
     except ValueError:
         limit = math.nan
     if math.isnan(limit):  # no value is beyond it
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {match['limit']!r} is not a number.")
+        raise UsageError(f"{option}: {match['limit']!r} is not a number.")
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
-        raise UsageError(
-            f"{arg('fail_over')} {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
-        )
+        raise UsageError(f"{option}: {measure} is a measure of the output; leave out {pattern!r}.")
     parsed = None if pattern is None or of_output else parse_pattern(pattern)
     return Condition(text, parsed, of_output, measure, match["sign"] == ">", limit)
 
@@ -99,28 +95,23 @@ def exceeded(
         LayerNotFoundError: If the pattern of a condition matches no row.
         UsageError: If a condition's measure was not taken.
     """
-    return tuple(breach for condition in conditions for breach in _exceeded(condition, rows, outputs))
-
-
-def _exceeded(
-    condition: Condition,
-    rows: Sequence[DifferenceRow] | Sequence[WeightDifference],
-    outputs: Sequence[OutputDifference],
-) -> Iterator[ToleranceFinding]:
-    measure = condition.measure
-    meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
-    if condition.pattern is not None and not meant:
-        raise LayerNotFoundError(f"{arg('fail_over')} {safe_text(condition.text)!r} matches no row that was compared.")
-    values = [(row.label, _value(row, measure)) for row in meant]
-    if condition.pattern is None:
-        values += [("", _value(output, measure)) for output in outputs]
-    if all(value is None for _, value in values):
-        needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
-        raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
-    for label, value in values:
-        if value is not None and condition.holds(value):
-            message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
-            yield ToleranceFinding(condition.text, "fail", label, message, value=value)
+    findings = []
+    for condition in conditions:
+        option, measure = f"{arg('fail_over')} {safe_text(condition.text)!r}", condition.measure
+        meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
+        if condition.pattern is not None and not meant:
+            raise LayerNotFoundError(f"{option} matches no row that was compared.")
+        values = [(row.label, _value(row, measure)) for row in meant]
+        if condition.pattern is None:
+            values += [("", _value(output, measure)) for output in outputs]
+        if all(value is None for _, value in values):
+            needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
+            raise UsageError(f"{option}: {measure} is not known here.{needed}")
+        for label, value in values:
+            if value is not None and condition.holds(value):
+                message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
+                findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
+    return tuple(findings)
 
 
 def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) -> bool:
