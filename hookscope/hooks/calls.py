@@ -280,6 +280,8 @@ class CallHooks(Generic[T]):
         if not outputs:
             place = (call.layer, call.call, "")
             self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
+        if len(outputs) > 1:
+            call = call._replace(slots=[slot for slot, _ in outputs])
         for slot, tensor in outputs:
             place = (call.layer, call.call, slot)
             passed_through, duplicate_of = self._identities.show(place, tensor, inputs, in_place=in_place)

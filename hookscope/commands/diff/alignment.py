@@ -179,6 +179,12 @@ def _filled(pattern: str, name: str) -> Sequence[str] | None:
     return None if match is None else match.groups()
 
 
+def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
+    """Return which of A's tensors belongs to each of B's: its namesake, or else the next one without a namesake."""
+    others = iter([at for at, name in enumerate(a) if name not in b])
+    return [a.index(name) if name in a else next(others, None) for name in b]
+
+
 def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     """Return the most pairs of equal names that removing wrapper prefixes, on either side, can give."""
     pairs: list[list[tuple[str, str]]] = [[]]

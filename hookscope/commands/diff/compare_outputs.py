@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hookscope.commands.diff.alignment import matching_names
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.values import B, Compared, Value
 from hookscope.errors import UsageError
@@ -95,9 +96,10 @@ class Outputs:
                 for side, is_plain in zip(sides, are_plain, strict=True)
             ]
         a = [path for path, _ in sides[0]]
+        places = [matching_names([path for path, _ in side], a) for side in sides]
         return [
-            [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
-            for side in sides
+            side if len(side) != len(a) else [side[at] for at in order if at is not None]
+            for side, order in zip(sides, places, strict=True)
         ]
 
     def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:

@@ -69,7 +69,7 @@ class _RunMaps:
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        output = PairedOutput((*pair.call, 0), pair.call[0], Value(a), axis, grids)
+        output = PairedOutput(pair.call, (*pair.call, 0), (), Value(a), axis, grids)
         self.kept.offer(pair.label, output, b, relative_l2, None, self.inputs)
 
 

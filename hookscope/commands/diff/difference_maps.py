@@ -107,7 +107,7 @@ def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
     if a.channel_axis is not None and difference.numel():
         channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
-    saved = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
+    saved = next(keeping.slices((*a.call, ""), difference, a.channel_axis), None)
     if saved is None or saved.values.nbytes > _MOST_BYTES_OF_ONE:
         return None
     is_part = saved.values.numel() < difference.numel()  # whose rest is not held

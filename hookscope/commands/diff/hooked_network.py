@@ -37,24 +37,28 @@ from hookscope.results.network import row_label
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 Key = tuple[str, int, int]
-"""(layer, call, which of its tensors), in the names of A."""
+"""(layer, call, which of its tensors)."""
 
 
 class PairedOutput(NamedTuple):
     """An output that has a partner.
 
     Attributes:
+        call: (layer, call) in A.
+        place: Its place in its own network.
+        slots: Paths of the tensors that the call returns, if there are several.
         channel_axis: The axis of the tensor that counts channels; None if none does.
         grids: In A, the spatial sizes of maps up to here, latest last.
-        inputs: Of the call; of a call that overwrote its first input, that one alone.
+        inputs: Of the call, with their paths; of a call that overwrote its first input, that one alone.
     """
 
-    key: Key
-    layer: str
+    call: CallKey
+    place: Key
+    slots: Sequence[str]
     value: Value
     channel_axis: int | None = None
     grids: tuple[tuple[int, ...], ...] = ()
-    inputs: Sequence[Value] = ()
+    inputs: Sequence[tuple[str, Value]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class OutputForm:
 
     label: str
     layer: str
+    slot: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
@@ -224,16 +229,18 @@ class HookedNetwork:
             dtype = str(tensor.dtype).removeprefix("torch.")
             names = () if call.operation is None else [self._stored_name(source, tensor) for _, source in call.inputs]
             label = row_label(call.layer, call.call, slot)
-            form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
+            form = OutputForm(label, call.layer, slot, kind, shape, dtype, call.operation, tuple(names))
             self.output_forms[*place, index] = form
         partner, observer = self.partner(place), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
-            inputs = [overwrote] if overwrote else [version_of(physical(source)[0]) for _, source in call.inputs]
+            inputs = [(path, version_of(physical(source)[0])) for path, source in call.inputs if not overwrote]
+            inputs = [("", overwrote)] if overwrote else inputs
             grids = (
                 () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
             )
-            observer.observe(PairedOutput((*partner, index), call.layer, version_of(tensor), axis, grids, inputs))
+            value = version_of(tensor)
+            observer.observe(PairedOutput(partner, (*place, index), call.slots, value, axis, grids, inputs))
         return index
 
     def _next(self, counted: object) -> int:

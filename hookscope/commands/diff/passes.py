@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from hookscope.commands.diff.alignment import CallKey
+from hookscope.commands.diff.alignment import CallKey, matching_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
@@ -39,6 +39,7 @@ class Row:
     """The comparison of one pair of outputs.
 
     Attributes:
+        place_b: Where B's output is, in B.
         output: What the outputs differ by.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
         input_shapes_differ: Whether an input tensor has another shape in B.
@@ -46,6 +47,7 @@ class Row:
         note: Why there is no `added`.
     """
 
+    place_b: Key
     output: Compared = field(default_factory=Compared)
     inputs: tuple[Sums, ...] = ()
     input_shapes_differ: bool = False
@@ -182,45 +184,56 @@ class Passes:
     def _spooling(self, place: int, spool: Spool) -> Observer:
         outputs, versions = self._spooled[place], Versions(spool.keep)
         keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
-        return Observer(versions, lambda output: outputs.update({output.key: output}), begins=keeps)
+        return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
     def _comparing(self) -> Observer:
         if not self._first_input:  # the first batch may be run again, or replaced by another
-            shown = [output for output in self._spooled[A].values() if self.networks[A].has_rows(output.layer)]
+            shown = [place for place in self._spooled[A] if self.networks[A].has_rows(place[0])]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
 
+    def _partner(self, b: PairedOutput) -> Key:
+        """Return the place in A of the output that belongs to one of B."""
+        which: int | None = b.place[2]
+        if len(b.slots) > 1:
+            slots = [form.slot for place, form in self.networks[A].output_forms.items() if place[:2] == b.call]
+            which = matching_names(slots, b.slots)[b.place[2]]
+        return (*b.call, -1 if which is None else which)
+
     def _compare(self, b: PairedOutput) -> None:
         """Compare an output of B with A's and the reference's."""
-        a, *rest = (outputs.pop(b.key, None) for place, outputs in enumerate(self._spooled) if place != B)
+        key = self._partner(b)
+        a, *rest = (outputs.pop(key, None) for place, outputs in enumerate(self._spooled) if place != B)
         exact = [output for output in rest if output is not None]
         if a is None or len(exact) < len(rest):
             return
-        row = self._batch[b.key] = Row()
+        row = self._batch[key] = Row(b.place)
         batch = self._first_input, self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
-            sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
+            places = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
+            inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
+            sums = [value.less(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
-            row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
-        shadow = self._shadowed.get(b.key[:2], [])
+            row.input_shapes_differ = any(_shapes_differ(*pair) for pair in inputs)
+        shadow = self._shadowed.get(b.call, [])
         if isinstance(shadow, str):
             row.note = shadow
-        elif b.key[2] < len(shadow):
-            row.added = sums_of(a.value.read(), shadow[b.key[2]])
+        elif b.place[2] < len(shadow):
+            row.added = sums_of(a.value.read(), shadow[b.place[2]])
         difference = row.output.sums.get((A, B))
-        if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
+        if difference is not None and not self._first_input and self.networks[A].has_rows(key[0]):
             added = None if row.added is None else row.added.relative_l2
-            label = self.networks[A].output_forms[b.key].label
+            label = self.networks[A].output_forms[key].label
             self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            a.inputs[0].less(b, self._first_input, self._count)
+            a.inputs[0][1].less(b, self._first_input, self._count)
 
     def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
         """Keep the inputs of a layer of A, for its partner to run on."""
