@@ -104,7 +104,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         drawing = _RunMaps(KeptMaps(_eps(pairs), len(pairs)), len(base.run.result.inputs))
         rows, first_differences = with_origins([_row(pair, base, other, drawing) for pair in pairs], _eps(pairs))
         gradients = tuple(_gradients(base, other, pairs))
-    outputs = _outputs(base, other, rows)
+    outputs = _outputs(base, other, pairs, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
     partly, notes = any(measures.value_count is not None for measures in measured), []
     if partly:
@@ -297,23 +297,30 @@ def _eps(pairs: Sequence[RowPair]) -> float:
     return max(eps, default=torch.finfo(torch.float32).eps)
 
 
-def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
-    """Compare the best classes, where both runs have them."""
+def _outputs(
+    a: _Side, b: _Side, pairs: Sequence[RowPair], rows: Sequence[DifferenceRow]
+) -> tuple[OutputDifference, ...]:
+    """Return the rows of the network itself as its outputs, the first with the best classes if both runs have them."""
+    outputs = [
+        OutputDifference(pair.a.slot, row.shape, row.measures)
+        for pair, row in zip(pairs, rows, strict=True)
+        if pair.call == ("", 0) and isinstance(pair.a, LayerRow)
+    ]
     best_a, best_b = a.run.result.predictions, b.run.result.predictions
     both = [
         (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
     ]
-    whole = next((row for row in rows if not row.layer), None)
-    output = OutputDifference("", (), None) if whole is None else OutputDifference("", whole.shape, whole.measures)
     if not both or len(best_a) != len(best_b):
-        return () if whole is None else (output,)
+        return tuple(outputs)
+    first, *others = outputs or [OutputDifference("", (), None)]
     shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
     return (
         replace(
-            output,
+            first,
             input_count=len(both),
             top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
             top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,
             predictions=(best_a, best_b),
         ),
+        *others,
     )
