@@ -6,6 +6,8 @@ after the call, from what it was given, without a random number.
 """
 
 import sys
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -21,13 +23,23 @@ from hookscope.hooks.attention_rows import (
     of_scaled_dot_product,
     of_weights,
 )
+from hookscope.hooks.attributes import argument
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.callers import operation_name
+from hookscope.hooks.observed import version_of
 from hookscope.hooks.operations import forwards, run_networks
 from hookscope.hooks.running import ModuleInput, running_modules
-from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
 
 Entry = Literal["scaled dot product", "multi-head", "softmax", "flex"]
+
+
+class Product(NamedTuple):
+    """Weights (..., queries, keys) that meet values; `changed` if the network has written into them before."""
+
+    weights: Tensor
+    changed: bool
+    values: Tensor
+    keys_of_values: int
 
 
 class AttentionCall(NamedTuple):
@@ -55,12 +67,23 @@ class AttentionCall(NamedTuple):
     patches: Tensor | None = None
 
 
+# What leaves the weights as they are, but for their dtype, dropout, or axes in front of queries and keys.
+_SAME = frozenset({"to", "type_as", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach"})
+_DROPPED = frozenset({"dropout", "feature_dropout"})
+_VIEWED = frozenset({"view", "reshape", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"})
+_MOVED = frozenset({"transpose", "swapaxes", "swapdims", "permute", "mT"})
+_CLEANED = frozenset({"nan_to_num"})
+_FOLLOWED = _CLEANED | _SAME | _DROPPED | _VIEWED | _MOVED
+
+# Softmaxes that wait for a product: that of class scores never gets one.
+_MOST_WAITING = 4
+
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum"})
 _FUSED = "scaled_dot_product_attention"
 _MULTI_HEAD = "multi_head_attention_forward"
 _FLEX = "flex_attention"
-_LOOKED_AT = _GRIDS | _PRODUCTS | FOLLOWED | {_FUSED, _MULTI_HEAD, _FLEX, "softmax", "roll"}
+_LOOKED_AT = _GRIDS | _PRODUCTS | _FOLLOWED | {_FUSED, _MULTI_HEAD, _FLEX, "softmax", "roll"}
 
 
 class AttentionMode(TorchFunctionMode):
@@ -80,7 +103,7 @@ class AttentionMode(TorchFunctionMode):
 
     def restart(self) -> None:
         """Begin another forward pass."""
-        self._products = SoftmaxProducts()
+        self._products = _SoftmaxProducts()
         self._grids: list[tuple[int, int]] = []
         self._roll: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._patches: Tensor | None = None
@@ -107,7 +130,7 @@ class AttentionMode(TorchFunctionMode):
             met = self._products.product(name, args, keywords)
             if met is not None:
                 self._met(met, sys._getframe(1))
-        elif name in FOLLOWED:
+        elif name in _FOLLOWED:
             with torch.no_grad():
                 self._products.follow(name, func, args, keywords, output)
         elif isinstance(output, Tensor):
@@ -153,9 +176,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
-        tensor = args[0] if args else kwargs.get("input")
-        shifts = kwargs.get("shifts", args[1] if len(args) > 1 else None)
-        axes = kwargs.get("dims", args[2] if len(args) > 2 else None)
+        tensor, shifts, axes = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "shifts", "dims")))
         if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(axes or ()) != (1, 2):
             return
         down, across = (int(shift) for shift in shifts)
@@ -165,10 +186,126 @@ class AttentionMode(TorchFunctionMode):
 
 def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a convolution has a kernel as large as its stride, of more than one pixel."""
-    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-    stride = kwargs.get("stride", args[3] if len(args) > 3 else 1)
+    weight, stride = argument(args, kwargs, 1, "weight"), argument(args, kwargs, 3, "stride", 1)
     sides = (stride, stride) if isinstance(stride, int) else tuple(stride)
     return isinstance(weight, Tensor) and tuple(weight.shape[2:]) == sides and max(sides) > 1
 
 
 forwards(AttentionMode.__torch_function__)
+
+
+class _Followed(NamedTuple):
+    """A tensor that holds a softmax's weights.
+
+    Attributes:
+        weights: What the softmax returned, with its axes as the tensor has them.
+        keys_last: Whether keys are the last axis, and queries the one before it; else the other way round.
+    """
+
+    tensor: "weakref.ref[Tensor]"
+    weights: Tensor
+    version: int
+    keys_last: bool
+
+
+class _SoftmaxProducts:
+    """The softmaxes of one forward pass that have not met values yet."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._followed: OrderedDict[int, _Followed] = OrderedDict()
+
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor) -> bool:
+        """Follow what a softmax returned; tell whether it is over the last axis, as attention's is."""
+        axis = argument(args, kwargs, 1, "dim")
+        if not isinstance(axis, int) or weights.dim() < 2 or axis not in (-1, weights.dim() - 1):
+            return False
+        self._note(weights, weights, version_of(weights), keys_last=True)
+        return True
+
+    def follow(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: object
+    ) -> None:
+        """Follow weights through an operation that leaves them as they are."""
+        source = argument(args, kwargs, 0, "input")
+        followed = self._known(source)
+        if followed is None or not isinstance(output, Tensor) or not isinstance(source, Tensor) or output is source:
+            return
+        weights, keys_last = followed.weights, followed.keys_last
+        if name in _CLEANED:
+            weights = output
+        elif name in _MOVED or name in _VIEWED:
+            weights = func(weights, *args[1:], **{key: value for key, value in kwargs.items() if key != "input"})
+            if name in _MOVED:
+                keys_last = _moved(followed.keys_last, source, output)
+            elif output.shape[-2:] != source.shape[-2:]:
+                return
+        version = version_of(output) if name in _CLEANED else followed.version
+        self._note(output, weights, version, keys_last=keys_last)
+
+    def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+        """Return the weights in a product with values, if one operand is such; they are then followed no further."""
+        if name == "einsum":
+            return self._einsum(args)
+        if len(args) < 2:
+            args = (*args, *(kwargs[key] for key in ("other", "mat2", "tensor2") if key in kwargs))
+        if len(args) != 2 or not all(isinstance(argument, Tensor) for argument in args):
+            return None
+        left, right = self._known(args[0]), self._known(args[1])
+        if left is not None and left.keys_last:
+            return self._met(args[0], left, args[1], -2)
+        if right is not None and not right.keys_last:
+            return self._met(args[1], right, args[0], -1)
+        return None
+
+    def _einsum(self, args: Sequence[Any]) -> Product | None:
+        operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        if not args or not isinstance(args[0], str):
+            return None
+        inputs, _, made = args[0].replace(" ", "").partition("->")
+        names = inputs.split(",")
+        for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
+            followed = self._known(operand)
+            key = weights[-1:]
+            others = [at for at, name in enumerate(names) if at != place and key in name]
+            if followed is None or not followed.keys_last or not made or key in made or len(others) != 1:
+                continue
+            values, given_values = names[others[0]], operands[others[0]]
+            met = self._met(operand, followed, given_values, values.index(key) - len(values))
+            query = [weight for weight in weights if weight not in values]
+            if len(query) == 1 and query[0] in made and "." not in weights + values:
+                return _by_names(met, weights, values, query[0])
+            return met if weights[-2:-1] in made else None
+        return None
+
+    def _met(self, tensor: Tensor, followed: _Followed, values: Tensor, axis: int) -> Product:
+        self._followed.pop(id(tensor))
+        weights = followed.weights if followed.keys_last else followed.weights.transpose(-2, -1)
+        return Product(weights.detach(), version_of(followed.weights) != followed.version, values, axis)
+
+    def _known(self, tensor: object) -> _Followed | None:
+        followed = self._followed.get(id(tensor)) if self._followed else None
+        return followed if followed is not None and followed.tensor() is tensor else None
+
+    def _note(self, tensor: Tensor, weights: Tensor, version: int, *, keys_last: bool) -> None:
+        self._followed[id(tensor)] = _Followed(weakref.ref(tensor), weights, version, keys_last)
+        while len(self._followed) > _MOST_WAITING:
+            self._followed.popitem(last=False)
+
+
+def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
+    """Return a product by einsum with axes in order: those of both in the values' order, then queries, keys."""
+    key, shared = weights[-1], [value for value in values if value in weights[:-1]]
+    features = [value for value in values if value not in weights]
+    return met._replace(
+        weights=met.weights.permute([weights.index(letter) for letter in (*shared, query, key)]),
+        values=met.values.permute([values.index(letter) for letter in (*shared, key, *features)]),
+        keys_of_values=-1 - len(features),
+    )
+
+
+def _moved(keys_last: bool, tensor: Tensor, output: Tensor) -> bool:
+    """Tell whether keys are still the last axis, by the strides of a permuted view."""
+    if output.shape[-2:] == tensor.shape[-2:] and output.stride()[-2:] == tensor.stride()[-2:]:
+        return keys_last
+    return not keys_last

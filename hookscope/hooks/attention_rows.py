@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from inspect import Signature, signature
 from math import prod, sqrt
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor
+
+from hookscope.hooks.attributes import argument
 
 
 class Memory:
@@ -61,12 +62,7 @@ class NotExactError(Exception):
     """Weights that cannot be computed from what a call was given; the message is why, in a few words."""
 
 
-def of_scaled_dot_product(*args: Any, **kwargs: Any) -> AttentionRows:
-    """Return the weights that `F.scaled_dot_product_attention` multiplies its values with, dropout apart."""
-    return _of_scaled_dot_product(*args, **kwargs)
-
-
-def _of_scaled_dot_product(
+def of_scaled_dot_product(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -76,6 +72,11 @@ def _of_scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionRows:
+    """Return the weights that `F.scaled_dot_product_attention` multiplies its values with, dropout apart.
+
+    Raises:
+        NotExactError: If its tensors are nested.
+    """
     del value
     if query.is_nested or key.is_nested:
         raise NotExactError("it runs over nested tensors")
@@ -193,7 +194,7 @@ class MultiHeadCall:
         *lead, queries, keys = self._rows.shape
         if len(lead) > 1:
             return self._rows
-        heads = _mha_signature().bind(*args, **kwargs).arguments["num_heads"]
+        heads = argument(args, kwargs, 4, "num_heads")
         held, shape = self._rows.part, (lead[0] // heads, heads)
 
         def part(begin: int, end: int, memory: Memory, with_entropy: bool) -> Part:
@@ -214,18 +215,13 @@ class MultiHeadCall:
     ) -> Tensor:
         # The scale as this function has it where it returns weights, for their last bits.
         scale = sqrt(1 / query.size(-1))
-        self._rows = _of_scaled_dot_product(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
+        self._rows = of_scaled_dot_product(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
 
     def _softmax(self, scores: Tensor, dim: int) -> Tensor:
         weights = F.softmax(scores, dim=dim)
         self._rows = of_weights(weights.detach())
         return weights
-
-
-@cache
-def _mha_signature() -> Signature:
-    return signature(F.multi_head_attention_forward)
 
 
 def of_weights(weights: Tensor) -> AttentionRows:

@@ -1,5 +1,6 @@
-"""Read attributes of objects of the user's, whose own code may raise anything."""
+"""Read attributes of objects of the user's, whose own code may raise anything, and arguments of calls."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -9,3 +10,8 @@ def attribute_of(owner: object, name: str, default: Any = None) -> Any:
         return getattr(owner, name)
     except Exception:  # noqa: BLE001 - code of the network's own may raise anything
         return default
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], at: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call by its position or its name."""
+    return args[at] if len(args) > at else kwargs.get(name, default)

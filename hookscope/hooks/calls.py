@@ -181,7 +181,10 @@ class CallHooks(Generic[T]):
             in_place = entry.versions != _versions(inputs)
         if entry.args is not args:  # torch, or a later hook, has replaced the inputs
             inputs = [*inputs, *tensors_given(args, kwargs)]
-        return self._end(entry.call, inputs, entry.sources, output, in_place=in_place)
+        outputs, sources = tensors_in(output), entry.sources
+        with self.lock, self._without_overrides(inputs, outputs):
+            recomputes = _recomputes()
+            return self._finish(entry.call, inputs, sources, output, outputs, in_place=in_place, recomputes=recomputes)
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[RowKey | str, ...]]:
         """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
@@ -244,20 +247,6 @@ class CallHooks(Generic[T]):
             watch.note_inputs(inputs)
         return index
 
-    def _end(
-        self,
-        call: ModuleCall,
-        inputs: Sequence[tuple[str, Tensor]],
-        sources: tuple[RowKey | str, ...],
-        output: object,
-        *,
-        in_place: bool,
-    ) -> object:
-        """Observe the output of a call; return its replacement, or None to keep it."""
-        outputs = tensors_in(output)
-        with self.lock, self._without_overrides(inputs, outputs):
-            return self._finish(call, inputs, sources, output, outputs, in_place=in_place, recomputes=_recomputes())
-
     def _finish(
         self,
         call: ModuleCall,
@@ -269,7 +258,7 @@ class CallHooks(Generic[T]):
         in_place: bool,
         recomputes: bool,
     ) -> object:
-        """Do what `_end` does, for a caller that holds the lock."""
+        """Observe the output of a call, under the lock; return its replacement, or None to keep it."""
         if not recomputes:
             self._observe(call, inputs, sources, outputs, in_place=in_place)
         if self.watch is None:
@@ -291,6 +280,8 @@ class CallHooks(Generic[T]):
         if not outputs:
             place = (call.layer, call.call, "")
             self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
+        if len(outputs) > 1:
+            call = call._replace(slots=[slot for slot, _ in outputs])
         for slot, tensor in outputs:
             place = (call.layer, call.call, slot)
             passed_through, duplicate_of = self._identities.show(place, tensor, inputs, in_place=in_place)

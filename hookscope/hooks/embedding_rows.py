@@ -1,6 +1,6 @@
 """Which rows of embeddings and codebooks a network looks up: `nn.Embedding`, `F.embedding`, or `codebook[argmin]`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hookscope.hooks.attributes import argument
 from hookscope.hooks.observed import physical
 from hookscope.hooks.operations import forwards, run_networks
 
@@ -103,14 +104,11 @@ forwards(RowsUsed.__torch_function__)
 
 def looks_up_rows(network: nn.Module) -> bool:
     """Tell whether a network has embeddings, or matrices of its own code, which may be codebooks."""
-    return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(_own_matrices(network))
-
-
-def _own_matrices(network: nn.Module) -> Iterator[bool]:
-    for module in network.modules():
-        if not type(module).__module__.startswith("torch."):
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            yield any(tensor.dim() == 2 and tensor.is_floating_point() for tensor in tensors)
+    own = [module for module in network.modules() if not type(module).__module__.startswith("torch.")]
+    held = (tensor for module in own for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(
+        tensor.dim() == 2 and tensor.is_floating_point() for tensor in held
+    )
 
 
 def merge_rows(merged: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[np.bool_]]) -> None:
@@ -128,16 +126,12 @@ def _place(tensor: Tensor) -> tuple[int, int] | None:
     return (address, tensor.numel()) if address else None
 
 
-def _argument(args: Any, kwargs: Mapping[str, Any], at: int, name: str) -> object:
-    return args[at] if len(args) > at else kwargs.get(name)
-
-
 def _of_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    return _argument(args, kwargs, 1, "weight"), _argument(args, kwargs, 0, "input")
+    return argument(args, kwargs, 1, "weight"), argument(args, kwargs, 0, "input")
 
 
 def _of_torch_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    return _argument(args, kwargs, 0, "weight"), _argument(args, kwargs, 1, "indices")
+    return argument(args, kwargs, 0, "weight"), argument(args, kwargs, 1, "indices")
 
 
 def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
@@ -148,8 +142,8 @@ def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
 
 
 def _of_selection(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, object]:
-    along_rows = _argument(args, kwargs, 1, "dim") in (0, -2)
-    return args[0] if args else kwargs.get("input"), _argument(args, kwargs, 2, "index") if along_rows else None
+    along_rows = argument(args, kwargs, 1, "dim") in (0, -2)
+    return argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index") if along_rows else None
 
 
 _LOOK_UPS: Mapping[object, Callable[[Any, Mapping[str, Any]], tuple[object, object]]] = {

@@ -252,7 +252,7 @@ class GradientWatch(Generic[T]):
         sources: Sequence[tuple[str, Tensor]],
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
-        layer, module, index, _, operation, _ = call
+        layer, module, index, _, operation, *_ = call
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
         ours: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
@@ -292,7 +292,7 @@ class GradientWatch(Generic[T]):
         """
         if len(tensors) == 1:  # nearly always
             slot, tensor = tensors[0]
-            layer, module, index, _, operation, _ = call
+            layer, module, index, _, operation, *_ = call
             key: SiteKey = (layer, index, slot, "output")
             passed = False
             for _, source in sources:

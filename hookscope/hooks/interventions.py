@@ -64,19 +64,14 @@ def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> 
     """Return an operation's output with the edits of the output and of its gradient applied."""
     for edit in edits:
         if edit.place == "output":
-            edited = _edit_outputs(edit, name, None, output)
-            output = output if edited is None else edited
+            output = _edit_outputs(edit, name, None, output)
     gradient_edits = [edit for edit in edits if edit.place == "grad"]
-    edited = _edit_gradients(gradient_edits, name, None, output) if gradient_edits else None
-    return output if edited is None else edited
+    return _edit_gradients(gradient_edits, name, None, output) if gradient_edits else output
 
 
 def separate_operation(edits: Sequence[Intervention], name: str, output: object) -> object:
     """Copy the observed output of an operation with an edited gradient; see `separate_edits`."""
-    edited = None
-    if any(edit.place == "grad" for edit in edits):
-        edited = _edit_gradients([], name, None, output)
-    return output if edited is None else edited
+    return _edit_gradients([], name, None, output) if any(edit.place == "grad" for edit in edits) else output
 
 
 def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,19 +84,19 @@ def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...
 def _edit_outputs(edit: Intervention, maker: nn.Module | str, _args: object, output: object) -> object:
     tensors = tensors_in(output)
     edited = {slot: edit.apply(maker, tensor) for slot, tensor in tensors if tensor.is_floating_point()}
-    return _edited(output, edited, maker) if edited else None
+    return _edited(output, edited, maker) if edited else output
 
 
 def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args: object, output: object) -> object:
     if not torch.is_grad_enabled():
-        return None
+        return output
     # Copies, because the observers of a submodule's outputs must see the gradient before this edit.
     tensors = [(slot, tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad]
     copies = {slot: strided_copy(tensor) for slot, tensor in tensors if not missing_memory(tensor)}
     for tensor in copies.values():
         for edit in edits:
             tensor.register_hook(_editor_of_gradient(edit, maker))  # type: ignore[no-untyped-call]
-    return _edited(output, copies, maker) if copies else None
+    return _edited(output, copies, maker) if copies else output
 
 
 def _edited(value: object, edited: Mapping[str, Tensor], maker: nn.Module | str) -> object:

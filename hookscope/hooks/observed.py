@@ -46,6 +46,7 @@ class ModuleCall(NamedTuple):
             has already overwritten them.
         operation: The operation; None for a call of the module itself.
         vmapped: How many axes of its output are those of `torch.vmap`, which come first.
+        slots: Paths of the tensors in its output, if there are several.
     """
 
     layer: str
@@ -54,6 +55,7 @@ class ModuleCall(NamedTuple):
     inputs: Sequence[tuple[str, Tensor]]
     operation: Operation | None = None
     vmapped: int = 0
+    slots: Sequence[str] = ()
 
     @property
     def maker(self) -> nn.Module | str:

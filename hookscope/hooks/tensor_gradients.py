@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -57,18 +58,15 @@ def tensor_gradients(
     gradients = TensorGradients([], {})
     handles: list[RemovableHandle] = []
 
-    def recorder(name: str) -> Callable[[Tensor | None], None]:
-        def record(gradient: Tensor | None) -> None:
-            if gradient is not None:  # None if only another output of the operation received one
-                gradients.arrived.append((name, gradient.detach().clone()))
-
-        return record
+    def record(name: str, gradient: Tensor | None) -> None:
+        if gradient is not None:  # None if only another output of the operation received one
+            gradients.arrived.append((name, gradient.detach().clone()))
 
     try:
         for name, tensor in tensors.items():
             if name in edits:
                 gradients.edits[name] = tensor.register_hook(edits[name])  # type: ignore[no-untyped-call]
-            handles.append(tensor.register_hook(recorder(name)))  # type: ignore[no-untyped-call]
+            handles.append(tensor.register_hook(partial(record, name)))  # type: ignore[no-untyped-call]
         yield gradients
     finally:
         for handle in (*gradients.edits.values(), *handles):

@@ -1,6 +1,7 @@
 """Find the partner of each layer: by a map, by name with and without wrapping prefixes, by order, type and shapes."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -178,6 +179,12 @@ def _filled(pattern: str, name: str) -> Sequence[str] | None:
     return None if match is None else match.groups()
 
 
+def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
+    """Return which of A's tensors belongs to each of B's: its namesake, or else the next one without a namesake."""
+    others = iter([at for at, name in enumerate(a) if name not in b])
+    return [a.index(name) if name in a else next(others, None) for name in b]
+
+
 def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     """Return the most pairs of equal names that removing wrapper prefixes, on either side, can give."""
     pairs: list[list[tuple[str, str]]] = [[]]
@@ -230,18 +237,11 @@ def _is_open(at: int, call: Call, named: Collection[int]) -> bool:
 
 def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the longest run of pairs that is in order on both sides; they are in order on the first."""
-    length = [1] * len(pairs)
-    before = [-1] * len(pairs)
-    for at, (_, place) in enumerate(pairs):
-        for earlier in range(at):
-            if pairs[earlier][1] < place and length[earlier] >= length[at]:
-                length[at], before[at] = length[earlier] + 1, earlier
-    at = max(range(len(pairs)), key=length.__getitem__, default=-1)
-    chosen = []
-    while at >= 0:
-        chosen.append(pairs[at])
-        at = before[at]
-    return chosen[::-1]
+    runs: list[list[tuple[int, int]]] = []  # by length, the run of that length that ends first on the second side
+    for pair in pairs:
+        length = bisect_left(runs, pair[1], key=lambda run: run[-1][1])
+        runs[length : length + 1] = [[*runs[length - 1], pair] if length else [pair]]
+    return runs[-1] if runs else []
 
 
 def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:

@@ -1,7 +1,7 @@
 """The columns of two networks that differ: rows of layers, tensors of weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -17,13 +17,19 @@ MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 _short = partial(number_text, digits=3)
 
 
-def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
-    """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)"."""
+def nonfinite_text(nonfinite: NonFinite, later: Sequence[NonFinite | None] = ()) -> str:
+    """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)".
+
+    A side that is so in all `later` rows too is so "from there on".
+    """
     parts = []
-    for letter, nan, inf in (("A", nonfinite.nan_a, nonfinite.inf_a), ("B", nonfinite.nan_b, nonfinite.inf_b)):
-        kinds = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
+    for letter, nan, inf in (("A", "nan_a", "inf_a"), ("B", "nan_b", "inf_b")):
+        kinds = {field: name for field, name in ((nan, "NaN"), (inf, "infinite")) if getattr(nonfinite, field)}
         if kinds:
-            parts.append(f"{letter} is {kinds}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
+            stays = later and all(other and any(getattr(other, field) for field in kinds) for other in later)
+            count = sum(getattr(nonfinite, field) for field in kinds)
+            share = f"({count:,} of {counted(nonfinite.element_count, 'value')})"
+            parts.append(f"{letter} is {' or '.join(kinds.values())}{' from there on' if stays else ''} {share}")
     return " and ".join(parts)
 
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from hookscope.commands.diff.alignment import Pairing, around
-from hookscope.commands.diff.compared import A, B, Compared
-from hookscope.commands.diff.first_differences import exceeds, rounding_limit
+from hookscope.commands.diff.first_differences import exceeds, origin_of, rounding_limit
 from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
-from hookscope.commands.diff.spool import Spool, Value, Versions
+from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import DifferenceRow, Match, Origin
+from hookscope.results.differences import DifferenceRow, Match
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.text import figure
 
@@ -171,7 +170,7 @@ class GradientComparison:
         listed = [pair for pair in pairs if pair.rows.label == first or _is_listed(pair.rows.a, has_rows)]
         rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
         rows += [pair.row() for pair in parameters]
-        rows = [replace(row, limit=limit, origin=_origin(row, limit)) for row in rows]
+        rows = [replace(row, origin=origin_of(row)) for row in [replace(row, limit=limit) for row in rows]]
         notes = tuple(self._notes)
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
             notes += _of_whole(parameters, self._totals[0], self._totals[3], rows)
@@ -208,12 +207,6 @@ def _of_whole(
     worst, label = max(exceeding)
     piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
     return (f"{piece}, though no block does that is compiled by itself.",)
-
-
-def _origin(row: DifferenceRow, limit: float) -> Origin:
-    if row.measures is None or exceeds(row.measures.relative_l2, limit):
-        return "unclear"
-    return "rounding" if row.measures.relative_l2 else "equal"
 
 
 def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float) -> str:

@@ -1,24 +1,18 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
-from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
+from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, is_inside, match_names
 from hookscope.commands.diff.compare_gradients import GradientComparison, GradientDifferences
 from hookscope.commands.diff.compare_outputs import Outputs
-from hookscope.commands.diff.compared import A, B
-from hookscope.commands.diff.compared_networks import (
-    compiled_notes,
-    different_inputs,
-    in_float64,
-    separate,
-    training_notes,
-)
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import (
@@ -29,11 +23,12 @@ from hookscope.commands.diff.hooked_network import (
     precision_notes,
     traced,
 )
-from hookscope.commands.diff.paired_rows import paired_rows, rows_by_place, unmatched
+from hookscope.commands.diff.paired_rows import paired_rows, unmatched
 from hookscope.commands.diff.passes import Passes
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
-from hookscope.errors import NothingMatchedError, UsageError
+from hookscope.commands.diff.values import A, B
+from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -45,16 +40,19 @@ from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
+from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import counted
+from hookscope.text import counted, exception_line, printable, some_of
+
+# Modules of torch that compute something else in training mode.
+_WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
-@dataclass(slots=True)
 class _OtherInputs:
     """Inputs that B is given in place of A's, one for each, batch by batch.
 
@@ -62,28 +60,25 @@ class _OtherInputs:
         records: Of those that were handed out, by index.
     """
 
-    batches: Iterator[Batch]
-    records: dict[int, InputRecord] = field(default_factory=dict)
-    _latest: Batch | None = None
+    def __init__(self, a: InputPipeline, b: InputPipeline) -> None:
+        """Pair inputs; raise a UsageError unless there are as many of B's as of A's."""
+        count, count_b = a.input_count(), b.input_count()
+        if count != count_b:
+            raise UsageError(
+                f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
+                "the same order."
+            )
+        self.records: dict[int, InputRecord] = {}
+        self._batches = b.batches(1)
+        self._latest: Batch | None = None
 
     def instead_of(self, batch: Batch) -> Batch:
         """Return B's batch for one of A's, of one input; A's come in order, the first several times."""
         index = batch.indices[0]
         while self._latest is None or self._latest.indices[0] < index:
-            self._latest = next(self.batches)
+            self._latest = next(self._batches)
         self.records[index] = self._latest.records[0]
         return self._latest
-
-
-def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
-    """Pair inputs; raise a UsageError unless there are as many of B's as of A's."""
-    count, count_b = a.input_count(), b.input_count()
-    if count != count_b:
-        raise UsageError(
-            f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
-            "the same order."
-        )
-    return _OtherInputs(b.batches(1))
 
 
 def compare_networks(
@@ -108,9 +103,9 @@ def compare_networks(
     conditions = [parse_condition(text) for text in option.fail_over]
     values, edits = split_edits(option.edit_b)
     _refuse(option, edits)
-    apart = copied(other) if values else separate(session.loaded, other)
+    apart = copied(other) if values else _separate(session.loaded, other)
     made = edit_parameters(apart.module, values) if values else ParameterEdits(())
-    others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
+    others = None if inputs_b is None else _OtherInputs(session.inputs, inputs_b)
     queue = session_batches(session, option.batch_size if others is None else 1, on_error)
     networks = _hooked_networks(session, apart, option, edits, queue)
     if others is not None:
@@ -124,6 +119,7 @@ def compare_networks(
         KeptMaps(eps),
         compiled,
         None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),
+        shadow=option.shadow,
     )
     passes.run(queue, batch_progress(session, on_progress))
     if not passes.records and session.unusable:
@@ -149,13 +145,13 @@ def compare_networks(
         outputs=outputs,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
-        maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
+        maps=passes.maps.drawn(rows, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), outputs),
         reference="A's weights in float64" if option.reference else "",
         warnings=_each_once(
             *(f"A: {text}" for text in a.warnings),
             *(f"B: {text}" for text in b.warnings),
-            *different_inputs(session.loaded, other),
+            *_different_inputs(session.loaded, other),
             *filter(None, [passes.outputs.remark]),
             *(compiled.warnings(every_row, outputs, eps, differs=bool(first_differences)) if compiled else ()),
             *gradients.notes,
@@ -167,8 +163,8 @@ def compare_networks(
         notes=_each_once(
             *a.notes,
             *b.notes,
-            *training_notes(a, b, option.mode_b),
-            *compiled_notes(session.loaded, other, compiles=option.compile_b),
+            *_training_notes(a, b, option.mode_b),
+            *_compiled_notes(session.loaded, other, compiles=option.compile_b),
             *([compiled.note()] if compiled else []),
             *networks[B].edits.notes(),
             *made.notes,
@@ -187,7 +183,6 @@ def _each_once(*texts: str) -> tuple[str, ...]:
 
 
 def _how_b_runs(option: options.Diff) -> list[str]:
-    """Return how B runs unlike A, in words."""
     texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
     texts += ["train mode"] * (option.mode_b == "train")
     texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
@@ -204,11 +199,11 @@ def _hooked_networks(
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
     of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
     networks = [
-        _hooked_network("A", a, of_a, queue, keeps="inputs" if option.shadow else ""),
-        _hooked_network("B", b, of_b, queue, threads=option.threads_b, keeps="states" if option.shadow else ""),
+        _hooked_network("A", a, of_a, queue),
+        _hooked_network("B", b, of_b, queue, threads=option.threads_b),
     ]
     if option.reference:
-        networks.append(_hooked_network("The reference", in_float64(session.loaded, a), of_a, queue))
+        networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
     return networks
 
 
@@ -246,7 +241,6 @@ def _hooked_network(
     queue: BatchQueue,
     *,
     threads: int | None = None,
-    keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps lie as in A
@@ -261,7 +255,6 @@ def _hooked_network(
         recorder=recorder,
         options=options,
         cpu_threads=threads,
-        keeps=keeps,
     )
 
 
@@ -336,3 +329,76 @@ def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str],
         for call in calls
         if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
     ]
+
+
+def _separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
+    """Return the other network, as a copy if it has modules of the first."""
+    module_ids = {id(module) for module in loaded.module.modules()}
+    return copied(other) if any(id(module) in module_ids for module in other.module.modules()) else other
+
+
+def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:
+    """Return a copy of a network with its weights in float64."""
+    try:
+        module = copied(replace(loaded, module=inspected.network)).module.double()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{inspected.info.name} cannot run in float64 on {inspected.placed[0]}: {exception_line(error)}. "
+            f"Leave out {arg('reference')}, or give {arg('device')} cpu."
+        ) from error
+    return replace(inspected_network(module), info=inspected.info)
+
+
+def _different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
+    """Return a warning if both networks want pictures prepared in different ways.
+
+    Raises:
+        UsageError: If they take inputs of different kinds.
+    """
+    first, two = loaded.preprocessing, other.preprocessing
+    names = f"A ({loaded.info.name})", f"B ({other.info.name})"
+    if first.kind != two.kind:
+        raise UsageError(f"{names[0]} takes inputs of kind '{first.kind}', {names[1]} of kind '{two.kind}'.")
+    if first.mean != two.mean or first.std != two.std or first.crop != two.crop or first.resize != two.resize:
+        return [f"{names[1]} expects different preprocessing: both get A's."]
+    return []
+
+
+def _compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
+    """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
+    models = {"A": loaded, **({} if compiles else {"B": other})}
+    return [
+        f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
+        for letter, model in models.items()
+        if "_orig_mod" in model.module._modules
+    ]
+
+
+def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> list[str]:
+    """Return notes about modules that were in training mode, which they are not run in.
+
+    None if all modules of both networks were: they are, until someone calls `eval`.
+    """
+    notes: list[str] = []
+    modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
+    if all(map(all, (flags.values() for flags in modes))) or not any(map(any, (flags.values() for flags in modes))):
+        return notes
+    for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
+        trained = [name for name in side.modules if training[name] and mode != "train"]
+        names = [name for name in trained if any(map(_has_modes, side.modules[name].modules()))]
+        if not names:
+            continue
+        # A module in training mode whose parts all are stands for them; the others stand for their own code.
+        whole = [name for name in names if all(training[part] for part in training if is_inside(part, name))]
+        shown = [name for name in names if not any(is_inside(name, module) for module in whole)]
+        at = [printable(name, 80) or "(model)" for name in shown]
+        where = "" if "" in whole else f" at {some_of(at, 3)}"
+        option = f", unless {arg('mode_b')} train is given" if letter == "B" else ""
+        notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
+    return notes
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Return whether a module may compute something else in training mode: of torch's own only some do."""
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return not is_torchs or isinstance(module, _WITH_MODES)

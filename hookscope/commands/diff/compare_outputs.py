@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hookscope.commands.diff.compared import B, Compared
+from hookscope.commands.diff.alignment import matching_names
 from hookscope.commands.diff.measures import plain
-from hookscope.commands.diff.spool import Value
+from hookscope.commands.diff.values import B, Compared, Value
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
@@ -25,8 +25,6 @@ _BEST = 5
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output tensor."""
-
     compared: Compared = field(default_factory=Compared)
     inputs: int = 0
     same_best: int = 0
@@ -98,9 +96,10 @@ class Outputs:
                 for side, is_plain in zip(sides, are_plain, strict=True)
             ]
         a = [path for path, _ in sides[0]]
+        places = [matching_names([path for path, _ in side], a) for side in sides]
         return [
-            [(path, dict(side)[path]) for path in a] if sorted(a) == sorted(path for path, _ in side) else side
-            for side in sides
+            side if len(side) != len(a) else [side[at] for at in order if at is not None]
+            for side, order in zip(sides, places, strict=True)
         ]
 
     def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:

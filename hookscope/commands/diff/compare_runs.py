@@ -18,8 +18,8 @@ from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
 from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows
-from hookscope.commands.diff.spool import Value
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
+from hookscope.commands.diff.values import Value
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg
@@ -36,21 +36,12 @@ from hookscope.text import printable
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
 
-def _measured_partly() -> str:
-    return (
-        "Differences are measured on up to 256 values per input, and are at least what the statistics of all values "
-        f"show; {arg('save_tensors')} on both runs compares every value."
-    )
-
-
 # Sums of the same values, taken by another number of threads, differ by less than this share.
 _ROUNDING_OF_SUMS = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run and the tensors of its rows."""
-
     run: InspectionRun
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
@@ -74,12 +65,12 @@ class _RunMaps:
         if axis is not None and len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.axes.add_grid(grid, makes_maps="2d" in pair.a.kind or "3d" in pair.a.kind)
-        key, grids = (pair.label, 0, 0), tuple(self.axes.grids)
+        grids = tuple(self.axes.grids)
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        output = PairedOutput(key, pair.call[0], Value(a), axis, grids)
-        self.kept.offer(output, b, relative_l2, None, self.inputs)
+        output = PairedOutput(pair.call, (*pair.call, 0), (), Value(a), axis, grids)
+        self.kept.offer(pair.label, output, b, relative_l2, None, self.inputs)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
@@ -113,9 +104,16 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         drawing = _RunMaps(KeptMaps(_eps(pairs), len(pairs)), len(base.run.result.inputs))
         rows, first_differences = with_origins([_row(pair, base, other, drawing) for pair in pairs], _eps(pairs))
         gradients = tuple(_gradients(base, other, pairs))
-    outputs = _outputs(base, other, rows)
+    outputs = _outputs(base, other, pairs, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
-    partly = any(measures.value_count is not None for measures in measured)
+    partly, notes = any(measures.value_count is not None for measures in measured), []
+    if partly:
+        notes.append(
+            "Differences are measured on up to 256 values per input, and are at least what the statistics of all "
+            f"values show; {arg('save_tensors')} on both runs compares every value."
+        )
+    if base.run.record.verb != other.run.record.verb:
+        notes.append("One run has a backward pass and the other has none: their gradients are not compared.")
     return Differences(
         a=_shown(base),
         b=_shown(other),
@@ -126,14 +124,14 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         unmatched=unmatched,
         outputs=outputs,
         first_differences=first_differences,
-        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
+        maps=drawing.kept.drawn(rows, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(
             *warnings,
             *(f"A: {text}" for text in base.run.result.warnings),
             *(f"B: {text}" for text in other.run.result.warnings),
         ),
-        notes=((_measured_partly(),) if partly else ()) + _verbs(base, other),
+        notes=tuple(notes),
         seed=base.run.result.seed,
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
@@ -198,12 +196,6 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
 def _named(record: InputRecord) -> str:
     digest = f" (sha256 {record.sha256[:12]}…)" if record.sha256 else ""
     return f"'{printable(Path(record.name).name, 80)}'{digest}"
-
-
-def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
-    if a.run.record.verb == b.run.record.verb:
-        return ()
-    return ("One run has a backward pass and the other has none: their gradients are not compared.",)
 
 
 def _shown(side: _Side) -> Side:
@@ -305,23 +297,30 @@ def _eps(pairs: Sequence[RowPair]) -> float:
     return max(eps, default=torch.finfo(torch.float32).eps)
 
 
-def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
-    """Compare the best classes, where both runs have them."""
+def _outputs(
+    a: _Side, b: _Side, pairs: Sequence[RowPair], rows: Sequence[DifferenceRow]
+) -> tuple[OutputDifference, ...]:
+    """Return the rows of the network itself as its outputs, the first with the best classes if both runs have them."""
+    outputs = [
+        OutputDifference(pair.a.slot, row.shape, row.measures)
+        for pair, row in zip(pairs, rows, strict=True)
+        if pair.call == ("", 0) and isinstance(pair.a, LayerRow)
+    ]
     best_a, best_b = a.run.result.predictions, b.run.result.predictions
     both = [
         (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
     ]
-    whole = next((row for row in rows if not row.layer), None)
-    output = OutputDifference("", (), None) if whole is None else OutputDifference("", whole.shape, whole.measures)
     if not both or len(best_a) != len(best_b):
-        return () if whole is None else (output,)
+        return tuple(outputs)
+    first, *others = outputs or [OutputDifference("", (), None)]
     shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
     return (
         replace(
-            output,
+            first,
             input_count=len(both),
             top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
             top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,
             predictions=(best_a, best_b),
         ),
+        *others,
     )

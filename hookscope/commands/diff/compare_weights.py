@@ -20,7 +20,7 @@ from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
-from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
+from hookscope.results.differences import Differences, Match, Side, Unmatched, WeightDifference
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import without_float8
@@ -109,7 +109,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
         way="weights",
         weights=tuple(rows),
         unmatched=tuple(alone),
-        exceeded=exceeded(conditions, [_as_row(at, row) for at, row in enumerate(rows)], ()),
+        exceeded=exceeded(conditions, rows),
         warnings=(
             *(f"A: {text}" for text in a.warnings),
             *(f"B: {text}" for text in b.warnings),
@@ -119,12 +119,6 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
     )
-
-
-def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
-    """Return a pair of weights as a row that conditions can judge."""
-    forms = (row.shape, row.shape_b, row.dtype, row.dtype_b)
-    return DifferenceRow(at, row.name, row.name, row.dtype, row.name_b, row.dtype_b, row.matched, *forms, row.measures)
 
 
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:

@@ -58,8 +58,9 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is that of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
+    beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
     parts: dict[tuple[str, str, str], list[Part]] = {
-        ("beyond", "Beyond the limits", "Beyond the limits"): _exceeded(result),
+        ("beyond", "Beyond the limits", "Beyond the limits"): beyond,
         ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
         ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
@@ -105,10 +106,6 @@ def _making(result: Differences) -> list[tuple[str, str]]:
         made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
     made += [(f"SHA-256 of {record.name}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256]
     return [*made, ("Seed", str(result.seed))]
-
-
-def _exceeded(result: Differences) -> list[Part]:
-    return [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
@@ -271,7 +268,8 @@ def sides_text(result: Differences) -> str:
     a, b = result.a, result.b
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
-    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), (_run_name(a), _run_name(b))):
+    runs = PurePath(a.run).name, PurePath(b.run).name
+    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), runs):
         if first != other:
             return f"{a.model.name}, {first or 'as it is'} and {other or 'as it is'}"
     return f"{a.model.name} and itself"
@@ -281,10 +279,6 @@ def _way(side: Side, other: Side) -> str:
     """Return how a side ran, where the other ran differently."""
     placed = [setting for setting, two in ((side.dtype, other.dtype), (side.device, other.device)) if setting != two]
     return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
-
-
-def _run_name(side: Side) -> str:
-    return PurePath(side.run).name
 
 
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
@@ -297,9 +291,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
     elif row is not None and row.nonfinite is not None:
-        later = [other for other in result.rows if other.measures is not None and other.index > row.index]
-        from_here = later and all(other.nonfinite for other in later)
-        amount = nonfinite_text(row.nonfinite, " from there on" if from_here else "")
+        later = [other.nonfinite for other in result.rows if other.measures is not None and other.index > row.index]
+        amount = nonfinite_text(row.nonfinite, later)
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "networks":  # what a layer was given is not known
@@ -410,7 +403,6 @@ def _first_unequal(result: Differences) -> Iterator[str]:
 
 
 def _growth(result: Differences) -> str:
-    """Return how the difference develops from where it begins."""
     first = result.first_differences[0]
     rows = [row for row in result.rows if row.measures is not None]
     rows = rows[next((at for at, row in enumerate(rows) if row.label == first.row), 0) :]
@@ -431,8 +423,12 @@ def _growth(result: Differences) -> str:
     broken = [(row.label, row.nonfinite) for row in rows if row.nonfinite]
     if len(finite) < len(later) and (not broken or broken[0][0] != first.row):
         where = f": at {broken[0][0]} {nonfinite_text(broken[0][1])}" if broken else ""
-        sentences.append(f"{counted(len(later) - len(finite), 'row')} hold NaN or Inf on one side only{where}.")
+        sentences.append(f"{_hold_nan(len(later) - len(finite), 'row')}{where}.")
     return " ".join(sentences)
+
+
+def _hold_nan(count: int, unit: str) -> str:
+    return f"{counted(count, unit)} {'holds' if count == 1 else 'hold'} NaN or Inf on one side only"
 
 
 def _output(output: OutputDifference) -> str:
@@ -442,7 +438,7 @@ def _output(output: OutputDifference) -> str:
     parts = []
     both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
-        return f"{name}: A and B are NaN, so neither has a best class."
+        return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
     if output.nonfinite is not None:
         parts.append(nonfinite_text(output.nonfinite))
     elif output.relative_l2 is not None:
@@ -453,7 +449,7 @@ def _output(output: OutputDifference) -> str:
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     if both_nan:
-        parts.append(f"NaN in A and in B for {both_nan} of {output.input_count} inputs")
+        parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1(output.top1, output.input_count)]
     classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
@@ -470,7 +466,8 @@ def _worse(result: Differences) -> Iterator[str]:
         return
     for output in result.outputs:
         if output.error is not None and output.error_b is not None:
-            worse = "B is worse" if output.error_b > output.error else "B is different, not worse"
+            different = "B is different, not worse" if output.relative_l2 else "B is no worse"
+            worse = "B is worse" if output.error_b > output.error else different
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
@@ -480,14 +477,12 @@ def _is_nan(prediction: Prediction) -> bool:
 
 
 def _scores_text(prediction: Prediction) -> str:
-    """Return the best classes of an input with their probabilities."""
     if _is_nan(prediction):
-        return "scores that are NaN"
+        return "probabilities that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 
 
 def _weights_answer(result: Differences) -> Iterator[str]:
-    """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if _differs(row)]
     yield from _different_networks(result)
@@ -499,7 +494,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if len(finite) < len(norms):
-            yield f"{counted(len(norms) - len(finite), 'tensor')} hold NaN or Inf on one side only."
+            yield f"{_hold_nan(len(norms) - len(finite), 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."

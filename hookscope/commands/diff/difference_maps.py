@@ -1,7 +1,7 @@
 """Keep A-B of the first input where it may begin, and the largest in each part of the depth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.diff.first_differences import exceeds, rounding_limit
-from hookscope.commands.diff.hooked_network import Key, PairedOutput
+from hookscope.commands.diff.hooked_network import PairedOutput
 from hookscope.inspection.rows import Recorder, SavedActivation, arranged
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.differences import DifferenceRow, FirstDifference, spread
@@ -30,7 +30,7 @@ _MOST_ADDING = 4
 
 
 class _Held(NamedTuple):
-    key: Key
+    label: str
     rank: float
     saved: SavedActivation
 
@@ -47,15 +47,18 @@ class KeptMaps:
     eps: float
     rows: int = 0
     _may_begin: list[_Held] = field(default_factory=list)
-    _largest: dict[int, _Held] = field(default_factory=dict)
+    _largest: dict[int, _Held] = field(default_factory=dict)  # by part
     _seen: int = 0
     _first: int = 0
     _adding: int = 0
 
-    def offer(self, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, count: int) -> None:
+    def offer(
+        self, label: str, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, count: int
+    ) -> None:
         """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
 
         Args:
+            label: Of the row.
             a: The output of A; one that is nested has no map.
             b: That of B, of the same shape.
             relative_l2: Of A-B.
@@ -76,18 +79,18 @@ class KeptMaps:
         if saved is None:
             return
         if is_first or adds:
-            self._may_begin.append(_Held(a.key, rank, saved))
+            self._may_begin.append(_Held(label, rank, saved))
         else:
-            self._largest[part] = _Held(a.key, rank, saved)
+            self._largest[part] = _Held(label, rank, saved)
         while self._largest and sum(held.saved.values.nbytes for held in self._all()) > _MOST_BYTES:
             del self._largest[min(self._largest, key=lambda at: self._largest[at].rank)]
 
     def drawn(
-        self, rows: Mapping[tuple[str, int, int], DifferenceRow], first_differences: Sequence[FirstDifference]
+        self, rows: Iterable[DifferenceRow], first_differences: Sequence[FirstDifference]
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
-        begins = {first.row for first in first_differences}
-        pairs = [(rows[held.key], held) for held in self._all() if held.key in rows]
+        begins, by_label = {first.row for first in first_differences}, {row.label: row for row in rows}
+        pairs = [(by_label[held.label], held) for held in self._all() if held.label in by_label]
         pairs.sort(key=lambda pair: pair[0].index)
         chosen = spread(pairs, MOST_MAPS, lambda pair: pair[0].label in begins, lambda pair: pair[1].rank)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
@@ -104,7 +107,7 @@ def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
     if a.channel_axis is not None and difference.numel():
         channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
-    saved = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
+    saved = next(keeping.slices((*a.call, ""), difference, a.channel_axis), None)
     if saved is None or saved.values.nbytes > _MOST_BYTES_OF_ONE:
         return None
     is_part = saved.values.numel() < difference.numel()  # whose rest is not held

@@ -44,9 +44,6 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
     """Return maps in the order of running: where differences begin, at these rows, and others spread over the depth."""
     drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
-    sizes = {row.index: _size(row.relative_l2 or 0.0) for row in result.rows}
+    amounts = {row.index: row.relative_l2 or 0.0 for row in result.rows}
+    sizes = {index: math.inf if math.isnan(amount) else amount for index, amount in amounts.items()}
     return spread(drawable, MOST_STAGES, lambda maps: maps.row in begins, lambda maps: sizes.get(maps.row, 0.0))
-
-
-def _size(value: float) -> float:
-    return math.inf if math.isnan(value) else value

@@ -54,8 +54,9 @@ def with_origins(
     depth = 0
     for row in rows:
         depth += sizes.get(row.layer, 1)
-        limit, single = (rounding_limit(eps, layers) for layers in (depth, sizes.get(row.layer, 1)))
-        judged.append(replace(row, limit=limit, origin=_origin(row, limit, single, first_seen=first_seen)))
+        limited = replace(row, limit=rounding_limit(eps, depth))
+        single = rounding_limit(eps, sizes.get(row.layer, 1))
+        judged.append(replace(limited, origin=origin_of(limited, single, first_seen=first_seen)))
         first_seen = first_seen or _differs(judged[-1])
     begins = _begins(judged, eps, sizes)
     if not same_inputs:
@@ -70,9 +71,15 @@ def _differs(row: DifferenceRow) -> bool:
     return row.shape != row.shape_b if row.measures is None else exceeds(row.relative_l2, row.limit)
 
 
-def _origin(row: DifferenceRow, limit: float, single: float, *, first_seen: bool) -> Origin:
-    total = row.relative_l2
-    differs = row.shape != row.shape_b if row.measures is None else exceeds(total, limit)
+def origin_of(row: DifferenceRow, single: float = math.inf, *, first_seen: bool = False) -> Origin:
+    """Return where a row's difference comes from.
+
+    Args:
+        row: With its limit.
+        single: The limit of what a layer adds by itself.
+        first_seen: Whether a row before it differs.
+    """
+    total, differs = row.relative_l2, _differs(row)
     origin: Origin = "unclear"
     if total == 0:
         origin = "equal"
@@ -83,7 +90,7 @@ def _origin(row: DifferenceRow, limit: float, single: float, *, first_seen: bool
     elif total is not None and row.added is not None:
         origin = "passed on"
     elif differs and row.arriving_relative_l2 is not None:
-        arrives = exceeds(row.arriving_relative_l2, limit)
+        arrives = exceeds(row.arriving_relative_l2, row.limit)
         origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 

@@ -3,19 +3,17 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from hookscope.commands.diff.alignment import Call, CallKey, around
-from hookscope.commands.diff.spool import Value, Versions
-from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.commands.diff.values import Value, Versions
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import ModuleCall, Operation, physical
@@ -39,26 +37,28 @@ from hookscope.results.network import row_label
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 Key = tuple[str, int, int]
-"""(layer, call, which of its tensors), in the names of A."""
+"""(layer, call, which of its tensors)."""
 
 
 class PairedOutput(NamedTuple):
     """An output that has a partner.
 
     Attributes:
+        call: (layer, call) in A.
+        place: Its place in its own network.
+        slots: Paths of the tensors that the call returns, if there are several.
         channel_axis: The axis of the tensor that counts channels; None if none does.
         grids: In A, the spatial sizes of maps up to here, latest last.
-        inputs: Of the call; of a call that overwrote its first input, that one alone.
-        kept: What was kept before the call, of the first of its outputs; None if nothing was.
+        inputs: Of the call, with their paths; of a call that overwrote its first input, that one alone.
     """
 
-    key: Key
-    layer: str
+    call: CallKey
+    place: Key
+    slots: Sequence[str]
     value: Value
     channel_axis: int | None = None
     grids: tuple[tuple[int, ...], ...] = ()
-    inputs: Sequence[Value] = ()
-    kept: Any = None
+    inputs: Sequence[tuple[str, Value]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,14 @@ class Observer:
         versions: Of the tensors in that pass.
         observe: Called in the hook of every output that has a partner.
         overwrites: Called before a call overwrites its first input, with the call's key in A.
+        begins: Called before every call that has a partner, and before all hooks of its module, with the key, the name
+            of the layer, and what it is given; None if nobody asks.
     """
 
     versions: Versions
     observe: Callable[[PairedOutput], object]
     overwrites: Callable[[CallKey, Value], object] = lambda _key, _value: None
+    begins: Callable[[CallKey, str, Any, Any], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class OutputForm:
 
     label: str
     layer: str
+    slot: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
@@ -106,10 +110,7 @@ class HookedNetwork:
         partner: Maps a call of this network to its key in A; None for a call without a partner.
         options: How it runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
-        keeps: What to keep of each call until it returns: its inputs from before any hook, or the states of autocast
-            and of the random generators.
         own_inputs: Gives the batch to run on in place of one of A's.
-        rewinds: Whether the next pass begins with the network as it was before the latest.
         output_forms: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
     """
@@ -123,21 +124,16 @@ class HookedNetwork:
     recorder: Recorder
     options: GradientOptions
     cpu_threads: int | None = None
-    keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    rewinds: bool = False
     output_forms: dict[Key, OutputForm] = field(default_factory=dict)
     passed_through: dict[Key, bool] = field(default_factory=dict)
     _state: Preserved | None = None
-    _has_run: bool = False
     _captured: Capture[int] | None = None
     _observer: Observer | None = None
-    _kept: dict[str, list[Any]] = field(default_factory=dict)
     _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
     _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
-    _is_alone: bool = False
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -151,9 +147,7 @@ class HookedNetwork:
         """Return this network, without edits and with these layers hooked, after a pass that leaves no trace of it."""
         operations = None if self.operations is None else OperationChoice(self.operations.patterns)
         no_edits = PlacedEdits({}, (), {})
-        trial = replace(
-            self, hooked=layers, operations=operations, edits=no_edits, keeps="", output_forms={}, passed_through={}
-        )
+        trial = replace(self, hooked=layers, operations=operations, edits=no_edits, output_forms={}, passed_through={})
         with trial.prepared():
             trial.run(batch, None)
         return trial
@@ -174,13 +168,9 @@ class HookedNetwork:
         """
         if self._state is None:
             raise RuntimeError("a network runs in the block of `prepared` alone")
-        if self.rewinds:
-            self._state.rewind()
-        elif self._has_run:
-            self._state.mark()
-        self._has_run = True
-        for seen in (self._counts, self._kept, self._overwrote):
-            seen.clear()
+        self._state.mark()
+        self._counts.clear()
+        self._overwrote.clear()
         self._observer, batch = observer, self.batch_for(batch)
         self.recorder.start(batch.indices, pictures=batch.pictures)
         with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
@@ -189,20 +179,24 @@ class HookedNetwork:
                 if observation.value is not None:
                     key = (observation.layer, observation.call, observation.value)
                     self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
-        self._observer, self.rewinds = None, isinstance(output, Break)  # with the observer go values of tensors
+        self._observer = None  # with it go values of tensors
         return output
+
+    def rewind(self) -> None:
+        """Let the next pass begin with the network as it was before the latest."""
+        if self._state is not None:
+            self._state.rewind()
 
     @contextmanager
     def _hooks(self) -> Iterator[Capture[int]]:
-        """Add hooks: of `capture`, and before calls, to see what they overwrite and to keep what `keeps` names."""
-        keep = self._keep_inputs if self.keeps == "inputs" else self._keep_states
+        """Add hooks: of `capture`, and before calls, to see what they are given and what they overwrite."""
         edits, network = self.edits.by_name, self.inspected.network
         hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
         with hooks as captured, ExitStack() as block:
             for name, module in self.hooked.items():
-                if self.keeps and name in self.selected:
-                    handle = module.register_forward_pre_hook(Hook(keep, name), prepend=True, with_kwargs=True)
-                    block.callback(handle.remove)
+                if self._observer is not None and self._observer.begins is not None:
+                    before = Hook(self._before_hooks, name)
+                    block.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
                 if vars(module).get("inplace") is True and not [*module.children()]:
                     before = Hook(self._before_overwriting, name)
                     block.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -210,7 +204,8 @@ class HookedNetwork:
 
     def _forward(self, batch: Batch) -> object:
         dtype = self.options.autocast
-        casting = nullcontext() if dtype is None else torch.autocast(self._device, dtype, cache_enabled=False)
+        device = torch.device(self.inspected.placed[0]).type
+        casting = nullcontext() if dtype is None else torch.autocast(device, dtype, cache_enabled=False)
         try:
             with torch.no_grad(), casting:
                 return self.inspected.network(*batch.args, **batch.kwargs)
@@ -219,11 +214,6 @@ class HookedNetwork:
             failure = locate(self.inspected.modules, error)
             return Break(failure_message(self.title, failure, error), failure, error)
 
-    @property
-    def _device(self) -> str:
-        """Type of the network's device."""
-        return torch.device(self.inspected.placed[0]).type
-
     def has_rows(self, layer: str) -> bool:
         """Return whether a layer or operation has rows in the result."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
@@ -231,8 +221,7 @@ class HookedNetwork:
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
         """Show the observer an output that has a partner; return the output's index among the call's tensors."""
         place = (call.layer, call.call)
-        index = self._counts[place]
-        self._counts[place] += 1
+        index = self._next(place)
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if (*place, index) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
@@ -240,20 +229,24 @@ class HookedNetwork:
             dtype = str(tensor.dtype).removeprefix("torch.")
             names = () if call.operation is None else [self._stored_name(source, tensor) for _, source in call.inputs]
             label = row_label(call.layer, call.call, slot)
-            form = OutputForm(label, call.layer, kind, shape, dtype, call.operation, tuple(names))
+            form = OutputForm(label, call.layer, slot, kind, shape, dtype, call.operation, tuple(names))
             self.output_forms[*place, index] = form
         partner, observer = self.partner(place), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
-            inputs = [overwrote] if overwrote else [version_of(physical(source)[0]) for _, source in call.inputs]
+            inputs = [(path, version_of(physical(source)[0])) for path, source in call.inputs if not overwrote]
+            inputs = [("", overwrote)] if overwrote else inputs
             grids = (
                 () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
             )
-            kept = self._kept.get(call.layer) if not index else None
-            before = kept.pop() if kept else None
-            key = (*partner, index)
-            observer.observe(PairedOutput(key, call.layer, version_of(tensor), axis, grids, inputs, before))
+            value = version_of(tensor)
+            observer.observe(PairedOutput(partner, (*place, index), call.slots, value, axis, grids, inputs))
         return index
+
+    def _next(self, counted: object) -> int:
+        """Return how often this was counted in the pass before."""
+        self._counts[counted] += 1
+        return self._counts[counted] - 1
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
         if source is output:
@@ -261,58 +254,34 @@ class HookedNetwork:
         tensor, name, version = self._stored.get(id(source), (None, "", 0))
         return name if tensor is not None and tensor._version == version else ""
 
-    def run_alone(self, layer: str, args: Any, kwargs: Any, kept: Any) -> list[Tensor]:
-        """Run one layer in a hook of the network, without side effects; return its output tensors.
+    def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
+        """Run one layer before its call in the network, without side effects; return its output tensors.
 
-        It draws the random numbers that it drew in the network, and finds none of the context variables that the
-        network has set, by which a pass collects what its layers return. Afterwards the layer holds what it held, and
-        the random states are restored.
-
-        Args:
-            layer: Name of the layer.
-            args: What it is given.
-            kwargs: What it is given by name.
-            kept: What was kept before its call in the network.
+        It holds what it holds for that call, draws the same random numbers, and finds none of the context variables
+        that the network has set, by which a pass collects what its layers return.
         """
-        module = self.hooked[layer]
+        module, observer, random_states = self.hooked[layer], self._observer, RandomStates()
         call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
-        now = RandomStates()
-        is_cast, dtype, random_states = kept or (False, None, now)
         with nullcontext() if self._captured is None else self._captured.detached():
             before = Snapshot([*module.modules()])
             try:
-                self._is_alone = True
-                random_states.enter()
-                with torch.no_grad(), _autocast(self._device, dtype, enabled=is_cast):
-                    return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
+                self._observer = None
+                return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
             finally:
                 before.put_back()
-                now.enter()
-                self._is_alone = False
+                random_states.enter()
+                self._observer = observer
 
-    def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._observer is not None:
-            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
-            with torch._C.DisableTorchFunction(), plain_arithmetic():
-                tensors = [physical(leaf)[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                of = self._observer.versions.of
-                values = [of(tensor) if isinstance(tensor, Tensor) else tensor for tensor in tensors]
-            self._keep(layer, (values, form))
-
-    def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        if not self._is_alone:
-            casting = torch.is_autocast_enabled(self._device), torch.get_autocast_dtype(self._device)
-            self._keep(layer, (*casting, RandomStates()))
-
-    def _keep(self, layer: str, state: Any) -> None:
-        # Nested calls need several; calls that raised leave extra ones.
-        self._kept[layer] = [*self._kept.get(layer, [])[-3:], state]
+    def _before_hooks(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._observer is not None and self._observer.begins is not None:
+            partner = self.partner((layer, self._next((layer, "begins"))))
+            if partner is not None:
+                self._observer.begins(partner, layer, args, kwargs)
 
     def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_alone or self._observer is None:
+        if self._observer is None:
             return
-        place = (layer, self._counts[layer])
-        self._counts[layer] += 1
+        place = (layer, self._next((layer, "overwrites")))
         inputs, partner = tensors_given(args, kwargs), self.partner(place)
         if inputs and partner is not None:
             with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
@@ -407,10 +376,3 @@ def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
         is_unchanged = call.is_unchanged or bool(trial.passed_through.get(place))
         calls[call.key] = replace(call, shapes=(*call.shapes, form.shape), is_unchanged=is_unchanged)
     return [*calls.values()]
-
-
-def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:
-    """Return autocast in a given state; a device without autocast is never switched."""
-    if not enabled and not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, dtype, enabled=enabled, cache_enabled=False)

@@ -1,6 +1,7 @@
 """Measure the difference of two tensors in float64, with little extra memory."""
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
@@ -67,9 +68,10 @@ class Sums:
         """As `Measures.relative_l2`."""
         if self.mismatched:
             return math.nan
-        if not self.difference:
+        if not self.unequal:
             return 0.0
-        return math.sqrt(self.difference / self.a) if self.a else math.inf
+        # The square of a number below 1.5e-162 is 0 in float64, and yet it is a difference.
+        return max(math.sqrt(self.difference / self.a), sys.float_info.min) if self.a else math.inf
 
     @property
     def error(self) -> float:
@@ -85,7 +87,7 @@ class Sums:
         ulps = self.max_abs / _spacing(reference, dtype) if dtype.is_floating_point and has_place else None
         return Measures(
             relative_l2=self.relative_l2,
-            cosine=cosine if self.difference or cosine is None else 1.0,
+            cosine=cosine if self.unequal or cosine is None else 1.0,
             max_abs=self.max_abs if has_place else None,
             max_at=self.max_at,
             ulps=ulps,

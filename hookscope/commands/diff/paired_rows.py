@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from hookscope.commands.diff.alignment import Pairing
-from hookscope.commands.diff.compared import A, B
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
 from hookscope.commands.diff.measures import culprit
 from hookscope.commands.diff.passes import Row
+from hookscope.commands.diff.values import A, B
 from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 from hookscope.text import figure, in_words, printable
 
@@ -27,8 +27,8 @@ def paired_rows(
         row, partner = compared.get(place), pairing.partner(place[:2])
         if row is None or partner is None:
             continue
-        other = networks[B].output_forms[(*partner[0], place[2])]
-        unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get((*partner[0], place[2]))
+        other = networks[B].output_forms[row.place_b]
+        unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b)
         if not unchanged:
             rows.append(_row(listed, form, other, partner[1], row))
             listed += networks[A].has_rows(form.layer)
@@ -95,18 +95,13 @@ def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str
     return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(two[path], 40)} in B"
 
 
-def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
-    """Return rows by the place of their output in the network that gives them their labels."""
-    by_label = {row.label: row for row in rows}
-    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
-
-
 def unmatched(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
     """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
     a, b = networks[:2]
-    of_b = _unpaired(b, a, "B", pairing.inverse(), compared) if with_b else ()
+    paired_b = {row.place_b for row in compared.values()}
+    of_b = _unpaired(b, a, "B", pairing.inverse(), paired_b) if with_b else ()
     return (*_unpaired(a, b, "A", pairing, compared), *of_b)
 
 
@@ -115,12 +110,10 @@ def _unpaired(
     other: HookedNetwork,
     side: Literal["A", "B"],
     pairing: Pairing,
-    compared: Mapping[Key, Row],
+    paired: Collection[Key],
 ) -> Iterator[Unmatched]:
     for place, form in network.output_forms.items():
-        partner = pairing.partner(place[:2])
-        has_row = partner is not None and (place if side == "A" else (*partner[0], place[2])) in compared
-        if not has_row and network.has_rows(form.layer) and not network.passed_through.get(place):
+        if place not in paired and network.has_rows(form.layer) and not network.passed_through.get(place):
             reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
             yield Unmatched(side, form.label, form.kind, form.shape, reason)
 

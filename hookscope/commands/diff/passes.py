@@ -1,26 +1,30 @@
 """Run networks one after another over each batch: what A returns waits in a spool, and is compared in B's hooks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
+from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from hookscope.commands.diff.alignment import CallKey
+from hookscope.commands.diff.alignment import CallKey, matching_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
-from hookscope.commands.diff.compared import REFERENCE, A, B, Compared
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput, RandomStates
 from hookscope.commands.diff.measures import Sums, sums_of
-from hookscope.commands.diff.spool import Spool, Value, Versions
 from hookscope.commands.diff.torch_compile import Compiled
+from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions
 from hookscope.errors import ModelError
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.observed import physical
+from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
@@ -35,6 +39,7 @@ class Row:
     """The comparison of one pair of outputs.
 
     Attributes:
+        place_b: Where B's output is, in B.
         output: What the outputs differ by.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
         input_shapes_differ: Whether an input tensor has another shape in B.
@@ -42,6 +47,7 @@ class Row:
         note: Why there is no `added`.
     """
 
+    place_b: Key
     output: Compared = field(default_factory=Compared)
     inputs: tuple[Sums, ...] = ()
     input_shapes_differ: bool = False
@@ -79,6 +85,7 @@ class Passes:
         maps: Maps of A-B for the first input.
         compiled: B, if it runs through torch.compile: then the output of the whole stands for B's.
         gradients: Compares the gradients; None if none are wanted.
+        shadow: Whether layers of B also run on A's inputs.
         records: Of the inputs that every network ran on.
         rows: Rows by key, over the batches that were kept.
     """
@@ -88,11 +95,13 @@ class Passes:
     maps: KeptMaps
     compiled: Compiled | None
     gradients: GradientComparison | None
+    shadow: bool
     records: list[InputRecord] = field(default_factory=list)
     rows: dict[Key, Row] = field(default_factory=dict)
     _batch: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
-    _shadowed: dict[CallKey, list[Tensor]] = field(default_factory=dict)
+    _given: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # A's inputs, for shadows
+    _shadowed: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or what the layer raised
     _ran: list[HookedNetwork] = field(default_factory=list)
     _start: RandomStates = field(default_factory=RandomStates)
     _first_input: int = 0
@@ -148,10 +157,9 @@ class Passes:
         returned: dict[int, object] = {}
         for place in (A, *range(REFERENCE, len(self.networks)), B):
             self._start.enter()
-            network, kept = self.networks[place], partial(_keep, self._spooled[place])
-            self._ran.append(network)
-            returned[place] = network.run(
-                batch, self._comparing() if place == B else Observer(Versions(spool.keep), kept)
+            self._ran.append(self.networks[place])
+            returned[place] = self.networks[place].run(
+                batch, self._comparing() if place == B else self._spooling(place, spool)
             )
             ends[place] = RandomStates()
             if isinstance(returned[place], Break):
@@ -161,6 +169,7 @@ class Passes:
                 self._start.enter()
                 returned[B] = self.compiled.whole.run(batch, None)
             ends[B if ends[B].has_drawn(self._start) else A].enter()
+        self._given.clear()
         self._shadowed.clear()
         self._spooled = ()
         broken = next((output for output in returned.values() if isinstance(output, Break)), None)
@@ -168,72 +177,91 @@ class Passes:
 
     def _rewind(self) -> None:
         """Let the next batch begin where the last one did."""
-        self._start.enter()
         for network in self._ran:
-            network.rewinds = True
+            network.rewind()
+        self._start.enter()
+
+    def _spooling(self, place: int, spool: Spool) -> Observer:
+        outputs, versions = self._spooled[place], Versions(spool.keep)
+        keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
+        return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
     def _comparing(self) -> Observer:
         if not self._first_input:  # the first batch may be run again, or replaced by another
-            shown = [output for output in self._spooled[A].values() if self.networks[A].has_rows(output.layer)]
+            shown = [place for place in self._spooled[A] if self.networks[A].has_rows(place[0])]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
-        return Observer(versions, self._compare, self._compare_input)
+        return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
+
+    def _partner(self, b: PairedOutput) -> Key:
+        """Return the place in A of the output that belongs to one of B."""
+        which: int | None = b.place[2]
+        if len(b.slots) > 1:
+            slots = [form.slot for place, form in self.networks[A].output_forms.items() if place[:2] == b.call]
+            which = matching_names(slots, b.slots)[b.place[2]]
+        return (*b.call, -1 if which is None else which)
 
     def _compare(self, b: PairedOutput) -> None:
         """Compare an output of B with A's and the reference's."""
-        a, *rest = (outputs.pop(b.key, None) for place, outputs in enumerate(self._spooled) if place != B)
+        key = self._partner(b)
+        a, *rest = (outputs.pop(key, None) for place, outputs in enumerate(self._spooled) if place != B)
         exact = [output for output in rest if output is not None]
         if a is None or len(exact) < len(rest):
             return
-        row = self._batch[b.key] = Row()
+        row = self._batch[key] = Row(b.place)
         batch = self._first_input, self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
-            sums = [value.less(other, *batch) for value, other in zip(a.inputs, b.inputs, strict=True)]
+            places = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
+            inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
+            sums = [value.less(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
-            row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
-        self._shadow(row, a, b)
+            row.input_shapes_differ = any(_shapes_differ(*pair) for pair in inputs)
+        shadow = self._shadowed.get(b.call, [])
+        if isinstance(shadow, str):
+            row.note = shadow
+        elif b.place[2] < len(shadow):
+            row.added = sums_of(a.value.read(), shadow[b.place[2]])
         difference = row.output.sums.get((A, B))
-        if difference is not None and not self._first_input and self.networks[A].has_rows(a.layer):
+        if difference is not None and not self._first_input and self.networks[A].has_rows(key[0]):
             added = None if row.added is None else row.added.relative_l2
-            self.maps.offer(a, b.value.read(), difference.relative_l2, added, self._count)
+            label = self.networks[A].output_forms[key].label
+            self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the input of a call of B that is about to be overwritten."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            a.inputs[0].less(b, self._first_input, self._count)
+            a.inputs[0][1].less(b, self._first_input, self._count)
 
-    def _shadow(self, row: Row, a: PairedOutput, b: PairedOutput) -> None:
-        """With `--shadow`, compare A's output to that of B's layer run on A's input."""
-        key, index = a.key[:2], a.key[2]
-        if index == 0:
-            if a.kept is None or b.layer not in self.networks[B].hooked:
-                return
-            like = iter(b.inputs)
-            try:
-                values, form = a.kept
-                leaves = [_moved(value, next(like, None)) if isinstance(value, Value) else value for value in values]
-                args, kwargs = tree_unflatten(leaves, form)
-                self._shadowed[key] = self.networks[B].run_alone(b.layer, args, kwargs, b.kept)
-            except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
-                row.note = f"B's layer on A's input: {exception_line(error)}"
-                return
-        outputs = self._shadowed.get(key, [])
-        if index < len(outputs):
-            row.added = sums_of(a.value.read(), outputs[index])
+    def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
+        """Keep the inputs of a layer of A, for its partner to run on."""
+        if layer in self.networks[A].selected:
+            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                self._given[call] = (
+                    [versions.of(physical(leaf)[0]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+                    form,
+                )
+
+    def _run_shadow(self, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
+        """Run a layer of B on the inputs of its partner, where and in which dtype B's own are."""
+        if call not in self._given:
+            return
+        values, form = self._given.pop(call)
+        try:
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                like = (tensor for _, tensor in tensors_given(args, kwargs))
+                leaves = [_moved(value.read(), like) if isinstance(value, Value) else value for value in values]
+            self._shadowed[call] = self.networks[B].run_alone(layer, *tree_unflatten(leaves, form))
+        except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
+            self._shadowed[call] = f"B's layer on A's input: {exception_line(error)}"
 
 
-def _keep(outputs: dict[Key, PairedOutput], seen: PairedOutput) -> None:
-    outputs[seen.key] = seen
-
-
-def _moved(value: Value, like: Value | None) -> Tensor:
-    """Return a copy of an input of A where, and in which dtype, the layer of B takes it."""
-    tensor: Tensor = value.read()
-    other = None if like is None else like.read()
-    other = tensor if other is None else other
+def _moved(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
+    """Return a copy of a tensor on the device of the next of the others, in its dtype if floating."""
+    other = next(others, tensor)
     return tensor.to(other.device, other.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 

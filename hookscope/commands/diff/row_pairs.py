@@ -1,11 +1,19 @@
 """Find the partner of each row of a stored run in another: as networks are aligned, from what rows store."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
+from hookscope.commands.diff.alignment import (
+    Call,
+    CallKey,
+    Pairing,
+    align,
+    around,
+    inside_any,
+    match_names,
+    matching_names,
+)
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import PARTS_ALONE, DifferenceRow, Match, Measures, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
@@ -87,21 +95,20 @@ def pair_rows(
 def pair_gradients(
     a: Sequence[GradientRow], b: Sequence[GradientRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
 ) -> Iterator[RowPair]:
-    """Pair the gradients that either side has of outputs and inputs, those of a call in their order."""
+    """Pair the gradients that either side has of outputs and inputs, those of a call by `matching_names`."""
+    slots: dict[tuple[CallKey, str], list[str]] = {}
     by_call: dict[tuple[CallKey, str], list[GradientRow]] = {}
+    for row in a:
+        slots.setdefault((_call(row), row.role), []).append(row.slot)
     for row in b:
         by_call.setdefault((_call(row), row.role), []).append(row)
-    counts: Counter[tuple[CallKey, str]] = Counter()
     for row in a:
-        call = _call(row)
-        index, counts[call, row.role] = counts[call, row.role], counts[call, row.role] + 1
-        matched = partner(call)
-        if matched is None:
-            continue
-        others = by_call.get((matched[0], row.role), [])
-        if index < len(others) and _arrived(row, others[index]):
-            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, others[index]))
-            yield RowPair(row, others[index], call, matched[0], label, label_b, matched[1])
+        matched, names = partner(_call(row)), slots[_call(row), row.role]
+        others = [] if matched is None else by_call.get((matched[0], row.role), [])
+        at = matching_names([other.slot for other in others], names)[names.index(row.slot)]
+        if matched is not None and at is not None and _arrived(row, others[at]):
+            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, others[at]))
+            yield RowPair(row, others[at], _call(row), matched[0], label, label_b, matched[1])
 
 
 def pair_parameters(

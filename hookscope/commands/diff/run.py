@@ -62,7 +62,6 @@ def diff(
     """
     from hookscope.commands.diff.compare_networks import compare_networks
     from hookscope.commands.diff.compare_weights import compare_weights
-    from hookscope.commands.diff.compared_networks import sides
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.results.runs.reading import is_run
 
@@ -77,7 +76,7 @@ def diff(
         _refuse([*of_inputs, *of_passes], "two run directories are compared as they are")
         return _compared_runs(a, b, option)
     names = [str(model) if isinstance(model, str | Path) else None for model in (a, b)]
-    of_a, of_b = sides(names[0], names[1], option)
+    of_a, of_b = _sides(names[0], names[1], option)
     if not of_inputs:
         _refuse(of_passes, "without IMAGE, only weights are compared")
         weights = _weights(a, of_a), _weights(a if _is_same(b) else b, of_b)
@@ -98,6 +97,40 @@ def diff(
         on_progress=on_progress,
         on_error=on_error,
     )
+
+
+def _sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.Diff, options.Diff]:
+    """Return the options of both sides: where one is a weights file and one a network, each gets those that fit it.
+
+    `a` is MODEL, as given, None for a module; `b` as `a`, or "same".
+
+    Raises:
+        UsageError: If weights of B are named and B is a weights file.
+    """
+    from hookscope.models import parse_model
+    from hookscope.models.checkpoint import looks_like_file
+
+    names = (a, a if b == "same" else b)
+    chosen = (option.weights, option.weights_b or option.weights)
+    is_file = [name is not None and parse_model(name).form == "weights" for name in names]
+    reads_file = [is_file[at] or (name is not None and looks_like_file(chosen[at])) for at, name in enumerate(names)]
+    if option.weights_b is not None and is_file[1]:
+        raise UsageError(
+            f"{arg('weights_b')} cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
+        )
+
+    def side(at: int) -> options.Diff:
+        other = 1 - at
+        fitting = replace(
+            option,
+            weights="auto" if is_file[at] and not is_file[other] else chosen[at],
+            arch=None if is_file[other] and not is_file[at] else option.arch,
+        )
+        if reads_file[other] and not reads_file[at]:
+            return replace(fitting, key=None, allow_missing=(), allow_unexpected=())
+        return fitting
+
+    return side(0), side(1)
 
 
 def _two_models(

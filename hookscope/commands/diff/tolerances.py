@@ -2,18 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
 from hookscope.reporting.columns import number_text
-from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding
+from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding, WeightDifference
 from hookscope.text import safe_text
-
-T = TypeVar("T", DifferenceRow, OutputDifference)
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
@@ -27,17 +25,18 @@ _MEASURES: dict[str, Callable[[Measures], float | None]] = {
     "max": lambda measures: measures.max_abs,
     "ulps": lambda measures: measures.ulps,
 }
-_OF_ROWS: dict[str, Callable[[DifferenceRow], float | None]] = {
+_OF_ROWS: dict[str, Callable[[Any], float | None]] = {
     "added": lambda row: row.added.relative_l2 if row.added else None,
     "input": lambda row: row.input_relative_l2,
     "error": lambda row: row.error_b,
 }
-_OF_OUTPUTS: dict[str, Callable[[OutputDifference], float | None]] = {
+_OF_OUTPUTS: dict[str, Callable[[Any], float | None]] = {
     "kl": lambda output: output.kl,
     "top1": lambda output: None if output.top1 is None else output.top1 / output.input_count,
     "top5": lambda output: output.top5,
     "error": lambda output: output.error_b,
 }
+_OF = {DifferenceRow: _OF_ROWS, WeightDifference: {}, OutputDifference: _OF_OUTPUTS}
 # Measures that need an option.
 _NEEDS = {"added": "shadow", "error": "reference"}
 
@@ -64,69 +63,67 @@ def parse_condition(text: str) -> Condition:
     Raises:
         UsageError: If it is malformed.
     """
-    match = _FORM.fullmatch(text.strip())
+    match, option = _FORM.fullmatch(text.strip()), f"{arg('fail_over')} {safe_text(text)!r}"
     names = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
     if match is None:
-        raise UsageError(
-            f"{arg('fail_over')} {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'."
-        )
+        raise UsageError(f"{option} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'.")
     measure, pattern = match["measure"], match["pattern"]
     if measure not in names:
         measures = ", ".join(dict.fromkeys(names))
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
+        raise UsageError(f"{option}: there is no measure {measure!r}; give {measures}.")
     try:
         limit = float(match["limit"])
     except ValueError:
-        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {match['limit']!r} is not a number.") from None
+        limit = math.nan
+    if math.isnan(limit):  # no value is beyond it
+        raise UsageError(f"{option}: {match['limit']!r} is not a number.")
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
-        raise UsageError(
-            f"{arg('fail_over')} {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
-        )
+        raise UsageError(f"{option}: {measure} is a measure of the output; leave out {pattern!r}.")
     parsed = None if pattern is None or of_output else parse_pattern(pattern)
     return Condition(text, parsed, of_output, measure, match["sign"] == ">", limit)
 
 
 def exceeded(
-    conditions: Sequence[Condition], rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
+    conditions: Sequence[Condition],
+    rows: Sequence[DifferenceRow] | Sequence[WeightDifference],
+    outputs: Sequence[OutputDifference] = (),
 ) -> tuple[ToleranceFinding, ...]:
-    """Return the rows and outputs that are beyond a condition.
+    """Return the rows, or weights, and outputs that are beyond a condition.
 
     Raises:
         LayerNotFoundError: If the pattern of a condition matches no row.
         UsageError: If a condition's measure was not taken.
     """
-    return tuple(breach for condition in conditions for breach in _exceeded(condition, rows, outputs))
+    findings = []
+    for condition in conditions:
+        option, measure = f"{arg('fail_over')} {safe_text(condition.text)!r}", condition.measure
+        meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
+        if condition.pattern is not None and not meant:
+            raise LayerNotFoundError(f"{option} matches no row that was compared.")
+        values = [(row.label, _value(row, measure)) for row in meant]
+        if condition.pattern is None:
+            values += [("", _value(output, measure)) for output in outputs]
+        if all(value is None for _, value in values):
+            needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
+            raise UsageError(f"{option}: {measure} is not known here.{needed}")
+        for label, value in values:
+            if value is not None and condition.holds(value):
+                message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
+                findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
+    return tuple(findings)
 
 
-def _exceeded(
-    condition: Condition, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference]
-) -> Iterator[ToleranceFinding]:
-    measure = condition.measure
-    meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
-    if condition.pattern is not None and not meant:
-        raise LayerNotFoundError(f"{arg('fail_over')} {safe_text(condition.text)!r} matches no row that was compared.")
-    values = [(row.label, _value(row, _OF_ROWS, measure)) for row in meant]
-    if condition.pattern is None:
-        values += [("", _value(output, _OF_OUTPUTS, measure)) for output in outputs]
-    if all(value is None for _, value in values):
-        needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
-        raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
-    for label, value in values:
-        if value is not None and condition.holds(value):
-            message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
-            yield ToleranceFinding(condition.text, "fail", label, message, value=value)
+def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) -> bool:
+    names = (row.name, row.dtype) if isinstance(row, WeightDifference) else (row.layer, row.kind)
+    return pattern is None or pattern.matches(*names)
 
 
-def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:
-    return pattern is None or pattern.matches(row.layer, row.kind)
-
-
-def _value(judged: T, getters: Mapping[str, Callable[[T], float | None]], measure: str) -> float | None:
+def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:
     """Return a measure of a row or an output; NaN, beyond every limit, if a value is not finite on one side only."""
-    if measure in getters:
-        return getters[measure](judged)
-    measures: Measures | None = judged.measures
+    if measure in _OF[type(judged)]:
+        return _OF[type(judged)][measure](judged)
+    measures = judged.measures
     if measures is None or measure not in _MEASURES:
         return None
     return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

@@ -252,4 +252,4 @@ def _whole(network: HookedNetwork) -> HookedNetwork:
         ) from error
     modules = dict(copy.named_modules())
     inspected: InspectedNetwork = replace(network.inspected, network=copy, modules=modules)
-    return replace(network, inspected=inspected, selected={}, hooked={}, operations=None, keeps="")
+    return replace(network, inspected=inspected, selected={}, hooked={}, operations=None)

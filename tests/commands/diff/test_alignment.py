@@ -12,7 +12,7 @@ import torchvision
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.diff.alignment import Call, align, match_names
+from hookscope.commands.diff.alignment import Call, align, match_names, matching_names
 from hookscope.commands.diff.describe import answer
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.models.construction import seeded
@@ -37,6 +37,20 @@ def test_names_match_exactly_first_and_then_without_the_prefixes_of_wrappers() -
     assert match_names(named("model.conv", "model.fc"), named("conv", "fc"))["model.fc"] == ("fc", "prefix")
     inside = match_names(named("a.conv", "a.fc"), named("a._orig_mod.conv", "a._orig_mod.fc"))
     assert inside["a.conv"] == ("a._orig_mod.conv", "prefix")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "places"),
+    [
+        (["x", "y"], ["y", "x"], [1, 0]),
+        (["x", "y"], ["z", "x"], [1, 0]),  # z is all that is left for y
+        (["[0]", "[1]"], ["x", "y"], [0, 1]),
+        (["x", "y", "z"], ["z"], [2]),
+        (["x"], ["x", "y"], [0, None]),
+    ],
+)
+def test_tensors_are_paired_by_name_and_the_rest_in_order(a: list[str], b: list[str], places: list[int | None]) -> None:
+    assert matching_names(a, b) == places
 
 
 def test_a_prefix_does_not_join_layers_of_other_shapes() -> None:

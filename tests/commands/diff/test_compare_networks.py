@@ -167,6 +167,25 @@ def test_shadows_leave_no_trace_in_the_network() -> None:
     assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0, 0.0]
 
 
+class Counting(nn.Module):
+    """Multiplies by the number of its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_layer_that_counts_its_calls_adds_nothing() -> None:
+    network = nn.Sequential(Counting(), nn.Linear(6, 6))
+    result = hookscope.diff(network, network, torch.randn(3, 6), shadow=True, batch_size=1)
+    assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0]
+    assert result.first_differences == ()
+
+
 class Functional(nn.Module):
     """Its own code works between its layers."""
 
@@ -443,7 +462,7 @@ def test_nan_in_both_networks_is_no_agreement() -> None:
     a = small()
     a.fc.weight.data[0] = math.nan
     said = answer(hookscope.diff(a, copy.deepcopy(a), pictures()))
-    assert said[-1] == "Output: A and B are NaN, so neither has a best class."
+    assert said[-1] == "Output: the probabilities of A and of B are NaN, so neither has a best class."
 
 
 class _Residual(nn.Module):
@@ -533,6 +552,21 @@ def test_values_that_are_not_finite_are_counted_and_left_out(
     assert (measures.max_abs, measures.nonfinite) == (pytest.approx(1), NonFinite(*counts, 432))
     for condition in ("max>5", "ulps>1e30", "rel>1", "2.0:cosine<0.1"):
         assert hookscope.diff(network, other, x, fail_over=condition).exceeded
+
+
+def test_only_the_side_that_stays_infinite_is_said_to_be_so_from_there_on() -> None:
+    a, b = small(), small()
+    with torch.no_grad():
+        a.conv.bias[0], b.conv.bias[0] = math.inf, -math.inf  # which ReLU makes 0
+        a.fc.weight.abs_()  # else Inf - Inf is NaN
+    said = answer(hookscope.diff(a, b, pictures()))[0]
+    assert "A is infinite from there on (" in said
+    assert "B is infinite (" in said
+
+
+def test_a_network_that_is_equal_is_not_called_different() -> None:
+    said = answer(hookscope.diff(small(), "same", pictures(), reference="float64"))
+    assert said[-1].startswith("B is no worse: compared with A's weights in float64, the error of B's output is")
 
 
 def test_modules_that_were_in_training_mode_are_noted() -> None:
@@ -898,6 +932,7 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
     [
         ({"fail_over": "rel"}, "is no condition"),
         ({"fail_over": "size>3"}, "there is no measure 'size'"),
+        ({"fail_over": "rel>nan"}, "'nan' is not a number"),
         ({"fail_over": "added>1e-3"}, "It needs `shadow`"),
         ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
         ({"shadow": True, "mode_b": "train"}, "only possible in eval mode"),

@@ -291,6 +291,23 @@ def test_best_classes_are_compared_where_both_runs_have_them(tmp_path: Path, pic
     assert other.top5 == pytest.approx(3 / 5)  # of seven classes in the opposite order
 
 
+class Two(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.factor = nn.Linear(20, 4), factor
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.fc(x)
+        return {"plain": y, "scaled": self.factor * y}
+
+
+def test_every_output_of_the_networks_is_compared(tmp_path: Path) -> None:
+    a, b = (ran(tmp_path / str(factor), Two(factor), layer=["*"]) for factor in (1.0, 3.0))
+    actual = {output.slot: output.measures.relative_l2 for output in compare_runs(a, b).outputs if output.measures}
+    assert actual == {"['plain']": 0.0, "['scaled']": pytest.approx(2.0)}
+
+
 def refused(error: type[HookscopeError], *paths: Path) -> str:
     with pytest.raises(error) as caught:
         compare_runs(*paths)

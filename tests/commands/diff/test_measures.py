@@ -107,6 +107,13 @@ def test_ulps_are_those_of_the_coarser_dtype(dtype: torch.dtype, spacing: float)
     assert measured(torch.tensor([1.5]), torch.tensor([1.5 + 3 * spacing]), dtype).ulps == 3
 
 
+def test_a_difference_whose_square_is_zero_in_float64_is_a_difference() -> None:
+    a = torch.tensor([1.0, 1e-200], dtype=torch.float64)
+    result = measured(a, torch.tensor([1.0, 2e-200], dtype=torch.float64), torch.float64)
+    assert 0 < result.relative_l2 < 1e-150
+    assert result.unequal_fraction == 0.5
+
+
 def test_ulps_where_a_is_zero_are_those_of_the_difference() -> None:
     assert measured(torch.tensor([0.0, 1.0]), torch.tensor([1.5, 1.0])).ulps == 1.5 * 2**23
     assert measured(torch.tensor([1e-30]), torch.tensor([-2.0])).ulps == 2.0**23

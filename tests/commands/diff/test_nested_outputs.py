@@ -1,6 +1,6 @@
 """`diff` compares every tensor in what networks return, in containers of any kind and in nested tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,3 +109,49 @@ def test_parts_of_nested_tensors_are_compared_where_their_shapes_are_the_same() 
     assert comparable(one, torch.nested.as_nested_tensor([rows[0], *one.unbind()[1:]])) == "shapes differ"
     assert comparable(one, rows) == "A is no dense tensor"
     assert comparable(rows, one) == "B is no dense tensor"
+
+
+class Ordered(nn.Module):
+    """Its parts return and take the same tensors by name, in an order of their own."""
+
+    class Head(nn.Module):
+        def __init__(self, names: Sequence[str]) -> None:
+            super().__init__()
+            self.names, self.logits, self.aux = names, nn.Linear(5, 3), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            by_name = {"logits": self.logits(x), "aux": self.aux(x)}
+            return {name: by_name[name.removesuffix("_b")] for name in self.names}
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, *, scale: Tensor, shift: Tensor) -> Tensor:
+            return x * scale + shift
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.sum = self.Head(names), self.Sum()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        returned = self.head(x)
+        keywords = {"scale": x[:, :3], "shift": x[:, 2:]}
+        if self.head.names[0] != "logits":
+            keywords = dict(reversed(keywords.items()))
+        return {**returned, "sum": self.sum(returned["logits"], **keywords)}
+
+
+@pytest.mark.parametrize("names", [("aux", "logits"), ("aux_b", "logits")])
+def test_tensors_of_the_same_name_are_compared_whatever_their_order(names: Sequence[str]) -> None:
+    x = torch.randn(4, 5)
+    result = hookscope.diff(Ordered("logits", "aux"), Ordered(*names), x, layer=["*"], grads=True, loss=_of_logits)
+    assert {row.relative_l2 for row in (*result.rows, *result.gradients, *result.outputs)} == {0.0}
+    assert {row.input_relative_l2 for row in result.rows} == {0.0}
+    assert {(row.label, row.label_b) for row in result.rows if row.layer == "head"} == {
+        ("head['logits']", "head['logits']"),
+        ("head['aux']", f"head['{names[0]}']"),
+    }
+    assert result.unmatched == ()
+
+
+def _of_logits(output: dict[str, Tensor]) -> Tensor:
+    return output["logits"].square().sum() + output["sum"].sum()

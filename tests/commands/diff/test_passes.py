@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.diff import spool
+from hookscope.commands.diff import values
 from hookscope.errors import OutputError
 from hookscope.results.runs.tensors import Piece, TensorSpool
 
@@ -61,7 +61,7 @@ def test_what_waits_in_a_file_is_compared_as_what_waits_in_memory(
     x = pictures().to(next(form(blocks()).parameters()).dtype)
     results = []
     for most in (2**30, 1000, 0):
-        monkeypatch.setattr(spool, "_MOST_IN_MEMORY", most)
+        monkeypatch.setattr(values, "_MOST_IN_MEMORY", most)
         results.append(hookscope.diff(form(blocks()), form(blocks(scaled=True)), x, **options))
     for result in results:
         assert [difference.layer for difference in result.first_differences] == ["2.0.conv"]
@@ -78,8 +78,8 @@ def test_what_is_held_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             written.append(data.nbytes)
             return super().append(data)
 
-    monkeypatch.setattr(spool, "TensorSpool", Counted)
-    monkeypatch.setattr(spool, "_MOST_IN_MEMORY", 4 * 2**20)
+    monkeypatch.setattr(values, "TensorSpool", Counted)
+    monkeypatch.setattr(values, "_MOST_IN_MEMORY", 4 * 2**20)
     network = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
     x = torch.randn(1, 4096, 64)  # a megabyte, as all outputs are
     assert {row.origin for row in hookscope.diff(network, "same", x).rows} == {"equal"}
@@ -94,7 +94,7 @@ def test_a_full_disk_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TensorSpool, "append", full)
-    monkeypatch.setattr(spool, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(values, "_MOST_IN_MEMORY", 0)
     with pytest.raises(OutputError, match=r"^Tensors cannot be kept in .*: no space left on device\. Free some space"):
         hookscope.diff(blocks(), "same", pictures())
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_interrupt_leaves_nothing_behind(side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("hookscope.results.runs.tensors._MOST_IN_MEMORY", 0)
-    monkeypatch.setattr(spool, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(values, "_MOST_IN_MEMORY", 0)
 
     class Interrupted(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
