@@ -197,8 +197,8 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
     named = [input_text(index, name) for index, name in origin.inputs]
     position = position_text(origin.position)
     if len(named) == 1:
-        of = f"of the {origin.input_count} inputs of the batch only " if origin.input_count > 1 else "input "
-        return f"{of}{named[0]} leads to it{position and f', at {position}'}"
+        of = f"of the {origin.input_count} inputs of the batch only " if origin.input_count > 1 else ""
+        return f"{of}input {named[0]} leads to it{position and f', at {position}'}"
     where = f", input {origin.inputs[0][0]} at {position}" if position else ""
     if len(named) == origin.input_count:
         return f"every input of the batch leads to it{where}"

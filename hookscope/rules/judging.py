@@ -31,8 +31,6 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.rules.weights import looks_untrained
 from hookscope.text import printable
 
-_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
-
 
 def _idle_without(rule: str) -> str:
     labelled = f"labelled pictures ({arg('data')} FOLDER)"
@@ -88,7 +86,7 @@ def judge(
             continue
         about_gradients = rule.needs == "gradients"
         missing = _unpaired(terms[name]) or _missing(rule, measured)
-        cause = _silencing(rule, by_rule, outcomes)
+        cause = _silencing(rule, by_rule, outcomes, made=measured.origin is not None)
         if cause and not (missing and about_gradients):
             outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
         elif missing:
@@ -317,15 +315,21 @@ def _unjudged(
     return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
 
-def _silencing(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return which finding silences a rule, in a sentence; "" if none does."""
+def _silencing(
+    rule: Rule,
+    by_rule: Mapping[str, Sequence[RuleFinding]],
+    outcomes: Mapping[str, RuleOutcome],
+    *,
+    made: bool,
+) -> str:
+    """Return which finding silences a rule, in a sentence; "" if none. `made`: whether a module makes NaN or Inf."""
     cause = _cause(rule, by_rule)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
         origin = outcomes["non-finite-activation"]
         # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
         # warning, which may be about a mask, gradients are judged all the same.
         if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
-            return _FOLLOWS_FROM_NON_FINITE
+            return f"{'a module makes' if made else 'an output has'} NaN or Inf, which causes the rest"
     if not cause or not outcomes[cause].findings:
         return ""
     return f"the gradients fail {cause}, which causes the rest"

@@ -156,11 +156,12 @@ class FirstPass:
 
     def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
         pair = with_a_mirrored_copy(batch)
-        reason = "There is only one input, and no second one can be derived from it: give more pictures."
+        only = "There is only one input" if len(batch.indices) == 1 else "All inputs are the same"
+        reason = f"{only}, and no second one can be derived from it: give more pictures."
         returned = self._pass(pair) if pair is not None else ""
         if pair is None or isinstance(returned, str):
             if returned:
-                reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
+                reason = f"{only}, and with a second one in its batch the network raised {returned}"
             self.unmeasured.update(dict.fromkeys(rules, reason))
             return
         parts = by_input(returned, pair)

@@ -60,7 +60,8 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
             if name == "step":
-                steps.update(_plain(value)[:1])
+                # As a key, NaN equals only itself.
+                steps.update(math.nan if math.isnan(number) else number for number in _plain(value)[:1])
             if not isinstance(value, Tensor):
                 continue
             count += 1
