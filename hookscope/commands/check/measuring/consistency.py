@@ -45,6 +45,7 @@ class FirstPass:
     Attributes:
         batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
+        listed: Whether it is a list with a result for each input.
         spread, repeat, alone: As the differences of `OutputValues`, by path.
         distinct: Whether any input differs from the first.
         unbatched: Paths whose axis 0 turned out not to count inputs.
@@ -57,6 +58,7 @@ class FirstPass:
     batch: Batch | None = None
     returned: Returned = field(default_factory=dict)
     parts: Sequence[Mapping[str, Tensor]] = ()
+    listed: bool = False
     spread: Differences = field(default_factory=dict)
     distinct: bool = False
     repeat: Differences = field(default_factory=dict)
@@ -70,6 +72,7 @@ class FirstPass:
         parts = by_input(returned, batch)
         if self.batch is None:
             self.batch, self.returned, self.parts = copy_of(batch), returned, parts
+            self.listed = is_listed(returned, batch)
         if "constant-output" not in self.wanted:
             return
         if not self.distinct:
@@ -100,8 +103,7 @@ class FirstPass:
         return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
 
     def _row(self, path: str, tensor: Tensor) -> OutputValues:
-        listed = self.batch is not None and is_listed(self.returned, self.batch)
-        batched = not listed and path not in self.unbatched and any(path in part for part in self.parts)
+        batched = not self.listed and path not in self.unbatched and any(path in part for part in self.parts)
         return OutputValues(
             f"(model){path}",
             tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
@@ -110,36 +112,32 @@ class FirstPass:
             _max_abs(tensor),
             self.repeat.get(path),
             self.alone.get(path),
-            self.spread.get(path.partition("]")[2] if listed else path) if listed or batched else None,
-            0 if self.batch is None else len(self.batch.indices),
+            self.spread.get(path.partition("]")[2] if self.listed else path) if self.listed or batched else None,
+            len(self.parts),
         )
 
-    def _run(self, batch: Batch) -> Returned:
-        clone = copy_of(batch)
-        with torch.no_grad():
-            return returned_tensors(self.subject.network(*clone.args, **clone.kwargs))
+    def _passes(self, batch: Batch, seed: int, *, repeats: bool = False) -> tuple[list[Returned], str]:
+        """Run a batch by itself, and if `repeats` once more where that changed the network.
 
-    def _pass(self, batch: Batch) -> Returned | str:
-        """Run the network over a batch by itself; return what it returned, or what it raised."""
-        network = self.subject.network
-        with preserved(network, self.seed), capture(network, self.subject.modules, lambda *_: None):
-            try:
-                return self._run(batch)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-                return exception_line(reraise_internal(error))
-
-    def _run_again(self, batch: Batch) -> None:
-        network, passes = self.subject.network, list[Returned]()
-        with preserved(network, self.seed + 1) as state, capture(network, self.subject.modules, lambda *_: None):
+        Returns what the network returned each time, and the error that it raised, or "".
+        """
+        network, results = self.subject.network, list[Returned]()
+        with preserved(network, seed) as state, capture(network, self.subject.modules, lambda *_: None):
             state.mark_hooks()
             try:
-                passes.append(self._run(batch))
-                if state.changed():
-                    passes.append(self._run(batch))
+                while not results or (repeats and len(results) < 2 and state.changed()):
+                    clone = copy_of(batch)
+                    with torch.no_grad():
+                        results.append(returned_tensors(network(*clone.args, **clone.kwargs)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-                passes.append({})
-                line = exception_line(reraise_internal(error))
-                self.warnings.append(f"The network raised in a second pass over the first batch: {line}")
+                return results, exception_line(reraise_internal(error))
+        return results, ""
+
+    def _run_again(self, batch: Batch) -> None:
+        passes, raised = self._passes(batch, self.seed + 1, repeats=True)
+        if raised:
+            passes.append({})
+            self.warnings.append(f"The network raised in a second pass over the first batch: {raised}")
         for again in passes:
             for path, tensor in self.returned.items():
                 delta = difference(tensor, again[path]) if path in again else math.inf
@@ -148,23 +146,22 @@ class FirstPass:
     def _run_alone(self, batch: Batch) -> None:
         for index in range(min(_ALONE, len(batch.indices))):
             alone = part_of(batch, index)
-            returned = self._pass(alone)
-            if isinstance(returned, str):
-                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
+            results, raised = self._passes(alone, self.seed)
+            if raised:
+                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {raised}"
                 return
-            self._compare_parts(index, by_input(returned, alone)[0])
+            self._compare_parts(index, by_input(results[0], alone)[0])
 
     def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
         pair = with_a_mirrored_copy(batch)
-        only = "There is only one input" if len(batch.indices) == 1 else "All inputs are the same"
-        reason = f"{only}, and no second one can be derived from it: give more pictures."
-        returned = self._pass(pair) if pair is not None else ""
-        if pair is None or isinstance(returned, str):
-            if returned:
-                reason = f"{only}, and with a second one in its batch the network raised {returned}"
-            self.unmeasured.update(dict.fromkeys(rules, reason))
+        results, raised = self._passes(pair, self.seed) if pair is not None else ([], "")
+        if pair is None or raised:
+            only = "There is only one input" if len(batch.indices) == 1 else "All inputs are the same"
+            lack = "no second one can be derived from it: give more pictures."
+            lack = f"with a second one in its batch the network raised {raised}" if raised else lack
+            self.unmeasured.update(dict.fromkeys(rules, f"{only}, and {lack}"))
             return
-        parts = by_input(returned, pair)
+        parts = by_input(results[0], pair)
         if "batch-consistency" in rules:
             self._compare_parts(0, parts[0])
         if "constant-output" in rules:
@@ -173,7 +170,7 @@ class FirstPass:
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
         part = self.parts[index]
-        item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
+        item = f"[{index}]" if self.listed else ""
         chosen_otherwise = bool(item) and any(
             _differs_in_kind(tensor, other[path]) for path, tensor in part.items() if path in other
         )
