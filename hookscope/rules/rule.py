@@ -12,7 +12,7 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
 if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
-    from hookscope.results.activations import LayerRow
+    from hookscope.results.activations import Activations, LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
     from hookscope.results.statistics import TensorStatistics
@@ -238,6 +238,12 @@ def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
     return any(change.level not in (None, "off") for change in changes)
 
 
+def taken_forward(measured: CheckMeasurements) -> Activations:
+    """Return the forward pass; rules that need one are skipped without."""
+    assert measured.forward is not None  # noqa: S101
+    return measured.forward
+
+
 def taken_gradients(measured: CheckMeasurements) -> Gradients:
     """Return the gradients of a run that took some; rules that need them are skipped without."""
     assert measured.gradients is not None  # noqa: S101
@@ -298,11 +304,6 @@ def parameter_of(parameter: ParameterRow) -> FindingTarget:
 def is_within(layer: str, ancestor: str) -> bool:
     """Tell whether a module is another one or lies inside it, by their dotted names."""
     return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
-
-
-def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
-    """Return the key that an output's activation and gradient share: layer, call, slot."""
-    return row.layer, row.call, row.slot
 
 
 def non_finite_count(statistics: TensorStatistics) -> int:
