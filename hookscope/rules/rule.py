@@ -317,6 +317,6 @@ def non_finite_words(statistics: TensorStatistics) -> str:
     return f"{statistics.nan_count or 0:,} NaN and {statistics.inf_count or 0:,} Inf in {values}"
 
 
-def listed(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first few names in quotes and how many more there are."""
-    return some_of([f"'{name}'" for name in names], shown)
+def listed(names: Sequence[str]) -> str:
+    """Return the first three names in quotes and how many more there are."""
+    return some_of([f"'{name}'" for name in names], 3)

@@ -29,7 +29,7 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleF
     check fails at any level. Download or save the file again. --allow-global skips a class that you name, without
     running it; --trust unpickles the file, which can run code: use it only for files of your own.
     """
-    return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
+    return iter(())  # a file that breaks it leaves nothing to measure: `judging.refused` reports it
 
 
 @rule("architecture", "fail", "network")

@@ -18,7 +18,7 @@ from hookscope.commands.check.measuring.batch_norm import BatchNormInputs, with_
 from hookscope.commands.check.measuring.consistency import FirstPass
 from hookscope.commands.check.measuring.labelled_pictures import measure_labelled
 from hookscope.commands.check.measuring.nonfinite_origin import locate_origin
-from hookscope.commands.check.measuring.outputs import best_classes, returned_tensors
+from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.commands.check.measuring.stored import stored_tensors
@@ -35,7 +35,7 @@ from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network, model_digest
-from hookscope.inspection.rows import OnCall, OnTensor
+from hookscope.inspection.rows import OnCall, OnTensor, top_classes
 from hookscope.models.user_code import load_function
 from hookscope.parameters import arg
 from hookscope.results.accuracy import mapping_words
@@ -247,12 +247,12 @@ class _Measuring:
             if not expecting and self.prepared.is_noise:
                 return
             count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
-            names, key, multi_label = loaded.info.categories, settings.output_key, loaded.multi_label
-            best = best_classes(returned, batch.indices, count, names, key, multi_label=multi_label)
-            if not isinstance(best, str):
-                predictions.extend(best)
+            scores = class_scores(returned, len(batch.indices), settings.output_key)
+            if not isinstance(scores, str):
+                names = loaded.info.categories if len(loaded.info.categories) == scores.shape[1] else ()
+                predictions.extend(top_classes(scores, names, batch.indices, count, multi_label=loaded.multi_label))
             elif expecting:
-                self.unmeasured["expectation"] = best
+                self.unmeasured["expectation"] = scores
 
         batches = self.prepared.batches()
         if signatures is not None:

@@ -310,7 +310,8 @@ def test_detections_that_rounding_may_add_are_compared_by_their_scores() -> None
     assert by_label["(model)[1]['boxes']"].shape == (3, 4)
     assert not by_label["(model)[1]['boxes']"].batched
     assert by_label["(model)[1]['boxes']"].input_difference == math.inf  # two boxes for one, three for the other
-    assert any("Result [0] differs in number or order" in warning for warning in measured.warnings)
+    remark = "differs in number or order in a batch and alone, possibly from rounding"
+    assert f"Result [0] {remark}: only its highest scores are compared." in measured.warnings
 
 
 def test_detections_with_other_scores_in_a_batch_are_seen() -> None:
