@@ -19,6 +19,7 @@ from hookscope.rules.rule import (
     output_of,
     rule,
     stored_in,
+    taken_forward,
 )
 from hookscope.rules.stored import is_untrained, is_weight, untrained_remark, worst_weight
 from hookscope.text import are, counted, figure, some_of
@@ -372,8 +373,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
 
     An output that is computed from a row that all inputs share has the number of values that one input gives.
     """
-    assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
-    forward = measured.forward
+    forward = taken_forward(measured)
     surveyed = {} if measured.survey is None else measured.survey.by_label()
     one_row = one_row_outputs(forward)
     if not surveyed and not one_row:
@@ -504,7 +504,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
     top = GREATEST[dtype]
-    rows = of_modules(forward_of(measured).rows) if measured.forward else []
+    rows = of_modules(forward_of(measured).rows)
     magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
     magnitudes += [
         (values.max_abs or 0.0, stored_in(values))

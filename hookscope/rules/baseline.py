@@ -30,6 +30,7 @@ from hookscope.rules.baseline_values import (
     values_from_text,
     values_text,
 )
+from hookscope.rules.rule import of_modules, taken_forward
 from hookscope.rules.settings import RENEW
 from hookscope.text import one_line, printable, safe_text, shape_text, strict_json
 
@@ -158,9 +159,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
-    if measured.forward is None:
-        return ()
-    rows = [row for row in measured.forward.rows if row.owner is None]
+    rows = of_modules(taken_forward(measured).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     taken = measured.gradients.gradients if measured.gradients else ()
     norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
@@ -381,9 +380,7 @@ def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    if measured.forward is None or measured.forward.failure is not None:
-        return ""
-    now = inputs_of(measured.forward.inputs)
+    now = inputs_of(taken_forward(measured).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
@@ -426,8 +423,6 @@ def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
-    if measured.forward is None or measured.forward.failure is not None:
-        return ""
     was = {(row.label, row.kind, row.shape) for row in baseline.rows}
     now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
     alike, count = len(was & now), max(len(was), len(now))

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
 from hookscope.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
     from hookscope.results.check import BatchNormInput, CheckMeasurements
-    from hookscope.results.inputs import InputRecord
 
 FEWEST_INPUTS = 4
 """One picture may be 4.9 times as flat as the data that a network was trained on, the sample images are 1.5 times."""
@@ -168,13 +167,13 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     trained for seconds). It does not find swapped colours, kernels with height and width exchanged, or swaps between
     similar channels.
     """
-    rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
-    one_row = one_row_outputs(measured.forward) if measured.forward else ()
+    forward = taken_forward(measured)
+    rows, one_row = {row.layer: row for row in reversed(forward.rows)}, one_row_outputs(forward)
     norms = [
         _Judged(layer, row, far)
         for layer in measured.batch_norms
         if (row := rows.get(layer.layer))
-        and layer.value_count // (len(_inputs(measured)) if row.label in one_row else 1) >= FEWEST_VALUES
+        and layer.value_count // (len(forward.inputs) if row.label in one_row else 1) >= FEWEST_VALUES
         and (far := distance(layer))
     ]
     off = [norm for norm in norms if terms.is_on(norm.target) and _is_off(norm, terms)]
@@ -246,7 +245,7 @@ def _begins(
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
     message = (
-        f"{begins}: over {counted(len(_inputs(measured)), 'input')}, variances"
+        f"{begins}: over {counted(len(taken_forward(measured).inputs), 'input')}, variances"
         f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
         f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
@@ -279,16 +278,12 @@ def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
-    steps = next((record.steps for record in _inputs(measured) if record.steps), ())
+    steps = next((record.steps for record in taken_forward(measured).inputs if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"
         f" deviation): preprocess the pictures as in training (mean, std, range).{here}"
     )
-
-
-def _inputs(measured: CheckMeasurements) -> tuple[InputRecord, ...]:
-    return measured.forward.inputs if measured.forward else ()
 
 
 def _pruned(measured: CheckMeasurements) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
 from hookscope.text import figure, printable, shape_text
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
 
 
 def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
-    now = measured.forward.dtype if measured.forward else baseline.dtype
+    now = taken_forward(measured).dtype
     return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
 
 
@@ -186,8 +186,7 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
     if baseline.given is None or now is None:
         return ""
     distance, usual = values_apart(baseline.given, now), root_mean_square(baseline.given)
-    forward = measured.forward
-    dtypes = (baseline.dtype, forward.dtype if forward else "")
+    dtypes = (baseline.dtype, taken_forward(measured).dtype)
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance is None or distance <= limit * usual:
         return ""

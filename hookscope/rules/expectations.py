@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError, nearest
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, rule, taken_forward
 from hookscope.rules.settings import Expectation
 from hookscope.text import printable
 
@@ -24,9 +24,9 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
     rules may miss. Compare class names and preprocessing with those of the training. Off until the configuration names
     expectations.
     """
-    forward = measured.forward
-    inputs = [record.name for record in forward.inputs] if forward else []
-    predictions = {entry.input_index: entry for entry in forward.predictions} if forward else {}
+    forward = taken_forward(measured)
+    inputs = [record.name for record in forward.inputs]
+    predictions = {entry.input_index: entry for entry in forward.predictions}
     for expected in terms.settings.expectations:
         named = (*(() if expected.top1 is None else (expected.top1,)), *expected.contains)
         wanted = {label: _indices(label, measured.model.categories) for label in named}

@@ -24,6 +24,7 @@ from hookscope.rules.rule import (
     owner,
     quoted,
     rule,
+    taken_forward,
 )
 from hookscope.rules.stored import is_weight, is_zero, untrained_remark
 from hookscope.text import are, counted, figure, input_text, position_text, printable, safe_text, some_of
@@ -43,8 +44,7 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     it was given. If the input does not fit, set shape, resize, crop or images. Rules that need the forward pass are
     skipped.
     """
-    failure = measured.forward.failure if measured.forward else None
-    if failure:
+    if failure := taken_forward(measured).failure:
         target = FindingTarget(failure.layer or "(model)", (failure.layer,), failure.kind)
         yield RuleFinding(target, raised("forward", failure))
 
@@ -67,7 +67,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
     `hookscope activations`, `grads` and surveys name the first output with NaN or Inf, and skip no rule.
     """
-    all_rows = measured.forward.rows if measured.forward else ()
+    all_rows = taken_forward(measured).rows
     rows, origin = of_modules(all_rows), measured.origin
     if not measured.origin_searched:
         gradients, broken_weights = measured.gradients, []
@@ -197,8 +197,8 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
     named = [input_text(index, name) for index, name in origin.inputs]
     position = position_text(origin.position)
     if len(named) == 1:
-        of = f"of the {origin.input_count} inputs of the batch only " if origin.input_count > 1 else "input "
-        return f"{of}{named[0]} leads to it{position and f', at {position}'}"
+        of = f"of the {origin.input_count} inputs of the batch only " if origin.input_count > 1 else ""
+        return f"{of}input {named[0]} leads to it{position and f', at {position}'}"
     where = f", input {origin.inputs[0][0]} at {position}" if position else ""
     if len(named) == origin.input_count:
         return f"every input of the batch leads to it{where}"
@@ -317,7 +317,7 @@ def _differs(
 ) -> Iterator[RuleFinding]:
     if difference is None:
         return
-    dtypes = (output.dtype, measured.forward.dtype if measured.forward else "")
+    dtypes = (output.dtype, taken_forward(measured).dtype)
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)

@@ -19,7 +19,6 @@ from hookscope.rules.rule import (
     arrived_outputs,
     in_forward_order,
     is_within,
-    key,
     limit,
     listed,
     module_of,
@@ -137,8 +136,8 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         )
         yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
-    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in outputs]
+    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in outputs]
     zero_weights = _gates(gradients)
     reaching = 0.0
     for (row, before), (following, after) in pairwise(effects):
@@ -163,11 +162,8 @@ def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
         yield RuleFinding(parameter_of(broken[-1]), message)
 
 
-Key = tuple[str, int, str]
-"""(layer, call, slot)."""
-
-Takers = Mapping[Key, "Sequence[GradientRow | None]"]
-"""By output, what is computed from it directly; None for the loss."""
+Takers = Mapping[str, "Sequence[GradientRow | None]"]
+"""By the label of an output, what is computed from it directly; None for the loss."""
 
 # Their hidden state before the first step is zero.
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
@@ -184,7 +180,7 @@ class _Stop:
 
     rows: list[GradientRow] = field(default_factory=list)
     last: list[GradientRow] = field(default_factory=list)
-    takers: dict[Key, GradientRow] = field(default_factory=dict)
+    takers: dict[str, GradientRow] = field(default_factory=dict)
 
 
 @rule("dead-gradient", "off", "gradients", ("non-finite-gradient", "zero-gradient"))
@@ -205,7 +201,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
     # loss does not depend on those, unless a fault of their own is known.
     gradients = taken_gradients(measured)
-    activations = {key(row): row.activation for row in gradients.rows}
+    activations = {row.label: row.activation for row in gradients.rows}
     zero_weights = _gates(gradients)
     outputs = arrived_outputs(gradients, of_operations=True)
     takers = takers_of(outputs)
@@ -226,7 +222,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
         gated += len(stop.rows) if near else 0
         cause = _known_cause(stop, activations)
         excused = shared if cause else idle
-        if not near and not all(key(row) in excused for row in (stop.rows if stop.takers else stop.last)):
+        if not near and not all(row.label in excused for row in (stop.rows if stop.takers else stop.last)):
             finding = _finding_at(stop, cause, gradients.mode == "train")
             dead |= finding.at_most == "fail"
             yield finding
@@ -241,26 +237,26 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
 
 
 def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
-    places: dict[Key, Key] = {}
-    stops: dict[Key, _Stop] = {}
+    places: dict[str, str] = {}
+    stops: dict[str, _Stop] = {}
     for row in reversed(outputs):
         if row.status != "zero":
             continue
-        after = [taker for taker in takers[key(row)] if taker is not None]
+        after = [taker for taker in takers[row.label] if taker is not None]
         alive = [taker for taker in after if taker.status != "zero"]
-        beyond = [places[key(taker)] for taker in after if key(taker) in places]
-        is_last = bool(alive) or None in takers[key(row)] or not beyond
-        places[key(row)] = key(alive[0]) if alive else (row.layer, -1, "") if is_last else beyond[0]
-        stop = stops.setdefault(places[key(row)], _Stop())
+        beyond = [places[taker.label] for taker in after if taker.label in places]
+        is_last = bool(alive) or None in takers[row.label] or not beyond
+        places[row.label] = alive[0].label if alive else f"after {row.layer}" if is_last else beyond[0]
+        stop = stops.setdefault(places[row.label], _Stop())
         stop.rows.insert(0, row)
         stop.last[:0] = [row] if is_last else []
-        stop.takers |= {key(taker): taker for taker in alive}
+        stop.takers |= {taker.label: taker for taker in alive}
     return reversed(stops.values())
 
 
-def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
+def _known_cause(stop: _Stop, activations: Mapping[str, TensorStatistics]) -> str:
     for row in stop.takers.values():
-        activation = activations.get(key(row))
+        activation = activations.get(row.label)
         if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
             return f"every output of {named(row)} is 0"
         if (row.gradient.l2 or 0.0) < _NEAR_UNDERFLOW:
@@ -399,20 +395,20 @@ def _over_time_words(row: StepsRow, lost: int, steps: int, most: float) -> str:
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:
     """Return the outputs computed from each output; inside and before reentrant checkpoints, those that run next."""
     labelled = {row.label: row for row in outputs}
-    takers: dict[Key, Sequence[GradientRow | None]] = {}
+    takers: dict[str, Sequence[GradientRow | None]] = {}
     for row, after in zip(outputs, [*outputs, None][1:], strict=True):
         is_traced = row.taken_by is not None and (after is None or after.taken_by is not None)
-        takers[key(row)] = [labelled.get(label) for label in row.taken_by or ()] if is_traced else [after]
+        takers[row.label] = [labelled.get(label) for label in row.taken_by or ()] if is_traced else [after]
     return takers
 
 
-def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
+def idle_modules(outputs: Sequence[GradientRow]) -> set[str]:
     """Return outputs with a zero gradient whose module gets one at another call or output, as detectors' heads do."""
     alive = {(row.layer, row.source) for row in outputs if row.status == "gradient"}
-    return {key(row) for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
+    return {row.label for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
 
 
-def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
+def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[str]:
     """Return the outputs with a zero gradient that have a parallel module with one: heads, experts.
 
     Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
@@ -420,21 +416,21 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
     zero = [row for row in outputs if row.status == "zero"]
     if not zero:
         return set()
-    parallel: dict[tuple[str, str], set[Key]] = {}
+    parallel: dict[tuple[str, str], set[str]] = {}
     for row in outputs:
         if row.status == "gradient":
             for pattern in _patterns(row):
-                parallel.setdefault(pattern, set()).add(key(row))
-    after = {place: [key(taker) for taker in others if taker is not None] for place, others in takers.items()}
-    before: dict[Key, list[Key]] = {}
+                parallel.setdefault(pattern, set()).add(row.label)
+    after = {place: [taker.label for taker in others if taker is not None] for place, others in takers.items()}
+    before: dict[str, list[str]] = {}
     for place, others in after.items():
         for other in others:
             before.setdefault(other, []).append(place)
     idle = set()
     for row in zero:
         alike = set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row)))
-        if alike and alike - _reached(key(row), after) - _reached(key(row), before):
-            idle.add(key(row))
+        if alike and alike - _reached(row.label, after) - _reached(row.label, before):
+            idle.add(row.label)
     return idle
 
 
@@ -446,7 +442,7 @@ def _patterns(row: GradientRow) -> list[tuple[str, str]]:
     ]
 
 
-def _reached(start: Key, ways: Mapping[Key, Sequence[Key]]) -> set[Key]:
+def _reached(start: str, ways: Mapping[str, Sequence[str]]) -> set[str]:
     reached, waiting = {start}, [start]
     while waiting:
         new = set(ways.get(waiting.pop(), ())) - reached

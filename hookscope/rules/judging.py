@@ -31,8 +31,6 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.rules.weights import looks_untrained
 from hookscope.text import printable
 
-_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
-
 
 def _idle_without(rule: str) -> str:
     labelled = f"labelled pictures ({arg('data')} FOLDER)"
@@ -65,41 +63,13 @@ def judge(
         UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
             another network or of other inputs, or if no rule is left to judge by.
     """
-    idle = _idle(settings, baseline)
-    terms = {
-        name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
-    }
-    if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
-        raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
-    if not terms:
-        unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted & idle))
-        raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
-    # All of these are evaluated, for one that is not wanted may be the cause of what another one finds.
-    of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
-    gradients = measured.gradients
-    by_rule = _evaluated(
-        measured if gradients is None else replace(measured, gradients=_judged(gradients)),
-        [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients],
-    )
-    outcomes: dict[str, RuleOutcome] = {}
+    judging = _Judging(measured, _terms(measured, settings, wanted, baseline))
     for name, rule in RULES.items():
-        if name not in terms:
-            outcomes[name] = RuleOutcome(name, "off")
-            continue
-        about_gradients = rule.needs == "gradients"
-        missing = _unpaired(terms[name]) or _missing(rule, measured)
-        cause = _silencing(rule, by_rule, outcomes)
-        if cause and not (missing and about_gradients):
-            outcomes[name] = RuleOutcome(name, "skipped", reason=cause)
-        elif missing:
-            outcomes[name] = _unjudged(terms[name], missing, measured, outcomes)
-        else:
-            problems = _findings_or_cause(rule, by_rule) if about_gradients else rule.evaluate(measured, terms[name])
-            outcomes[name] = _outcome(name, terms[name].findings(problems))
+        judging.outcomes[name] = judging.outcome(rule) if name in judging.terms else RuleOutcome(name, "off")
     error = _error(measured)
     return CheckReport(
         checkpoint,
-        tuple(outcomes.values()),
+        tuple(judging.outcomes.values()),
         measured.model,
         measured.forward.inputs if measured.forward else (),
         error,
@@ -109,6 +79,18 @@ def judge(
         accuracy=measured.labelled.accuracy if measured.labelled is not None else None,
         looks_untrained=looks_untrained(measured),
     )
+
+
+def _terms(
+    measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
+) -> dict[str, RuleTerms]:
+    if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
+        raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
+    idle = _idle(settings, baseline)
+    if not wanted - idle:
+        unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted))
+        raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
+    return {name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted - idle}
 
 
 def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
@@ -134,7 +116,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
         changed.setdefault(rule.identifier, {})[limit] = value
     settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
     terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
-    folded = _judged(gradients)
+    folded = _for_rules(gradients)
     forward = Activations(
         model=folded.model, inputs=folded.inputs, rows=folded.rows, broadcast_inputs=folded.broadcast_inputs
     )
@@ -146,7 +128,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     """Judge one forward pass by the rules of `hookscope activations`: failures first; each output has one finding."""
-    judged = _judged(activations)
+    judged = _for_rules(activations)
     measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
     terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
     by_rule = _evaluated(measured, terms)
@@ -245,7 +227,7 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
     """Return the findings of rules, by identifier; a rule is left out after a cause of its findings.
 
-    Of gradients `measured` has what rules look at, see `_judged`.
+    Of gradients `measured` has what rules look at, see `_for_rules`.
     """
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
@@ -262,7 +244,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     return by_rule
 
 
-def _judged(run: Run) -> Run:
+def _for_rules(run: Run) -> Run:
     """Return what rules look at: no repeated rows, the same operations whatever is shown, no gradients of nothing."""
     left_out = {row.label for row in run.rows if row.owner is not None and row.kind in NOT_JUDGED}
     if isinstance(run, Gradients):
@@ -280,69 +262,80 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
-def _unpaired(terms: RuleTerms) -> str:
-    if terms.rule.identifier != "accuracy-drop" or (terms.settings.data and terms.baseline and terms.baseline.labelled):
-        return ""
-    if terms.settings.data is None:
-        return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
-    return f"the baseline was written without labelled pictures ({arg('data')})"
+class _Judging:
+    """The outcomes so far, and the findings of all rules about gradients: one that is off may cause another's."""
 
+    def __init__(self, measured: CheckMeasurements, terms: Mapping[str, RuleTerms]) -> None:
+        self.measured, self.terms = measured, terms
+        self.outcomes: dict[str, RuleOutcome] = {}
+        gradients = measured.gradients
+        self.of_gradients = _evaluated(
+            measured if gradients is None else replace(measured, gradients=_for_rules(gradients)),
+            [
+                terms.get(name) or terms_of(rule, CheckSettings())
+                for name, rule in RULES.items()
+                if rule.needs == "gradients"
+            ],
+        )
 
-def _missing(rule: Rule, measured: CheckMeasurements) -> str:
-    """Return what a rule lacks to run, in a sentence; "" if nothing."""
-    name, needs = rule.identifier, rule.needs
-    if measured.no_network and needs not in NEED_NO_NETWORK:
-        return measured.no_network
-    if needs in ("file", "network"):
-        return ""
-    if needs != "stored":
-        if measured.forward is not None and measured.forward.failure is not None and name != "forward":
-            return "the forward pass raised"
-        if needs == "gradients" and measured.gradients is None:
-            return measured.unmeasured.get(name, "no gradients were taken")
-        unrun = "the network was not run" if measured.forward is None and needs != "gradients" else ""
-        if unrun or (measured.labelled is None and needs == "labels"):
-            return measured.unmeasured.get(name, unrun or "no labelled pictures were classified")
-    return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
+    def outcome(self, rule: Rule) -> RuleOutcome:
+        name, terms, about_gradients = rule.identifier, self.terms[rule.identifier], rule.needs == "gradients"
+        cause = next((cause for cause in rule.silenced_by if self.of_gradients.get(cause)), "")
+        missing, silencing = self._missing(terms), self._silencing(rule, cause)
+        if silencing and not (missing and about_gradients):
+            return RuleOutcome(name, "skipped", reason=silencing)
+        if missing:
+            return self._unjudged(terms, missing)
+        problems = self.of_gradients.get(name, ()) if about_gradients else rule.evaluate(self.measured, terms)
+        if cause:  # which is off, so that only this rule can report it
+            first = self.of_gradients[cause][0]
+            problems = [
+                replace(first, message=f"It could not run, because the gradients fail {cause}: {first.message}")
+            ]
+        return _outcome(name, terms.findings(problems))
 
+    def _missing(self, terms: RuleTerms) -> str:
+        """Return what a rule lacks to run, in a sentence; "" if nothing."""
+        measured, name, needs = self.measured, terms.rule.identifier, terms.rule.needs
+        if name == "accuracy-drop" and terms.settings.data is None:
+            return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
+        if name == "accuracy-drop" and not (terms.baseline and terms.baseline.labelled):
+            return f"the baseline was written without labelled pictures ({arg('data')})"
+        if measured.no_network and needs not in NEED_NO_NETWORK:
+            return measured.no_network
+        if needs not in ("file", "network", "stored"):
+            if measured.forward is not None and measured.forward.failure is not None and name != "forward":
+                return "the forward pass raised"
+            lack = ""
+            if needs == "gradients":
+                lack = "no gradients were taken" if measured.gradients is None else ""
+            elif measured.forward is None:
+                lack = "the network was not run"
+            elif needs == "labels" and measured.labelled is None:
+                lack = "no labelled pictures were classified"
+            if lack:
+                return measured.unmeasured.get(name, lack)
+        return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 
-def _unjudged(
-    terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
-) -> RuleOutcome:
-    """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
-    message = f"This rule could not run: {reason.rstrip('.')}."
-    said = any(finding.message == message for outcome in outcomes.values() for finding in outcome.findings)
-    if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
-        return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-    return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
+    def _unjudged(self, terms: RuleTerms, reason: str) -> RuleOutcome:
+        """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
+        message = f"This rule could not run: {reason.rstrip('.')}."
+        said = any(finding.message == message for outcome in self.outcomes.values() for finding in outcome.findings)
+        if terms.rule.level != "off" or said or _error(self.measured) or self.measured.no_network:
+            return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
+        return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
-
-def _silencing(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]], outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return which finding silences a rule, in a sentence; "" if none does."""
-    cause = _cause(rule, by_rule)
-    if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
-        origin = outcomes["non-finite-activation"]
-        # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
-        # warning, which may be about a mask, gradients are judged all the same.
-        if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
-            return _FOLLOWS_FROM_NON_FINITE
-    if not cause or not outcomes[cause].findings:
-        return ""
-    return f"the gradients fail {cause}, which causes the rest"
-
-
-def _findings_or_cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> Sequence[RuleFinding]:
-    """Return what a rule about gradients finds; where a cause that is not reported silences it, the cause."""
-    cause = _cause(rule, by_rule)
-    if not cause:
-        return by_rule.get(rule.identifier, ())
-    first = by_rule[cause][0]
-    message = f"It could not run, because the gradients fail {cause}: {first.message}"
-    return [replace(first, message=message)]
-
-
-def _cause(rule: Rule, by_rule: Mapping[str, Sequence[RuleFinding]]) -> str:
-    return next((cause for cause in rule.silenced_by if by_rule.get(cause)), "")
+    def _silencing(self, rule: Rule, cause: str) -> str:
+        """Return which finding silences a rule, in a sentence; "" if none does."""
+        if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
+            found = self.outcomes["non-finite-activation"]
+            # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After
+            # a warning, which may be about a mask, gradients are judged all the same.
+            if found.status == "fail" or (found.findings and rule.needs != "gradients"):
+                maker = "an output has" if self.measured.origin is None else "a module makes"
+                return f"{maker} NaN or Inf, which causes the rest"
+        is_reported = cause and self.outcomes[cause].findings
+        return f"the gradients fail {cause}, which causes the rest" if is_reported else ""
 
 
 def _error(measured: CheckMeasurements) -> str:

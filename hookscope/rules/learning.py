@@ -18,7 +18,6 @@ from hookscope.rules.rule import (
     RuleTerms,
     arrived_outputs,
     in_forward_order,
-    key,
     limit,
     listed,
     module_of,
@@ -223,8 +222,7 @@ def _beyond(
 def _serving_idle(gradients: Gradients) -> set[str]:
     """Return the layers with an output that is taken only by modules idle at that call, or that leads only to them."""
     outputs = arrived_outputs(gradients)
-    places = idle_modules(outputs)
-    idle = {row.label for row in outputs if key(row) in places}
+    idle = idle_modules(outputs)
     serving: set[str] = set()
     layers = set()
     for row in reversed(outputs):
@@ -240,8 +238,8 @@ def _learning(gradients: Gradients) -> _Trend:
     weights = _weights(gradients)
     if len(weights) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
-    activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in arrived_outputs(gradients)]
+    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
+    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in arrived_outputs(gradients)]
     positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
     return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
 

@@ -12,7 +12,7 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
 if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
-    from hookscope.results.activations import LayerRow
+    from hookscope.results.activations import Activations, LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
     from hookscope.results.statistics import TensorStatistics
@@ -238,6 +238,12 @@ def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
     return any(change.level not in (None, "off") for change in changes)
 
 
+def taken_forward(measured: CheckMeasurements) -> Activations:
+    """Return the forward pass; rules that need one are skipped without."""
+    assert measured.forward is not None  # noqa: S101
+    return measured.forward
+
+
 def taken_gradients(measured: CheckMeasurements) -> Gradients:
     """Return the gradients of a run that took some; rules that need them are skipped without."""
     assert measured.gradients is not None  # noqa: S101
@@ -300,11 +306,6 @@ def is_within(layer: str, ancestor: str) -> bool:
     return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
 
 
-def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
-    """Return the key that an output's activation and gradient share: layer, call, slot."""
-    return row.layer, row.call, row.slot
-
-
 def non_finite_count(statistics: TensorStatistics) -> int:
     """Return how many elements are NaN or Inf."""
     return (statistics.nan_count or 0) + (statistics.inf_count or 0)
@@ -316,6 +317,6 @@ def non_finite_words(statistics: TensorStatistics) -> str:
     return f"{statistics.nan_count or 0:,} NaN and {statistics.inf_count or 0:,} Inf in {values}"
 
 
-def listed(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first few names in quotes and how many more there are."""
-    return some_of([f"'{name}'" for name in names], shown)
+def listed(names: Sequence[str]) -> str:
+    """Return the first three names in quotes and how many more there are."""
+    return some_of([f"'{name}'" for name in names], 3)

@@ -29,7 +29,7 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleF
     check fails at any level. Download or save the file again. --allow-global skips a class that you name, without
     running it; --trust unpickles the file, which can run code: use it only for files of your own.
     """
-    return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
+    return iter(())  # a file that breaks it leaves nothing to measure: `judging.refused` reports it
 
 
 @rule("architecture", "fail", "network")
@@ -233,7 +233,9 @@ def untrained_remark(measured: CheckMeasurements) -> str:
     """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
     if batch_norm_is_untrained(measured):
         return " BatchNorm is untrained and does not normalise yet."
-    return " Its weights are random." if weights_are_random(measured) else ""
+    if not weights_are_random(measured):
+        return ""
+    return " Its weights are random." if measured.model.random else " Nearly all of its weights look random."
 
 
 def weights_are_random(measured: CheckMeasurements) -> bool:

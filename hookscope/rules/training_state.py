@@ -54,7 +54,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
             yield _of(state.key, f"has negative means of squares: {listed(state.negative)}")
         if wrong := [step for step in state.steps if not 0 <= step < math.inf]:
             parameters = counted(state.steps[wrong[0]], "parameter")
-            yield _of(state.key, f"counts {wrong[0]:g} steps (limit 0) for {parameters}")
+            yield _of(state.key, f"counts {figure(wrong[0], 6)} steps (limit 0) for {parameters}")
         elif len(state.steps) > 1:
             steps = sorted(state.steps, key=lambda step: -state.steps[step])
             shown = ", ".join(f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps[:3])
@@ -146,7 +146,7 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
         least = terms.limit("min_cosine", FindingTarget(copy.key, (copy.key,)))
         if unrelated := {name: near for name, near in copy.cosines.items() if near < least}:
             share = f"{len(unrelated)} of {counted(len(copy.cosines), 'tensor')}"
-            problem = f"has nothing in common with the weights in {share} (cosine {min(unrelated.values()):.2f}"
+            problem = f"points in another direction than the weights in {share} (cosine {min(unrelated.values()):.2f}"
             yield _of(copy.key, f"{problem}, limit {least:g}): {listed([*unrelated])}", "warn")
         yield from _outdated(copy)
 

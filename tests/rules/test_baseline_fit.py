@@ -15,6 +15,8 @@ from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import Failure
 from hookscope.rules.baseline import Baseline, baseline_of, require_fit
+from hookscope.rules.judging import judge
+from hookscope.rules.settings import CheckSettings
 from tests.commands.check.measurements import inspected
 from tests.rules.test_drift import CAT, SIX, VALUES, chain, findings
 
@@ -120,5 +122,6 @@ def test_a_run_that_broke_off_is_not_taken_for_another_network() -> None:
     measured = inspected(chain(*SIX), VALUES)
     failure = Failure("y", "ReLU", ("1x5",), "ValueError: no")
     broken = replace(measured.forward, rows=measured.forward.rows[:1], inputs=(), failure=failure)
-    require_fit(baseline_of(measured), replace(measured, forward=broken))
-    require_fit(baseline_of(measured), replace(measured, forward=None))
+    for forward, reason in ((broken, "the forward pass raised"), (None, "the network was not run")):
+        report = judge("x", replace(measured, forward=forward), CheckSettings(), {"drift"}, baseline_of(measured))
+        assert [outcome.reason for outcome in report.outcomes if outcome.rule == "drift"] == [reason]

@@ -193,7 +193,7 @@ def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_
         ({"inputs": ((5, "a.jpg"),), "input_count": 1}, "; input 5 ('a.jpg') leads to it."),
         (
             {"inputs": ((1, "b.jpg"),), "input_count": 4, "position": (2, None)},
-            "; of the 4 inputs of the batch only 1 ('b.jpg') leads to it, at [2, :].",
+            "; of the 4 inputs of the batch only input 1 ('b.jpg') leads to it, at [2, :].",
         ),
         (
             {"inputs": ((1, ""), (3, "")), "input_count": 4, "position": (0, 7)},
@@ -223,6 +223,11 @@ def test_nan_skips_what_it_would_break() -> None:
     skipped = {name for name, each in report.items() if each.status == "skipped"}
     assert {"constant-output", "repeatability", "batch-consistency", "expectation", "dead-channels"} <= skipped
     assert {report[name].reason for name in skipped} == {"a module makes NaN or Inf, which causes the rest"}
+
+
+def test_no_module_is_blamed_in_the_reason_to_skip_if_none_makes_nan() -> None:
+    report = outcomes(judged(replace(broken_from("conv", ""), origin=None)))
+    assert report["constant-output"].reason == "an output has NaN or Inf, which causes the rest"
 
 
 def test_code_between_modules_is_named_by_its_container() -> None:

@@ -161,5 +161,5 @@ def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(softmax: Any) 
         assert actual.where == place
         assert "4 NaN and 0 Inf in 8 values" in actual.message  # the second input's row
     report = hookscope.check(network, images=x, select="non-finite-activation")
-    assert "only 1 leads to it" in report.findings[0].message
+    assert "only input 1 leads to it" in report.findings[0].message
     assert report.findings[0].where == ("(model)" if softmax is F.softmax else "softmax")

@@ -200,7 +200,7 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
 
     assert of() == of(steps={0.0: 3}) == []
     assert of(steps={math.nan: 1, 3.0: 2}) == [
-        ("fail", "'optimizer' in the file counts nan steps (limit 0) for 1 parameter.")
+        ("fail", "'optimizer' in the file counts NaN steps (limit 0) for 1 parameter.")
     ]
     assert of(steps={-1.0: 3}) == [("fail", "'optimizer' in the file counts -1 steps (limit 0) for 3 parameters.")]
     assert of(steps={9.0: 5, 3.0: 60}) == [
@@ -247,6 +247,15 @@ def test_more_zero_weights_at_the_end_than_heads_are_no_excuse_for_a_constant_ou
         weights = (stored("first.weight"), *(stored(f"{at}.weight", **zero) for at in range(zeros)))
         measured = replace(HEALTHY, stored=weights, outputs=(replace(OUTPUT, input_difference=0.0),))
         assert {finding.level for finding in judged(measured).findings if finding.rule == "constant-output"} == {level}
+
+
+def test_weights_that_only_look_random_are_not_called_random() -> None:
+    weights = tuple(replace(stored(f"{at}.weight"), spread_beyond_chance=0.0) for at in range(3))
+    measured = replace(HEALTHY, stored=weights, outputs=(replace(OUTPUT, input_difference=0.0),))
+    drawn = replace(measured, model=replace(measured.model, random=True))
+    for network, remark in ((measured, "Nearly all of its weights look random."), (drawn, "Its weights are random.")):
+        (finding,) = [finding for finding in judged(network).findings if finding.rule == "constant-output"]
+        assert (finding.level, finding.message.endswith(f" {remark}")) == ("warn", True)
 
 
 def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> None:

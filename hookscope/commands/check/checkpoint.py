@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_file, measure_state
+from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_read, measure_state, read_file_alone
 from hookscope.commands.check.measuring.network_passes import measure, measure_layers
 from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import (
@@ -145,7 +145,9 @@ def _judged_alone(
 ) -> CheckReport:
     if not isinstance(model, str):
         raise UsageError(f"{arg('arch')} none needs a weights file; {name} is already a network.")
-    return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
+    began = time.perf_counter()
+    read = read_file_alone(model, settings, trust=trust)
+    return judge(name, measure_read(read, f"there is no network: {reason}", began), settings, wanted)
 
 
 def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:

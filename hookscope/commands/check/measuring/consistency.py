@@ -1,34 +1,26 @@
 """Run the first batch again, and its inputs alone, to see whether the outputs stay the same."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.commands.check.measuring.outputs import (
-    Returned,
-    by_input,
-    difference,
-    double_numbers,
-    greatest,
-    is_listed,
-    returned_tensors,
-    same_input,
-    varying,
-    with_a_mirrored_copy,
-)
+from hookscope.commands.check.measuring.outputs import Returned, returned_tensors
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of, part_of
+from hookscope.inputs.batches import copy_of, joined, part_of, with_changed
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
+from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line
 
 _ALONE = 2  # inputs of the first batch that are run alone: a fault might leave one of them alone
@@ -45,6 +37,7 @@ class FirstPass:
     Attributes:
         batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
         parts: What of that belongs to each of its inputs, by path.
+        listed: Whether it is a list with a result for each input.
         spread, repeat, alone: As the differences of `OutputValues`, by path.
         distinct: Whether any input differs from the first.
         unbatched: Paths whose axis 0 turned out not to count inputs.
@@ -57,6 +50,7 @@ class FirstPass:
     batch: Batch | None = None
     returned: Returned = field(default_factory=dict)
     parts: Sequence[Mapping[str, Tensor]] = ()
+    listed: bool = False
     spread: Differences = field(default_factory=dict)
     distinct: bool = False
     repeat: Differences = field(default_factory=dict)
@@ -70,6 +64,7 @@ class FirstPass:
         parts = by_input(returned, batch)
         if self.batch is None:
             self.batch, self.returned, self.parts = copy_of(batch), returned, parts
+            self.listed = is_listed(returned, batch)
         if "constant-output" not in self.wanted:
             return
         if not self.distinct:
@@ -100,8 +95,7 @@ class FirstPass:
         return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
 
     def _row(self, path: str, tensor: Tensor) -> OutputValues:
-        listed = self.batch is not None and is_listed(self.returned, self.batch)
-        batched = not listed and path not in self.unbatched and any(path in part for part in self.parts)
+        batched = not self.listed and path not in self.unbatched and any(path in part for part in self.parts)
         return OutputValues(
             f"(model){path}",
             tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0), -1),
@@ -110,36 +104,32 @@ class FirstPass:
             _max_abs(tensor),
             self.repeat.get(path),
             self.alone.get(path),
-            self.spread.get(path.partition("]")[2] if listed else path) if listed or batched else None,
-            0 if self.batch is None else len(self.batch.indices),
+            self.spread.get(path.partition("]")[2] if self.listed else path) if self.listed or batched else None,
+            len(self.parts),
         )
 
-    def _run(self, batch: Batch) -> Returned:
-        clone = copy_of(batch)
-        with torch.no_grad():
-            return returned_tensors(self.subject.network(*clone.args, **clone.kwargs))
+    def _passes(self, batch: Batch, seed: int, *, repeats: bool = False) -> tuple[list[Returned], str]:
+        """Run a batch by itself, and if `repeats` once more where that changed the network.
 
-    def _pass(self, batch: Batch) -> Returned | str:
-        """Run the network over a batch by itself; return what it returned, or what it raised."""
-        network = self.subject.network
-        with preserved(network, self.seed), capture(network, self.subject.modules, lambda *_: None):
-            try:
-                return self._run(batch)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-                return exception_line(reraise_internal(error))
-
-    def _run_again(self, batch: Batch) -> None:
-        network, passes = self.subject.network, list[Returned]()
-        with preserved(network, self.seed + 1) as state, capture(network, self.subject.modules, lambda *_: None):
+        Returns what the network returned each time, and the error that it raised, or "".
+        """
+        network, results = self.subject.network, list[Returned]()
+        with preserved(network, seed) as state, capture(network, self.subject.modules, lambda *_: None):
             state.mark_hooks()
             try:
-                passes.append(self._run(batch))
-                if state.changed():
-                    passes.append(self._run(batch))
+                while not results or (repeats and len(results) < 2 and state.changed()):
+                    clone = copy_of(batch)
+                    with torch.no_grad():
+                        results.append(returned_tensors(network(*clone.args, **clone.kwargs)))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
-                passes.append({})
-                line = exception_line(reraise_internal(error))
-                self.warnings.append(f"The network raised in a second pass over the first batch: {line}")
+                return results, exception_line(reraise_internal(error))
+        return results, ""
+
+    def _run_again(self, batch: Batch) -> None:
+        passes, raised = self._passes(batch, self.seed + 1, repeats=True)
+        if raised:
+            passes.append({})
+            self.warnings.append(f"The network raised in a second pass over the first batch: {raised}")
         for again in passes:
             for path, tensor in self.returned.items():
                 delta = difference(tensor, again[path]) if path in again else math.inf
@@ -148,22 +138,22 @@ class FirstPass:
     def _run_alone(self, batch: Batch) -> None:
         for index in range(min(_ALONE, len(batch.indices))):
             alone = part_of(batch, index)
-            returned = self._pass(alone)
-            if isinstance(returned, str):
-                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {returned}"
+            results, raised = self._passes(alone, self.seed)
+            if raised:
+                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {raised}"
                 return
-            self._compare_parts(index, by_input(returned, alone)[0])
+            self._compare_parts(index, by_input(results[0], alone)[0])
 
     def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
         pair = with_a_mirrored_copy(batch)
-        reason = "There is only one input, and no second one can be derived from it: give more pictures."
-        returned = self._pass(pair) if pair is not None else ""
-        if pair is None or isinstance(returned, str):
-            if returned:
-                reason = f"There is only one input, and with a second one in its batch the network raised {returned}"
-            self.unmeasured.update(dict.fromkeys(rules, reason))
+        results, raised = self._passes(pair, self.seed) if pair is not None else ([], "")
+        if pair is None or raised:
+            only = "There is only one input" if len(batch.indices) == 1 else "All inputs are the same"
+            lack = "no second one can be derived from it: give more pictures."
+            lack = f"with a second one in its batch the network raised {raised}" if raised else lack
+            self.unmeasured.update(dict.fromkeys(rules, f"{only}, and {lack}"))
             return
-        parts = by_input(returned, pair)
+        parts = by_input(results[0], pair)
         if "batch-consistency" in rules:
             self._compare_parts(0, parts[0])
         if "constant-output" in rules:
@@ -172,15 +162,13 @@ class FirstPass:
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
         part = self.parts[index]
-        item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
+        item = f"[{index}]" if self.listed else ""
         chosen_otherwise = bool(item) and any(
             _differs_in_kind(tensor, other[path]) for path, tensor in part.items() if path in other
         )
         if chosen_otherwise:
-            remark = (
-                "differs in number or order in a batch and alone, possibly from rounding: only its scores are first"
-            )
-            self.warnings.append(f"Result {item} {remark}.")
+            remark = "differs in number or order in a batch and alone, possibly from rounding"
+            self.warnings.append(f"Result {item} {remark}: only its highest scores are compared.")
         for path, tensor in part.items():
             if path not in other:
                 self.unbatched.add(item + path)
@@ -246,3 +234,138 @@ def _common_scores(tensor: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | Non
         return None
     count = min(len(tensor), len(other))
     return tensor.sort(descending=True).values[:count], other.sort(descending=True).values[:count]
+
+
+def difference(first: Tensor, second: Tensor) -> float | None:
+    """Return the greatest absolute difference over the greatest finite magnitude in either.
+
+    It is 0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ,
+    or Inf meets anything else; None for tensors that cannot be read.
+    """
+    # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
+    ragged = first.is_nested and second.is_nested
+    if first.dtype != second.dtype or (not ragged and first.shape != second.shape):
+        return math.inf
+    try:
+        left, right = double_numbers(first), double_numbers(second)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
+        return math.inf
+    return _between(left, right) if left.numel() else 0.0
+
+
+def _between(left: Tensor, right: Tensor) -> float:
+    differing = (left != right) & ~(left.isnan() & right.isnan())
+    if not differing.any():
+        return 0.0
+    if (left.isnan() | right.isnan())[differing].any():
+        return math.nan
+    if (left.isinf() | right.isinf())[differing].any():
+        return math.inf
+    magnitude = max(float(tensor[tensor.isfinite()].abs().max()) for tensor in (left, right))
+    return float((left[differing] - right[differing]).abs().max()) / magnitude
+
+
+def double_numbers(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, in double precision, on the CPU."""
+    values, _, _ = stored_values(tensor.detach().cpu(), () if tensor.is_nested else tuple(tensor.shape))
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def greatest(first: float | None, second: float | None) -> float | None:
+    """Return the greater of two differences; NaN is greater than any, None is none."""
+    gaps = [gap for gap in (first, second) if gap is not None]
+    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps, default=None)
+
+
+def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
+    """Return for each input of a batch, by path, what of the result is its own.
+
+    A detector returns a list with a result for each input; other networks slices along axis 0, if it is as long.
+    """
+    count = len(batch.indices)
+    if is_listed(returned, batch):
+        return [
+            {path.removeprefix(f"[{index}]"): tensor for path, tensor in returned.items() if _item(path) == index}
+            for index in range(count)
+        ]
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for path, tensor in returned.items():
+        if not tensor.is_nested and tensor.layout == torch.strided and tensor.dim() and tensor.shape[0] == count:
+            for index, part in enumerate(parts):
+                part[path] = tensor[index : index + 1]
+    return parts
+
+
+def varying(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Return the paths that two inputs have in common, without empty tensors, which cannot vary."""
+    return [path for path, tensor in first.items() if path in other and tensor.numel() + other[path].numel()]
+
+
+def is_listed(returned: Returned, batch: Batch) -> bool:
+    """Tell whether the network took a list of inputs and returned a list of results, one for each."""
+    count = len(batch.indices)
+    inputs = batch.args[0] if batch.args else None
+    items = {_item(path) for path in returned}
+    return isinstance(inputs, list) and len(inputs) == count and None not in items and max(items, default=0) < count  # type: ignore[type-var, operator]
+
+
+def _item(path: str) -> int | None:
+    match = re.match(r"\[(\d+)\]", path)
+    return int(match[1]) if match else None
+
+
+def with_a_mirrored_copy(batch: Batch) -> Batch | None:
+    """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
+
+    A mirrored input alone looks the same pixel by pixel, a scaled one the same once it is normalised. Whole numbers are
+    only mirrored: they may be indices.
+    """
+    alone = part_of(batch, 0)
+    joined_args = tuple(_with_its_mirror(argument) for argument in alone.args)
+    by_name = {name: _doubled_by_name(alone, name, mirrors=not alone.args) for name in alone.kwargs}
+    index, record = alone.indices[0], alone.records[0]
+    pair = replace(alone, args=joined_args, indices=(index, index + 1), records=(record, record), kwargs=by_name)
+    return None if same_input(part_of(pair, 0), part_of(pair, 1)) else pair
+
+
+def _doubled_by_name(alone: Batch, name: str, *, mirrors: bool) -> Any:
+    value = alone.kwargs[name]
+    if name in alone.listed:
+        return _with_its_mirror(value) if mirrors else [*value, *value]
+
+    def doubled(path: str, tensor: Tensor) -> Tensor:
+        if not tensor.dim() or name + path in alone.shared:
+            return tensor
+        return joined([tensor, _mirrored(tensor) if mirrors else tensor])
+
+    return with_changed(value, doubled)
+
+
+def _with_its_mirror(value: Any) -> Any:
+    """Return an input with its mirrored negative: a list of one with a list of the other, a tensor in one with it."""
+    if isinstance(value, list):
+        return [*value, *with_changed(value, lambda _, tensor: _mirrored(tensor))]
+    return with_changed(value, lambda _, tensor: joined([tensor, _mirrored(tensor)]) if tensor.dim() else tensor)
+
+
+def _mirrored(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return torch.nested.as_nested_tensor([*map(_mirrored, tensor.unbind())], layout=tensor.layout)
+    flipped = tensor.flip(-1) if tensor.dim() else tensor
+    return -flipped if tensor.is_floating_point() or tensor.is_complex() else flipped
+
+
+def same_input(first: Batch, second: Batch) -> bool:
+    """Tell whether two batches of one input each hold the same values."""
+    inputs = [tensors_given(batch.args, batch.kwargs) for batch in (first, second)]
+    pairs = zip(*inputs, strict=True)
+    return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)
+
+
+def _same_tensor(left: Tensor, right: Tensor) -> bool:
+    if left.is_nested:
+        parts = [*left.unbind()], [*right.unbind()]
+        return len(parts[0]) == len(parts[1]) and all(map(_same_tensor, *parts))
+    return left.shape == right.shape and torch.equal(left, right)

@@ -51,23 +51,13 @@ class Convolution(_ConvNd):
     groups = 1
 
 
-class Linear(nn.Linear):
-    """What holds a matrix with a bias for each of its rows."""
-
-
-def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool | None = False) -> CheckMeasurements:
-    """Measure the tensors of a weights file without a network; rules that need one are skipped for the `reason`.
+def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None = False) -> Checkpoint:
+    """Read a weights file without its network, for `measure_read`.
 
     Raises:
         UsageError: If `path` is no weights file but another form of MODEL.
-        HookscopeError: As `read_checkpoint` and `measure_read` raise it.
+        HookscopeError: As `read_checkpoint` raises it.
     """
-    began = time.perf_counter()
-    return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
-
-
-def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -> Checkpoint:
-    """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
         raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
     if not os.path.lexists(path):
@@ -76,7 +66,7 @@ def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -
 
 
 def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
-    """Measure a state dict, or one inside what a training script saves, as `measure_file` does a file of it.
+    """Measure a state dict, or one inside what a training script saves, as `measure_read` does a file of it.
 
     Raises:
         CheckpointError: If there are no tensors by name, or names without values.
@@ -92,7 +82,7 @@ def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: s
 
 
 def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
-    """Measure what was read of a file at the time `began`; for the `reason` as `measure_file`.
+    """Measure what was read since `began`, without a network; rules that need one are skipped for the `reason`.
 
     Raises:
         CheckpointError: If it holds names without values, or half of an adapter.
@@ -104,7 +94,8 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
             f"{read.name} does not hold its weights: {lack}. Training with sharded parameters (DeepSpeed ZeRO-3, FSDP) "
             "leaves such files: gather the weights before saving, or convert the checkpoint (zero_to_fp32.py)."
         )
-    adapters = _adapters(read.state, stored)
+    zeros = {alias for values in stored if is_zero(values) for alias in (values.name, *values.aliases)}
+    adapters = [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(read.state)]
     alone = adapters_in(adapters) if is_adapter(read.state) else None
     if alone is not None and alone.halves:
         lone = printable(alone.halves[0], 80)
@@ -126,11 +117,6 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, adapters), *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
     )
-
-
-def _adapters(state: Mapping[str, Any], stored: Sequence[StoredValues]) -> list[NamedShape]:
-    zeros = {alias for values in stored if is_zero(values) for alias in (values.name, *values.aliases)}
-    return [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(state)]
 
 
 def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]) -> Iterator[str]:
@@ -214,7 +200,8 @@ def _module(held: Mapping[str, Tensor]) -> nn.Module:
         kind = BatchNorm
     elif weight is not None and (bias is None or bias.shape == weight.shape[:1]):
         # A transposed kernel, whose outputs are on axis 1, is only known by its bias.
-        kind = Convolution if weight.dim() > 2 else Linear if weight.dim() == 2 and bias is not None else nn.Module
+        is_linear = weight.dim() == 2 and bias is not None
+        kind = Convolution if weight.dim() > 2 else nn.Linear if is_linear else nn.Module
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     return module

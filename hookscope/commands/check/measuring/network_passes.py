@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.commands.check.measuring.batch_norm import BatchNormInputs, with_statistics
 from hookscope.commands.check.measuring.consistency import FirstPass
 from hookscope.commands.check.measuring.labelled_pictures import measure_labelled
 from hookscope.commands.check.measuring.nonfinite_origin import locate_origin
-from hookscope.commands.check.measuring.outputs import best_classes, returned_tensors
+from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.inputs import Batch
 from hookscope.inputs.find_files import TENSOR_SUFFIXES
 from hookscope.inputs.loading import read_tensor
@@ -34,7 +35,7 @@ from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network, model_digest
-from hookscope.inspection.rows import OnCall, OnTensor
+from hookscope.inspection.rows import OnCall, OnTensor, top_classes
 from hookscope.models.user_code import load_function
 from hookscope.parameters import arg
 from hookscope.results.accuracy import mapping_words
@@ -46,7 +47,7 @@ from hookscope.results.network import row_label
 from hookscope.results.runs.reading import read_run, refusal
 from hookscope.results.survey import Survey
 from hookscope.rules import RULES
-from hookscope.rules.rule import Needs, module_of, of_modules
+from hookscope.rules.rule import Needs, listed, module_of, of_modules
 from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
 from hookscope.text import counted, safe_text
@@ -138,6 +139,8 @@ def measure(
         measuring.warnings.append(_survey_words(settings.survey, survey, forward.rows))
     if labelled is not None:
         measuring.warnings.append(mapping_words(labelled.accuracy))
+    if wanted & {"dead-channels", "dead-layer", "quiet-channels"}:
+        measuring.warnings += _unseen_activations(subject)
     return CheckMeasurements(
         loaded.info,
         stored,
@@ -244,12 +247,12 @@ class _Measuring:
             if not expecting and self.prepared.is_noise:
                 return
             count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
-            names, key, multi_label = loaded.info.categories, settings.output_key, loaded.multi_label
-            best = best_classes(returned, batch.indices, count, names, key, multi_label=multi_label)
-            if not isinstance(best, str):
-                predictions.extend(best)
+            scores = class_scores(returned, len(batch.indices), settings.output_key)
+            if not isinstance(scores, str):
+                names = loaded.info.categories if len(loaded.info.categories) == scores.shape[1] else ()
+                predictions.extend(top_classes(scores, names, batch.indices, count, multi_label=loaded.multi_label))
             elif expecting:
-                self.unmeasured["expectation"] = best
+                self.unmeasured["expectation"] = scores
 
         batches = self.prepared.batches()
         if signatures is not None:
@@ -343,6 +346,21 @@ def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
             f"({of}). Survey this one first."
         )
     return survey
+
+
+def _unseen_activations(subject: InspectedNetwork) -> Iterator[str]:
+    """Yield a note if transformer layers of torch apply their activation as a function, which no hook sees."""
+    unseen = [
+        name
+        for name, module in subject.modules.items()
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+        and not isinstance(attribute_of(module, "activation"), nn.Module)
+    ]
+    if unseen:
+        yield (
+            f"The activations of {listed(unseen)} are not checked for dead or quiet channels: torch's own code calls a "
+            "function for them. Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
+        )
 
 
 def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:

@@ -10,7 +10,7 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from hookscope.errors import UsageError
+from hookscope.errors import CheckpointError, UsageError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of
@@ -114,7 +114,12 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, nn.Module):
-        return LoadedModel(model, inspected_network(model).info, default_preprocessing(unwrap(model)))
+        subject = inspected_network(model)
+        if subject.placed[0] == "meta":
+            raise CheckpointError(
+                f"{subject.info.name} holds shapes without values (on the meta device); load its weights first."
+            )
+        return LoadedModel(model, subject.info, default_preprocessing(unwrap(model)))
     return load_model(
         model,
         arch=settings.arch,

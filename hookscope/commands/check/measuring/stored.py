@@ -76,8 +76,7 @@ def _tensors(network: nn.Module) -> Iterator[_Found]:
                 by_id[id(tensor)].aliases.append(path)
             else:
                 by_id[id(tensor)] = _Found(path, module, role, tensor)
-    # `known` has kept unpacked weights alive until here, so that no two tensors had the same id.
-    yield from by_id.values()
+    yield from by_id.values()  # not earlier: what keeps unpacked weights alive, so that no two have the same id
 
 
 def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
@@ -86,9 +85,7 @@ def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
         if name not in module._non_persistent_buffers_set:
             yield "buffer", name, buffer
-    if (
-        attribute_of(module, "_packed_params") is not None
-    ):  # eager int8 modules: weight and bias are methods that unpack
+    if attribute_of(module, "_packed_params") is not None:  # eager int8 modules, whose weight and bias are methods
         for name in ("weight", "bias"):
             unpack = attribute_of(module, name)
             unpacked = unpack() if callable(unpack) else None

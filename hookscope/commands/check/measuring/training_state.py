@@ -60,15 +60,16 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
             if name == "step":
-                steps.update(_plain(value)[:1])
+                # As a key, NaN equals only itself.
+                steps.update(math.nan if math.isnan(number) else number for number in _plain(value)[:1])
             if not isinstance(value, Tensor):
                 continue
             count += 1
-            live += name != "step" and not _is_zero(value)
             bounds = _bounds(value)
+            live += name != "step" and bounds != (0.0, 0.0)
             if bounds is None:
                 broken.append(where)
-            elif name in _SECOND_MOMENTS and bounds[0] < 0:
+            elif name in _SECOND_MOMENTS and value.is_floating_point() and bounds[0] < 0:
                 negative.append(where)
         decay = decays.get(parameter) if isinstance(parameter, int | str) else None
         if decay is not None and len(broken) + len(negative) == faults:
@@ -83,15 +84,6 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         rates=tuple(rate[0] for group in groups if len(rate := _plain(dict.get(group, "lr"))) == 1),
         live_count=live,
     )
-
-
-def _is_zero(tensor: Tensor) -> bool:
-    """Tell whether all values are 0; False for what torch cannot tell of."""
-    try:
-        values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
-        return not values.is_meta and not bool(without_float8(values).any())
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return False
 
 
 def groups_of(content: dict[Any, Any]) -> list[dict[Any, Any]]:
@@ -271,19 +263,19 @@ def _leaf(name: str) -> str:
 
 
 def _bounds(tensor: Tensor) -> tuple[float, float] | None:
-    """Return the smallest and greatest value, 0 for what cannot be read; None if there is NaN or Inf."""
+    """Return the smallest and greatest of the values and 0; None if there is NaN or Inf; 0 and Inf if unreadable."""
     low = high = 0.0
     try:
         values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
-        if values.is_meta or not values.numel() or not (values.is_floating_point() or values.is_complex()):
-            return 0.0, 0.0
-        for piece in _pieces(torch.view_as_real(values) if values.is_complex() else values):
-            least, most = map(float, torch.aminmax(piece.float() if piece.itemsize < 2 else piece))
-            if not abs(least) + abs(most) < float("inf"):
+        if not values.numel():
+            return low, high
+        for piece in _pieces(torch.view_as_real(values) if values.is_complex() else without_float8(values)):
+            least, most = map(float, torch.aminmax(piece))
+            if not abs(least) + abs(most) < math.inf:
                 return None
             low, high = min(low, least), max(high, most)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return 0.0, 0.0
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # on the meta device too
+        return 0.0, math.inf
     return low, high
 
 

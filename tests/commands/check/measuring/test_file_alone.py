@@ -11,10 +11,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring.file_alone import as_named, measure_file
+from hookscope.commands.check.measuring.file_alone import as_named, measure_read, read_file_alone
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.errors import CheckpointError, UsageError
-from hookscope.results.check import StoredValues
+from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.rules.settings import CheckSettings
 
 # Of a matrix whose rows are not known to be filters.
@@ -93,17 +93,21 @@ def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
     assert (actual["mask"].role, actual["n"].role, actual["packed[0]"].role) == ("buffer", "buffer", "parameter")
 
 
+def measured_file(path: str, key: str | None = None) -> CheckMeasurements:
+    return measure_read(read_file_alone(path, CheckSettings(key=key)), "there is none", 0.0)
+
+
 @pytest.mark.exhaustive
 def test_the_record_says_that_there_is_no_network(tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save({"model": OrderedDict(w=torch.ones(2, 3)), "net": OrderedDict(w=torch.zeros(5))}, path)
-    measured = measure_file(str(path), CheckSettings(key="net"), "there is none")
+    measured = measured_file(str(path), "net")
     assert (measured.model.name, measured.model.parameter_count) == ("w.pt (no network)", 5)
     assert (measured.forward, measured.no_network) == (None, "there is none")
     with pytest.raises(UsageError, match="--key"):
-        measure_file(str(path), CheckSettings(), "there is none")
+        measured_file(str(path))
     with pytest.raises(UsageError, match="--arch none needs a weights file"):
-        measure_file("resnet18", CheckSettings(), "there is none")
+        measured_file("resnet18")
 
 
 def resnet18_state() -> dict[str, Tensor]:
@@ -145,7 +149,7 @@ def test_a_file_of_names_without_values_is_refused(case: str, tmp_path: Path) ->
     content, expected = WITHOUT_VALUES[case]
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=re.escape(f"w.pt does not hold its weights: {expected}. ")) as raised:
-        measure_file(str(tmp_path / "w.pt"), CheckSettings(), "there is none")
+        measured_file(str(tmp_path / "w.pt"))
     assert "ZeRO-3" in str(raised.value)
 
 
@@ -161,7 +165,7 @@ def test_a_file_of_names_without_values_is_refused(case: str, tmp_path: Path) ->
 )
 def test_tensors_that_are_empty_by_design_are_measured(state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(state, tmp_path / "w.pt")
-    measured = measure_file(str(tmp_path / "w.pt"), CheckSettings(), "there is none")
+    measured = measured_file(str(tmp_path / "w.pt"))
     assert {each.name for each in measured.stored} == state.keys()
 
 
@@ -175,7 +179,7 @@ def behind(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def remarks(path: Path, state: dict[str, Tensor], key: str | None = None) -> tuple[str, ...]:
     torch.save(state, path)
-    return measure_file(str(path), CheckSettings(key=key), "there is no network").warnings
+    return measured_file(str(path), key).warnings
 
 
 @pytest.mark.parametrize("prefix", ["module.", "ema.", "module._orig_mod."])

@@ -153,6 +153,20 @@ def test_one_input_is_enough_to_see_that_an_output_varies(network: nn.Module) ->
     assert output.input_difference > 1e-3
 
 
+def test_equal_inputs_are_not_called_a_single_one() -> None:
+    measured = measure_network(nn.Linear(4, 3), torch.zeros(3, 4), wanted=OUTPUTS)
+    reason = "All inputs are the same, and no second one can be derived from it: give more pictures."
+    assert measured.unmeasured == {"constant-output": reason}
+
+
+@pytest.mark.parametrize(("activation", "count"), [("relu", 1), ("gelu", 1), (nn.ReLU(), 0)])
+def test_activations_inside_torchs_own_layers_are_named_as_unseen(activation: Any, count: int) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=True)
+    for wanted, shown in (({"dead-layer"}, count), ({"quiet-channels"}, count), ({"forward"}, 0)):
+        warnings = measure_network(nn.Sequential(layer), pictures(2, 5, 8), wanted=wanted).warnings
+        assert sum("'0' are not checked for dead or quiet channels" in warning for warning in warnings) == shown
+
+
 def test_one_input_of_which_no_other_can_be_made_is_said_to_be_too_few() -> None:
     measured = measure_network(nn.Linear(4, 3), torch.zeros(1, 4), wanted=OUTPUTS)
     reason = "There is only one input, and no second one can be derived from it: give more pictures."
@@ -296,7 +310,8 @@ def test_detections_that_rounding_may_add_are_compared_by_their_scores() -> None
     assert by_label["(model)[1]['boxes']"].shape == (3, 4)
     assert not by_label["(model)[1]['boxes']"].batched
     assert by_label["(model)[1]['boxes']"].input_difference == math.inf  # two boxes for one, three for the other
-    assert any("Result [0] differs in number or order" in warning for warning in measured.warnings)
+    remark = "differs in number or order in a batch and alone, possibly from rounding"
+    assert f"Result [0] {remark}: only its highest scores are compared." in measured.warnings
 
 
 def test_detections_with_other_scores_in_a_batch_are_seen() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared, prepare
-from hookscope.errors import ImageError, NothingMatchedError, UsageError
+from hookscope.errors import CheckpointError, ImageError, NothingMatchedError, UsageError
 from hookscope.inspection.network import inspected_network
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import Preprocessing
@@ -50,6 +50,11 @@ def test_a_network_without_pictures_gets_two_different_inputs_of_noise() -> None
     assert (values.shape, prepared.input_count) == ((2, 6), 2)
     assert torch.equal(values, torch.randn(2, 6, generator=torch.Generator().manual_seed(3)))
     assert not torch.equal(values[0], values[1])
+
+
+def test_a_network_on_the_meta_device_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"Linear holds shapes without values \(on the meta device\)"):
+        prepare(nn.Linear(6, 2, device="meta"), CheckSettings())
 
 
 def test_noise_has_the_shape_that_is_asked_for_in_batches_that_fit() -> None:

@@ -184,3 +184,9 @@ def test_an_average_that_is_a_list_of_the_parameters_is_read(factor: float, tmp_
     assert (values.tensor_count, values.missing, values.unknown, values.reshaped) == (6, (), (), ())
     other = {**averages, "shadow_params": [*shadow[1:], shadow[0]]}  # not in the parameters' order
     assert [*copy_values(saved(tmp_path, model=network.state_dict(), ema=other))] == []
+
+
+def test_step_counts_of_nan_are_counted_together() -> None:
+    entries = {at: {"step": torch.tensor(math.nan)} for at in range(3)} | {3: {"step": 7}}
+    (values,) = optimiser_values(TrainingEntries(optimisers=(("optimizer", {"state": entries, "param_groups": []}),)))
+    assert sorted(values.steps.values()) == [1, 3]
