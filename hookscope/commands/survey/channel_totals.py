@@ -91,6 +91,12 @@ class TopLists:
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
 
+    def renumber(self, offset: int) -> None:
+        """Number inputs as those behind `offset` others: if that is odd, what was one half is the other."""
+        self.inputs[self.inputs >= 0] += offset
+        if offset % HALVES:
+            self.values, self.inputs, self.positions = self.values[::-1], self.inputs[::-1], self.positions[::-1]
+
     def merge(self, other: "TopLists") -> None:
         """Take in the lists of other inputs, which come after these."""
         everything = np.arange(self.values.shape[1])

@@ -100,8 +100,7 @@ class Merging:
 
     def _add_row(self, row: ChunkRow, input_count: int) -> None:
         if row.totals is not None:
-            inputs = row.totals.top.inputs
-            inputs[inputs >= 0] += self.place_count
+            row.totals.top.renumber(self.place_count)
         merged = self.rows.get(row.row.label)
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
