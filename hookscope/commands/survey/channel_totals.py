@@ -198,6 +198,10 @@ class ChannelTotals:
             self.sample.append(rows.mean[list(sampled)].clip(-_GREATEST, _GREATEST).astype(np.float32))
         self.top.add(rows, numbers)
 
+    def thin_sample(self) -> None:
+        """Keep every second input of the sample."""
+        self.sample = [np.concatenate(self.sample)[::2]] if self.sample else []
+
     def merge(self, other: "ChannelTotals") -> None:
         """Take in what the channels did over the inputs of the next chunk."""
         self.values.merge(other.values)

@@ -104,13 +104,12 @@ class ChannelRecorder:
 
     Attributes:
         top: Inputs in each list of the greatest.
-        sample: Inputs of the chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
+        sample: Inputs of the chunk at most whose means are kept to find duplicates, evenly spread over it.
         class_of: The number of an input's class by its name; None without classes.
     """
 
     top: int
     sample: int
-    sample_step: int
     class_of: Callable[[str], int] | None = None
     features: FeatureSpool | None = None
     judge: InputJudge | None = None
@@ -118,6 +117,7 @@ class ChannelRecorder:
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
+    sample_step: int = 1
     returns_nonfinite: bool = False
     _latest: dict[str, Reduced] = field(default_factory=dict)
     _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
@@ -150,7 +150,6 @@ class ChannelRecorder:
         numbers = np.array(batch.indices, np.int64)
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
-        sampled = sampled[: max(0, self.sample - self.sampled_count)]
         self.sampled_count += len(sampled)
         fetched: dict[int, ChannelRows] = {}
         for label, channel_rows in self._latest.items():
@@ -164,6 +163,10 @@ class ChannelRecorder:
                 totals.add(rows, numbers, classes, sampled)
             else:
                 totals.is_of_one_size = False
+        while self.sampled_count > self.sample:  # how many inputs there are is not known: a file may hold several
+            for totals in self.totals.values():
+                totals.thin_sample()
+            self.sample_step, self.sampled_count = 2 * self.sample_step, (self.sampled_count + 1) // 2
         if self.features is not None:
             self.features.keep(len(numbers))
         if self.rows_used is not None:

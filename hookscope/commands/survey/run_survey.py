@@ -367,12 +367,10 @@ def _measure(work: _Work, index: int) -> None:
 
 
 def _recorder(work: _Work) -> ChannelRecorder:
-    chunks, option, loaded = len(work.parts), work.option, work.session.loaded
-    sample = max(1, SAMPLE // chunks)
+    option, loaded = work.option, work.session.loaded
     recorder = ChannelRecorder(
         top=option.top,
-        sample=sample,
-        sample_step=max(1, (option.chunk_size if chunks > 1 else work.plan.chunk_sizes[0]) // sample),
+        sample=max(1, SAMPLE // len(work.parts)),
         features=None if work.target is None else FeatureSpool(work.target.pool, work.target.dtype),
         rows_used=RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None,
     )

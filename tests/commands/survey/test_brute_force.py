@@ -202,6 +202,19 @@ def test_a_copied_channel_is_found() -> None:
     assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
 
 
+def test_channels_that_agree_on_the_first_inputs_alone_are_no_copies(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(size=(1000, 3)).astype(np.float32)
+    values[:600, 1], values[:, 2] = values[:600, 0], -values[:, 0]
+    assert abs(np.corrcoef(values.T)[0, 1]) < 0.7
+    np.save(tmp_path / "values.npy", values)
+    network = nn.Linear(3, 3, bias=False)
+    network.weight.data = torch.eye(3)
+    for inputs in (torch.from_numpy(values), tmp_path / "values.npy"):
+        survey = hookscope.survey(network, inputs, batch_size=100)
+        assert [(twin.channel, twin.of) for twin in survey.rows[0].duplicate_channels] == [(2, 0)]
+
+
 def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) -> None:
     values = torch.tensor([[1e200, 3e38, 1.0], [3e200, -3e38, 2.0]], dtype=torch.float64).repeat(20, 1)
     network = nn.Linear(3, 3, bias=False).double()
