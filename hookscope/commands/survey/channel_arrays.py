@@ -29,7 +29,7 @@ def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_c
     has_any = values.count > 0
     variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
     firing = np.full(count, np.nan)
-    np.divide(totals.firing, totals.pooled.count, out=firing, where=is_by_input & (totals.pooled.count > 0))
+    np.divide(totals.firing, totals.input_count, out=firing, where=is_by_input & (totals.input_count > 0))
     return ChannelArrays(
         firing_inputs=firing,
         firing_positions=nonzero / totals.total,
@@ -54,27 +54,29 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
     With K classes, N inputs, and the sums of squares between classes B and over all T, it is
     (B - (K - 1) (T - B) / (N - K)) / T; NaN where channels do not vary (Kelley, PNAS 21, 1935, 554-559).
     """
-    labels = sorted(totals.by_class)
-    count = int(totals.pooled.count.max(initial=0))
+    labels, pooled = sorted(totals.by_class), totals.pooled
     share = np.full(totals.high.size, np.nan)
-    if len(labels) < 2 or count <= len(labels):
+    if not labels:
         return np.full(totals.high.size, -1), share
-    sizes = np.array([totals.by_class[label][0] for label in labels])
-    means = np.stack([totals.by_class[label][1:] for label in labels]) / sizes[:, None]  # (K, C)
-    between = (sizes[:, None] * (means - totals.pooled.mean) ** 2).sum(0)
-    whole = totals.pooled.deviations
-    within = np.maximum(whole - between, 0) / (count - len(labels))
-    varies = whole / count > (_ROUNDING * totals.pooled.mean) ** 2
-    np.divide(between - (len(labels) - 1) * within, whole, out=share, where=varies)
-    return np.where(varies, np.array(labels)[means.argmax(0)], -1), share
+    sizes, sums = np.stack([totals.by_class[label] for label in labels], 1)  # (K, C) each
+    means = sums / np.maximum(sizes, 1)
+    between = (sizes * (means - pooled.mean) ** 2).sum(0)
+    class_count = (sizes > 0).sum(0)
+    whole, left = pooled.deviations, pooled.count - class_count
+    varies = (class_count > 1) & (left > 0) & (whole > pooled.count * (_ROUNDING * pooled.mean) ** 2)
+    within = np.maximum(whole - between, 0) / np.maximum(left, 1)
+    np.divide(between - (class_count - 1) * within, whole, out=share, where=varies)
+    return np.where(varies, np.array(labels)[np.where(sizes > 0, means, -np.inf).argmax(0)], -1), share
 
 
 def _duplicates(sample: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return for each channel the lower-numbered one that it follows most closely, -1 for none, and their correlation.
 
     Args:
-        sample: Means over positions, (S, C).
+        sample: Means over positions, (S, C); inputs on which a channel has none are left out.
     """
+    lacks = np.isnan(sample)
+    sample = sample[~lacks[:, ~lacks.all(0)].any(1)]
     count, channels = sample.shape
     twins, correlation = np.full(channels, -1), np.full(channels, np.nan)
     if count < _FEWEST_INPUTS or not 1 < channels <= _MOST_CHANNELS:

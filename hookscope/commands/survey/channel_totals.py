@@ -132,9 +132,10 @@ class ChannelTotals:
         low: Smallest finite value; Inf without any.
         total: Values, finite or not.
         firing: Inputs on which the channel is anywhere other than zero.
-        pooled: Moments over inputs of the channel's mean over positions.
-        by_class: Of each class, by its number, how many inputs there were and the sum of those means, (1 + C,).
-        sample: Those means of some of the inputs, (S, C) float32.
+        input_count: Inputs so far.
+        pooled: Moments over inputs of the channel's mean over positions, of inputs on which any value is finite.
+        by_class: Of each class, by its number, how many of those means there are and their sum, (2, C).
+        sample: The means of some of the inputs, (S, C) float32; NaN on an input without a finite value.
         is_by_input: Whether axis 0 of the output counts inputs in every batch; else only the first four are known.
         is_of_one_size: Whether there are as many channels in every batch; else nothing is known of them.
     """
@@ -146,6 +147,7 @@ class ChannelTotals:
     firing: NDArray[np.int64]
     pooled: Moments
     top: TopLists
+    input_count: int = 0
     by_class: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     sample: list[NDArray[np.float32]] = field(default_factory=list)
     is_by_input: bool = True
@@ -188,14 +190,15 @@ class ChannelTotals:
             return
         fires = (rows.high > 0) | (rows.low < 0) & np.isfinite(rows.low) | (rows.finite < rows.place_count)
         self.firing += fires.sum(0)
-        ones = np.ones_like(rows.mean)
-        self.pooled.merge(_moments_of(ones, rows.mean, np.zeros_like(rows.mean)))
-        for label in dict.fromkeys(classes):
-            of_class = rows.mean[[index == label for index in classes]]
-            summed = np.concatenate([[of_class.shape[0]], of_class.sum(0)])
-            self.by_class[label] = self.by_class[label] + summed if label in self.by_class else summed
+        self.input_count += numbers.size
+        has_mean = (rows.finite > 0).astype(np.float64)
+        self.pooled.merge(_moments_of(has_mean, rows.mean, np.zeros_like(rows.mean)))
+        means = np.stack([has_mean, rows.mean], 1)  # (N, 2, C)
+        groups = {label: [index == label for index in classes] for label in classes}
+        self.by_class = merged_classes(self.by_class, {label: means[group].sum(0) for label, group in groups.items()})
         if sampled:
-            self.sample.append(rows.mean[list(sampled)].clip(-_GREATEST, _GREATEST).astype(np.float32))
+            some = np.where(has_mean > 0, rows.mean, np.nan)[list(sampled)]
+            self.sample.append(some.clip(-_GREATEST, _GREATEST).astype(np.float32))
         self.top.add(rows, numbers)
 
     def thin_sample(self) -> None:
@@ -208,6 +211,7 @@ class ChannelTotals:
         self.high, self.low = np.maximum(self.high, other.high), np.minimum(self.low, other.low)
         self.total = self.total + other.total
         self.firing = self.firing + other.firing
+        self.input_count += other.input_count
         self.is_by_input = self.is_by_input and other.is_by_input
         self.pooled.merge(other.pooled)
         self.by_class = merged_classes(self.by_class, other.by_class)

@@ -26,7 +26,7 @@ from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import safe_text, some_of, strict_json
 
-FORMAT = 3
+FORMAT = 4
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
