@@ -120,7 +120,7 @@ class ChannelRecorder:
     sample_step: int = 1
     returns_nonfinite: bool = False
     _latest: dict[str, Reduced] = field(default_factory=dict)
-    _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
+    _before: tuple[weakref.ref[Tensor], int, int, NDArray[np.float64] | None, Reduced] | None = None
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         """Reduce an output; one that comes again at once, as a container's, is not read again."""
@@ -128,17 +128,18 @@ class ChannelRecorder:
             self.features.see(label, tensor, channel_axis)
         if channel_axis is None or channel_axis == 0:
             return
-        version = version_of(tensor)
+        version, totals = version_of(tensor), self.totals.get(label)
+        thresholds = None if totals is None else totals.top.thresholds
         if self._before is not None:
-            reference, old_version, axis, rows = self._before
-            if reference() is tensor and old_version == version >= 0 and axis == channel_axis:
+            reference, old_version, axis, limits, rows = self._before
+            is_same = reference() is tensor and old_version == version >= 0 and axis == channel_axis
+            if is_same and (limits is None or (thresholds is not None and np.array_equal(limits, thresholds))):
                 self._latest[label] = rows
                 return
-        totals = self.totals.get(label)
-        channel_rows = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
+        channel_rows = reduce_channels(tensor, channel_axis, thresholds)
         if channel_rows is not None:
             self._latest[label] = channel_rows
-            self._before = (weakref.ref(tensor), version, channel_axis, channel_rows)
+            self._before = (weakref.ref(tensor), version, channel_axis, thresholds, channel_rows)
 
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""

@@ -13,6 +13,7 @@ from torchvision.models import ConvNeXt, VisionTransformer
 from torchvision.models.convnext import CNBlockConfig
 
 import hookscope
+from hookscope.commands.survey.channel_rows import ChannelRows, reduce_channels
 from hookscope.commands.survey.describe import answer
 from tests.commands.survey.kept import check_row, kept_outputs
 from tests.networks import Network
@@ -213,6 +214,35 @@ def test_channels_that_agree_on_the_first_inputs_alone_are_no_copies(tmp_path: P
     for inputs in (torch.from_numpy(values), tmp_path / "values.npy"):
         survey = hookscope.survey(network, inputs, batch_size=100)
         assert [(twin.channel, twin.of) for twin in survey.rows[0].duplicate_channels] == [(2, 0)]
+
+
+class Passes(nn.Module):
+    """Returns what its layer does where that is small, else -5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y if x.sum() < 50 else 0 * y - 5
+
+
+def test_a_place_is_known_in_each_of_two_rows_that_share_some_tensors() -> None:
+    inputs = torch.zeros(4, 1, 4, 4)
+    inputs[:2] = 10  # above what the container returns for the others
+    inputs[2, 0, 2, 3], inputs[3, 0, 3, 1] = 3, 4
+    survey = hookscope.survey(nn.Sequential(Passes()), inputs, batch_size=1, layer=["name:0", "name:0.inner"], top=1)
+    assert [(top.value, top.position) for (top,) in survey["0"].channels[0].halves] == [(3, (2, 3)), (4, (3, 1))]
+    assert [(top.value, top.position) for (top,) in survey["0.inner"].channels[0].halves] == [(10, (0, 0))] * 2
+
+
+def test_places_are_told_of_batches_with_any_number_of_channels() -> None:
+    values = torch.rand(2, 3000, 2)
+    assert (thresholds := np.full(3, np.inf)).size < values.shape[1]
+    rows = reduce_channels(values, 1, thresholds)
+    assert isinstance(rows, ChannelRows)
+    np.testing.assert_array_equal(rows.positions, values.argmax(2).numpy())
 
 
 def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) -> None:
