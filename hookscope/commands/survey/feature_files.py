@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from safetensors import safe_open
 
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
-from hookscope.commands.survey.features import FeatureDtype, Pool
+from hookscope.commands.survey.features import FeatureDtype, Pool, different_layers
 from hookscope.errors import OutputError, UsageError
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
@@ -114,9 +114,7 @@ class FeatureParts:
         if not sidecar.inputs:
             return
         if self.chunks and {*sidecar.feature_shapes} != {*self.shapes}:
-            raise UsageError(
-                f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
-            )
+            raise UsageError(different_layers())
         for label, shape in sidecar.feature_shapes.items():
             earlier = self.shapes.get(label, (0, *shape[1:]))
             if earlier[1:] != shape[1:]:
