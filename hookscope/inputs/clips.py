@@ -1,8 +1,9 @@
 """Frames of a video as pictures in a folder: one clip for networks that take clips."""
 
-from collections.abc import Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from PIL.Image import Image
@@ -18,6 +19,11 @@ class Clip:
     folder: Path
     frames: tuple[Path, ...]
 
+    @staticmethod
+    def digest(frame_digests: Iterable[str]) -> str:
+        """Return the SHA-256 of the clip from those of its frames."""
+        return hashlib.sha256("".join(frame_digests).encode()).hexdigest()
+
 
 Source = Path | Image | Clip
 """What an input is read from."""
@@ -31,9 +37,11 @@ def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing)
     """
     if preprocessing.kind != "video" or not Path(source).is_dir():
         return [*files]
+    folders: defaultdict[Path, list[Path]] = defaultdict(list)
+    for file in files:  # the files of a folder may be listed before and behind those of a folder in it
+        folders[file.parent].append(file)
     sources: list[Source] = []
-    for folder, inside in groupby(files, key=lambda path: path.parent):
-        several = [*inside]
+    for folder, several in folders.items():
         frames = [file for file in several if file.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
         is_clip = len(frames) > 1
         sources += [Clip(folder, tuple(frames))] if is_clip else []

@@ -8,12 +8,13 @@ processes there were.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from PIL.Image import Image
 
 from hookscope import options
 from hookscope.commands.survey.chunk_files import (
@@ -36,6 +37,7 @@ from hookscope.commands.survey.signature import common_signature, inputs_signatu
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
+from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -332,14 +334,21 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     """Tell whether files that were measured are there as they were."""
-    recorded = {record.sha256 for record in sidecar.inputs if record.sha256 is not None}
-    if not all(isinstance(file, Path) for file in part.files):  # the signature has pictures in memory; clips by name
+    recorded = {record.name.rpartition("[")[0]: record.sha256 for record in sidecar.inputs}  # of several in a file
+    recorded |= {record.name: record.sha256 for record in sidecar.inputs}
+    try:
+        return all(_is_same(file, recorded) for file in part.files)
+    except OSError:
+        return False
+
+
+def _is_same(file: Source, recorded: Mapping[str, str | None]) -> bool:
+    """Tell whether a file has the digest that was recorded; what was unusable has none."""
+    if isinstance(file, Image):  # the signature has its pixels
         return True
-    current: set[str] = set()
-    for path in part.files:
-        with suppress(OSError):
-            current.add(digest_of(Path(str(path))))
-    return recorded <= current
+    if isinstance(file, Clip):
+        return recorded.get(str(file.folder)) in (None, Clip.digest(map(digest_of, file.frames)))
+    return recorded.get(str(file)) in (None, digest_of(file))
 
 
 def _measure(work: _Work, index: int) -> None:

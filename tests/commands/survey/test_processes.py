@@ -135,6 +135,18 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert figures(last) != figures(other)
 
 
+def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path) -> None:
+    chunks, first, second = tmp_path / "c", data / "a" / "2.npy", data / "a" / "4.npy"
+    hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert resumed is not None
+    assert resumed.resumed_count == 6
+    assert resumed.warnings[-1] == "Chunk 0 was measured again: its inputs have changed."
+
+
 def test_finished_chunks_are_not_lost_by_a_run_without_resume(data: Path, tmp_path: Path) -> None:
     hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c", shard="1/2")
     with pytest.raises(OutputError, match=r"holds 4 finished chunks of an unfinished survey\. Go on with `resume`"):
