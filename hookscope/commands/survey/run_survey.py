@@ -48,7 +48,7 @@ from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.survey import Survey
-from hookscope.text import counted, exception_line, safe_text, some_of
+from hookscope.text import counted, exception_line, plain, safe_text, some_of
 
 # Inputs whose means are kept to find duplicate channels.
 SAMPLE = 512
@@ -347,8 +347,8 @@ def _is_same(file: Source, recorded: Mapping[str, str | None]) -> bool:
     if isinstance(file, Image):  # the signature has its pixels
         return True
     if isinstance(file, Clip):
-        return recorded.get(str(file.folder)) in (None, Clip.digest(map(digest_of, file.frames)))
-    return recorded.get(str(file)) in (None, digest_of(file))
+        return recorded.get(plain(str(file.folder))) in (None, Clip.digest(map(digest_of, file.frames)))
+    return recorded.get(plain(str(file))) in (None, digest_of(file))
 
 
 def _measure(work: _Work, index: int) -> None:

@@ -33,9 +33,11 @@ def test_every_listed_input_is_found_again(tmp_path: Path, source: str) -> None:
         inputs["opened"] = [Image.open(path) for path in paths]
         for picture in inputs["opened"]:
             picture.load()  # which closes the file
-    survey = hookscope.survey(nn.Sequential(nn.Conv2d(3, 1, 3)), inputs[source], **UNPREPARED, layer="0")  # type: ignore[arg-type]
+    network = nn.Sequential(nn.Conv2d(3, 1, 3), nn.AdaptiveAvgPool2d(1))  # the second has no receptive field
+    survey = hookscope.survey(network, inputs[source], **UNPREPARED)  # type: ignore[arg-type]
     assert survey.pictures is not None
     names = [survey.names[number] for number in range(4)]
+    survey.save(tmp_path / "run")
     pictures = dict(survey.pictures(names))
     for name, picture in zip(names, pixels, strict=True):
         np.testing.assert_array_equal(pictures[name], picture)

@@ -1,6 +1,7 @@
 """Any number of processes, killed and resumed ones too, give the same bits; what is damaged or foreign is redone."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,21 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert last is not None
     assert last.resumed_count == 6
     assert figures(last) != figures(other)
+
+
+def test_names_that_are_no_text_are_surveyed_and_resumed(tmp_path: Path) -> None:
+    for folder in (b"a", b"\xff"):
+        for number in range(3):
+            path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/data/" + folder + b"/\xe9%d.npy" % number))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, np.random.default_rng(number).normal(size=(3, 8, 8)).astype(np.float32))
+    usual = {"by_class": True, "chunk_size": 2, "chunks": tmp_path / "c"}
+    first = hookscope.survey(network(), tmp_path / "data", **usual)
+    np.save(path, np.ones((3, 8, 8), np.float32))
+    resumed = hookscope.survey(network(), tmp_path / "data", **usual, resume=True)
+    assert first is not None
+    assert resumed is not None
+    assert (first.input_count, resumed.resumed_count) == (6, 2)
 
 
 def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path) -> None:
