@@ -4,12 +4,16 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hookscope.regular_files import read_bounded
 
-# How the run.json of a run directory begins.
-_RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
+# How the run.json of a run directory begins, and the plan.json of the chunks of an unfinished survey.
+_RUN_STARTS = {
+    "run.json": re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"'),
+    "plan.json": re.compile(rb'\{\s*"format": \d+,\s*"signature": \{"hookscope"'),
+}
 
 
 def files_of(
@@ -68,11 +72,11 @@ def files_below(
 
 
 def _is_run(folder: Path) -> bool:
-    record = folder / "run.json"
-    try:
-        return _RUN_START.match(read_bounded(record, 100, follow_links=False)) is not None
-    except OSError:
-        return False
+    for name, start in _RUN_STARTS.items():
+        with suppress(OSError):
+            if start.match(read_bounded(folder / name, 100, follow_links=False)):
+                return True
+    return False
 
 
 def natural_order(path: Path) -> tuple[str, str]:

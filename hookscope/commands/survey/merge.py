@@ -34,6 +34,7 @@ from hookscope.results.survey import Channels, Survey, SurveyRow, Unusable, chan
 from hookscope.results.table_rows import TableRows
 from hookscope.statistics.reducer import summarise
 from hookscope.statistics.reduction import merge
+from hookscope.text import plain
 
 _OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
 
@@ -135,7 +136,7 @@ class Merging:
         failures = None
         if self.classified is not None:
             failures = explained(self.classified, self._judged_again(), again, channel_counts(rows))
-        features = None if self.features is None else self.features.write(plan.model.name, plan.classes)
+        features = None if self.features is None else self.features.write(plan.model.name, plain(plan.classes))
         return Survey(
             model=plan.model,
             input_count=self.input_count,
