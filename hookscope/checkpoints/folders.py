@@ -10,10 +10,7 @@ from pathlib import Path
 from hookscope.regular_files import read_bounded
 
 # How the run.json of a run directory begins, and the plan.json of the chunks of an unfinished survey.
-_RUN_STARTS = {
-    "run.json": re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"'),
-    "plan.json": re.compile(rb'\{\s*"format": \d+,\s*"signature": \{"hookscope"'),
-}
+_START = re.compile(rb'\{\s*"(schema_version": \d+,\s*"tool": "hookscope"|format": \d+,\s*"signature": \{"hookscope")')
 
 
 def files_of(
@@ -72,9 +69,9 @@ def files_below(
 
 
 def _is_run(folder: Path) -> bool:
-    for name, start in _RUN_STARTS.items():
+    for name in ("run.json", "plan.json"):
         with suppress(OSError):
-            if start.match(read_bounded(folder / name, 100, follow_links=False)):
+            if _START.match(read_bounded(folder / name, 100, follow_links=False)):
                 return True
     return False
 
