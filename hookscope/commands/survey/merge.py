@@ -9,8 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.commands.survey.channel_arrays import channel_arrays, massive
-from hookscope.commands.survey.channel_totals import ChannelTotals
+from hookscope.commands.survey.channel_totals import ChannelTotals, channel_arrays, massive
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_judged
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
 from hookscope.commands.survey.failures import Again, explained

@@ -108,8 +108,7 @@ def features(
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a file cannot be written.
     """
-    from hookscope.commands.survey.batch_features import batch_features
-    from hookscope.commands.survey.feature_files import FeatureTarget
+    from hookscope.commands.survey.feature_files import FeatureTarget, batch_features
 
     loaded = load(model, options.ModelOptions(), options.RunOptions(seed=option.seed))
     target = FeatureTarget(Path(out), option.pool, option.features_dtype)
