@@ -12,11 +12,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from PIL.Image import Image
 
 from hookscope import options
+from hookscope.commands.opening import open_inputs
 from hookscope.commands.survey.chunk_files import (
     ChunkFiles,
     Sidecar,
@@ -32,7 +34,7 @@ from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
 from hookscope.commands.survey.measure_chunk import ChannelRecorder, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order
+from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
@@ -43,12 +45,16 @@ from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.forward import ForwardOptions
+from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.survey import Survey
 from hookscope.text import counted, exception_line, plain, safe_text, some_of
+
+if TYPE_CHECKING:
+    from hookscope.commands.opening import Model
 
 # Inputs whose means are kept to find duplicate channels.
 SAMPLE = 512
@@ -57,14 +63,12 @@ _BETWEEN_LOOKS = 0.2  # seconds, while other processes work
 _LONGEST_BARRIER = 1800.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Work:
     """A survey under way in this process.
 
     Attributes:
-        labelled: Files with their classes; None without classes.
-        target: Where features go; None without them.
-        share: That of this process.
+        target: Where features go.
         heartbeat: Of this process among several; None for a single one.
         resumed: Chunks that were there already.
         reasons: Why others were measured again.
@@ -112,13 +116,7 @@ class _Work:
             self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in self.chunks(reported)))
 
 
-def labelled_inputs(images: object) -> LabelledFiles:
-    """Return the files of a folder of class folders, or of a CSV file, with their classes.
-
-    Raises:
-        UsageError: If more than one source is given.
-        InputError: As `find_labelled`.
-    """
+def _labelled_inputs(images: object) -> LabelledFiles:
     sources = images if isinstance(images, list | tuple) else [images]
     if len(sources) != 1 or not isinstance(sources[0], str | Path):
         raise UsageError(
@@ -130,7 +128,7 @@ def labelled_inputs(images: object) -> LabelledFiles:
         raise InputError(str(error).replace(arg("data"), arg("by_class"))) from error
 
 
-def place_on_own_device(device: str) -> str:
+def _own_device(device: str) -> str:
     """Return the accelerator of this process where torchrun started several; else what is given."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = os.environ.get("LOCAL_RANK", "")
@@ -140,53 +138,25 @@ def place_on_own_device(device: str) -> str:
 
 
 def run_survey(
-    session: Session,
-    option: options.Survey,
-    folder: ChunkFolder,
-    *,
-    labelled: LabelledFiles | None,
-    target: FeatureTarget | None,
-    shard: Share | None,
-    on_progress: OnProgress | None,
+    model: "Model", images: Images, option: options.Survey, folder: ChunkFolder, on_progress: OnProgress | None
 ) -> Survey | None:
-    """Survey the inputs of a session.
-
-    Args:
-        session: The network and its inputs.
-        option: Of the command.
-        folder: Where finished chunks wait.
-        labelled: Files with their classes; None without classes.
-        target: Where features go; None without them.
-        shard: The share of this process; None for all, or for torchrun's.
-        on_progress: Called after each batch.
-
-    Returns:
-        The survey; None for a process that measures a part of it and does not merge.
-
-    Raises:
-        UsageError: If options contradict each other, or an unfinished survey is there and `resume` is not set.
-        OutputError: If a chunk cannot be written.
-        ForwardError: If the network raised on every input of a chunk, at first.
-    """
+    """Do as `survey` in run.py; finished chunks wait in the folder."""
+    target = None
+    if option.features is not None:
+        target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
+        target.check()
+    labelled = _labelled_inputs(images) if option.by_class else None
+    shard = None if option.shard is None else parse_share(option.shard)
+    option = replace(option, device=_own_device(option.device))
+    session = open_inputs(model, [*labelled.labels] if labelled else images, option)
     began = time.perf_counter()
+    session = replace(session, inputs=_checked_inputs(replace(session.inputs, readers=option.workers)))
     launched = _launched() if shard is None else None
     share = shard or launched or Share()
-    inputs = _checked_inputs(session.inputs)
-    session = replace(session, inputs=inputs)
-    parts = cut(inputs, option.chunk_size)
-    work = _Work(
-        session=session,
-        option=option,
-        folder=folder,
-        labelled=labelled,
-        target=target,
-        share=share,
-        plan=_plan(session, option, labelled, target, parts),
-        parts=parts,
-        on_progress=on_progress,
-    )
-    looked_at = work.chunks(Share() if launched else share)
-    done = [index for index in looked_at if folder.files(index).sidecar.exists()]
+    parts = cut(session.inputs, option.chunk_size)
+    plan = _plan(session, option, labelled, target, parts)
+    work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
+    done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
     if done and not option.resume:
         raise OutputError(
             f"'{safe_text(str(folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
@@ -194,8 +164,8 @@ def run_survey(
         )
     if launched:
         _barrier(folder, share)
-    folder.write_plan(work.plan)
-    work.heartbeat = Heartbeat(folder, share) if launched else None
+        work.heartbeat = Heartbeat(folder, share)
+    folder.write_plan(plan)
     with nullcontext() if work.heartbeat is None else work.heartbeat.beating():
         for index in work.chunks(share):
             if not (option.resume and _is_finished(work, index)):
@@ -207,8 +177,7 @@ def run_survey(
             time.sleep(_BETWEEN_LOOKS)
     work.heartbeat, work.share = None, Share()
     merged = _merged(work)
-    timings = {"load": session.load_seconds, "survey": time.perf_counter() - began}
-    return replace(merged, timings=timings)
+    return replace(merged, timings={"load": session.load_seconds, "survey": time.perf_counter() - began})
 
 
 def merge_survey(folder: ChunkFolder) -> Survey:
