@@ -49,6 +49,11 @@ class LabelledFiles:
         return [paths[at * len(paths) // count] for at in range(count)] if len(paths) > count else paths
 
 
+def or_several() -> str:
+    """Return how advice about a label for each picture goes on, where pictures may have several."""
+    return f", or {arg('multi_label')} for several labels of a picture"
+
+
 def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     """Return the pictures below the class folders of a folder, or those that a CSV or JSON file lists.
 
@@ -162,7 +167,7 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
 
 def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
-    remedy = f"Give path,label on each line, or {arg('multi_label')} for several labels of a picture."
+    remedy = f"Give path,label on each line{or_several()}."
     for line, cells in rows:
         if len(cells) != width or not all(cells[place] for place in places):
             raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, not a path and a label. {remedy}")
@@ -218,9 +223,8 @@ def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     for file, held in document.items():
         listed = _json_labels(held)
         if listed is None or (len(listed) != 1 and not multi_label):
-            count = "no label" if listed is None else counted(len(listed), "label")
-            fault = count if listed is None else f"{count}, and {arg('multi_label')} is not given"
-            raise InputError(f"{shown}: '{printable(file, 80)}' has {fault}. Give {wanted}.")
+            count, remedy = ("no label", "") if listed is None else (counted(len(listed), "label"), or_several())
+            raise InputError(f"{shown}: '{printable(file, 80)}' has {count}. Give {wanted}{remedy}.")
         labels[str(path.parent / file)] = tuple(dict.fromkeys(listed))
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
 

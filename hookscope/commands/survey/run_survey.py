@@ -40,7 +40,7 @@ from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.inputs.clips import Clip, Source
-from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled, or_several
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
@@ -125,7 +125,8 @@ def _labelled_inputs(images: object) -> LabelledFiles:
     try:
         return find_labelled(Path(sources[0]))
     except InputError as error:
-        raise InputError(str(error).replace(arg("data"), arg("by_class"))) from error
+        message = str(error).replace(arg("data"), arg("by_class"))
+        raise InputError(message.replace(or_several(), "")) from error
 
 
 def _own_device(device: str) -> str:
@@ -374,6 +375,7 @@ def _merged(work: _Work) -> Survey:
     work.progress(sum(work.plan.chunk_sizes))
     session, option = work.session, work.option
     merged = merging.result(session.inputs, partial(second_pass, session, option))
+    of_data = () if work.labelled is None else work.labelled.notes
     again = work.reasons[:1]
     if work.reasons[1:]:
         again.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
@@ -381,7 +383,7 @@ def _merged(work: _Work) -> Survey:
         merged,
         supports=partial(input_supports, session),
         resumed_count=len(work.resumed),
-        notes=tuple(dict.fromkeys((*session.loaded.notes, *merged.notes))),
+        notes=tuple(dict.fromkeys((*session.loaded.notes, *of_data, *merged.notes))),
         warnings=tuple(dict.fromkeys((*merged.warnings, *again))),
     )
 

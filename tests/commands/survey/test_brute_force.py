@@ -15,6 +15,7 @@ from torchvision.models.convnext import CNBlockConfig
 import hookscope
 from hookscope.commands.survey.channel_rows import ChannelRows, reduce_channels
 from hookscope.commands.survey.describe import answer
+from hookscope.errors import InputError
 from tests.commands.survey.kept import check_row, kept_outputs
 from tests.networks import Network
 
@@ -162,6 +163,22 @@ def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
         expected = (whole - within - 2 * within / (21 - 3)) / whole
         assert channel.selectivity == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert channel.best_class == max("abc", key=lambda label: x[groups == label].mean())
+
+
+def test_what_is_no_labelled_picture_is_told_in_the_words_of_a_survey(tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        np.save(tmp_path / label / "0.npy", np.ones((3, 6, 6), np.float32))
+    np.save(tmp_path / "1.npy", np.ones((3, 6, 6), np.float32))
+    (tmp_path / "a" / "read.me").touch()
+    survey = hookscope.survey(nn.Conv2d(3, 6, 3), tmp_path, by_class=True)
+    assert f"{tmp_path}: 1 picture outside the class folders left out." in survey.notes
+    assert f"{tmp_path}: 1 file skipped: 1 .me." in survey.notes
+    for name, content in (("l.csv", "0.png,a,b\n"), ("l.json", '{"0.png": ["a", "b"]}')):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=f"^`by_class` .*{name}") as caught:
+            hookscope.survey(nn.Conv2d(3, 6, 3), tmp_path / name, by_class=True)
+        assert "multi" not in str(caught.value)  # which a survey does not take
 
 
 class Divides(nn.Module):
