@@ -168,17 +168,14 @@ class ChannelTotals:
     @classmethod
     def empty(cls, channels: int, top: int) -> "ChannelTotals":
         """Return those of no inputs."""
-
-        def moments() -> Moments:
-            return Moments(*(np.zeros(channels) for _ in range(3)))
-
+        zeros = np.zeros(channels)
         return cls(
-            values=moments(),
+            values=Moments(zeros, zeros, zeros),
             high=np.full(channels, -np.inf),
             low=np.full(channels, np.inf),
             total=np.zeros(channels, np.int64),
             firing=np.zeros(channels, np.int64),
-            pooled=moments(),
+            pooled=Moments(zeros, zeros, zeros),
             top=TopLists.empty(channels, top),
         )
 

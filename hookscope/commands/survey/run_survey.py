@@ -28,7 +28,7 @@ from hookscope.commands.survey.chunk_files import (
     write_chunk,
 )
 from hookscope.commands.survey.failures import second_pass
-from hookscope.commands.survey.feature_files import FeatureTarget
+from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
@@ -195,8 +195,10 @@ def merge_survey(folder: ChunkFolder) -> Survey:
             f"Cannot merge '{where}': of {counted(count, 'chunk')} these are missing or damaged: "
             f"{some_of(missing, 3)}. Run their shards with {arg('resume')}."
         )
-    target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
-    merging = Merging(plan, target)
+    features = (
+        FeatureParts(FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype)) if plan.features else None
+    )
+    merging = Merging(plan, features)
     for index in range(count):
         if reason := _merge_chunk(merging, folder.files(index), plan.signature):
             raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
@@ -364,7 +366,7 @@ def _recorder(work: _Work) -> ChannelRecorder:
 
 def _merged(work: _Work) -> Survey:
     """Merge all chunks; one that is missing or damaged is measured again."""
-    merging = Merging(work.plan, work.target)
+    merging = Merging(work.plan, FeatureParts(work.target) if work.target else None)
     for index in range(len(work.parts)):
         files, signature = work.folder.files(index), work.signature(index)
         if _merge_chunk(merging, files, signature):
