@@ -63,7 +63,7 @@ class Batch:
 
 
 def load_batches(
-    paths: Iterable[Source | str],
+    paths: Iterable[Source],
     preprocessing: Preprocessing,
     batch_size: int = 8,
     on_error: Callable[[ImageError], None] | None = None,
@@ -86,7 +86,7 @@ def load_batches(
             raise error
         on_error(error)
 
-    files = _Prefetcher(map(_file, paths), preprocessing, max(batch_size, readers or 0), readers)
+    files = _Prefetcher(paths, preprocessing, max(batch_size, readers or 0), readers)
     try:
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
@@ -259,14 +259,10 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
         return one_line(error)
 
 
-def _file(source: Source | str) -> Source:
-    return Path(source) if isinstance(source, str) else source
-
-
-def count_inputs(paths: Iterable[Source | str], preprocessing: Preprocessing) -> int:
+def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
     """Return how many inputs files hold; only tensor files are read for that."""
     count = 0
-    for path in map(_file, paths):
+    for path in paths:
         count += 1
         if looks_like_tensor(path):
             with suppress(ImageError):

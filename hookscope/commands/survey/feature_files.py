@@ -20,10 +20,9 @@ from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
 from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers
 from hookscope.errors import OutputError, UsageError
 from hookscope.inputs import Batch
-from hookscope.inputs.batches import to_device
+from hookscope.inputs.batches import length_of, to_device
 from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
-from hookscope.inspection.network import as_batches
 from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
@@ -202,19 +201,10 @@ class FeatureParts:
 def batch_features(
     loaded: LoadedModel, batches: Iterable[Any], target: FeatureTarget, layers: Sequence[str], seed: int
 ) -> FeatureFiles:
-    """Run the network over batches and write what layers put out, in their order.
-
-    Args:
-        loaded: The network.
-        batches: Tensors (N, ...), or tuples with one first, as a DataLoader yields them; a second entry of N whole
-            numbers or texts holds labels.
-        target: One file of safetensors.
-        layers: Patterns as for `--layer`.
-        seed: Of random numbers.
+    """Do as `features` in run.py.
 
     Raises:
         UsageError: If a batch is something else, or an output has not one row for each input.
-        OutputError: If a file cannot be written.
     """
     if not target.is_one_file or target.is_parquet:
         raise UsageError(
@@ -246,8 +236,7 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
         if not isinstance(values, Tensor) or not values.dim():
             kind = type(values).__name__
             raise UsageError(f"A batch is {kind}: give tensors (N, ...), or tuples of such a tensor and labels.")
-        (batch,) = as_batches(values)
-        count = len(batch.indices)
+        count = length_of(values)
         targets = others[0] if others else None
         listed = targets.tolist() if isinstance(targets, Tensor) and targets.dim() == 1 else targets
         labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
