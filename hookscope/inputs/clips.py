@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL.Image import Image
 
 from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
+from hookscope.regular_files import open_regular
 from hookscope.results.inputs import Preprocessing
 
 
@@ -27,6 +28,14 @@ class Clip:
 
 Source = Path | Image | Clip
 """What an input is read from."""
+
+
+def digest_of(source: Path | Clip) -> str:
+    """Return the SHA-256 of a regular file, or that of a clip; OSError if it cannot be read."""
+    if isinstance(source, Clip):
+        return Clip.digest(map(digest_of, source.frames))
+    with open_regular(source) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing) -> list[Source]:

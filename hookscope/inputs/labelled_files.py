@@ -1,7 +1,6 @@
 """Find pictures with their labels: in class folders, as torchvision's ImageFolder has them, a CSV or a JSON file."""
 
 import csv
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope import regular_files
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import CheckpointError, InputError
+from hookscope.inputs.clips import digest_of
 from hookscope.inputs.find_files import find_inputs
 from hookscope.parameters import arg
 from hookscope.text import counted, printable
@@ -109,17 +108,16 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
     digests = {
         path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths
     }
-    first: dict[object, str] = {}
+    first: dict[str, str] = {}
     joined: defaultdict[str, list[str]] = defaultdict(list)
     for path, (label,) in labels.items():
         joined[first.setdefault(digests[path], path)].append(label)
     return {path: tuple(dict.fromkeys(group)) for path, group in joined.items()}
 
 
-def _digest(path: str) -> object:
+def _digest(path: str) -> str:
     try:
-        with regular_files.open_regular(Path(path)) as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        return digest_of(Path(path))
     except OSError:
         return path
 

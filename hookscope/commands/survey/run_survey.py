@@ -22,7 +22,6 @@ from hookscope.commands.opening import open_inputs
 from hookscope.commands.survey.chunk_files import (
     ChunkFiles,
     Sidecar,
-    digest_of,
     read_chunk,
     read_sidecar,
     write_chunk,
@@ -39,7 +38,7 @@ from hookscope.commands.survey.signature import common_signature, inputs_signatu
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
-from hookscope.inputs.clips import Clip, Source
+from hookscope.inputs.clips import Clip, Source, digest_of
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled, or_several
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -318,9 +317,8 @@ def _is_same(file: Source, recorded: Mapping[str, str | None]) -> bool:
     """Tell whether a file has the digest that was recorded; what was unusable has none."""
     if isinstance(file, Image):  # the signature has its pixels
         return True
-    if isinstance(file, Clip):
-        return recorded.get(plain(str(file.folder))) in (None, Clip.digest(map(digest_of, file.frames)))
-    return recorded.get(plain(str(file))) in (None, digest_of(file))
+    path = file.folder if isinstance(file, Clip) else file
+    return recorded.get(plain(str(path))) in (None, digest_of(file))
 
 
 def _measure(work: _Work, index: int) -> None:
