@@ -19,13 +19,7 @@ from PIL.Image import Image
 
 from hookscope import options
 from hookscope.commands.opening import open_inputs
-from hookscope.commands.survey.chunk_files import (
-    ChunkFiles,
-    Sidecar,
-    read_chunk,
-    read_sidecar,
-    write_chunk,
-)
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_chunk, read_sidecar, write_chunk
 from hookscope.commands.survey.failures import second_pass
 from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
