@@ -4,12 +4,13 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hookscope.regular_files import read_bounded
 
-# How the run.json of a run directory begins.
-_RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
+# How the run.json of a run directory begins, and the plan.json of the chunks of an unfinished survey.
+_START = re.compile(rb'\{\s*"(schema_version": \d+,\s*"tool": "hookscope"|format": \d+,\s*"signature": \{"hookscope")')
 
 
 def files_of(
@@ -68,11 +69,11 @@ def files_below(
 
 
 def _is_run(folder: Path) -> bool:
-    record = folder / "run.json"
-    try:
-        return _RUN_START.match(read_bounded(record, 100, follow_links=False)) is not None
-    except OSError:
-        return False
+    for name in ("run.json", "plan.json"):
+        with suppress(OSError):
+            if _START.match(read_bounded(folder / name, 100, follow_links=False)):
+                return True
+    return False
 
 
 def natural_order(path: Path) -> tuple[str, str]:

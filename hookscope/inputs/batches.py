@@ -1,6 +1,10 @@
-"""Put inputs of equal shape together into what a model is called with."""
+"""Read inputs ahead, and put those of equal shape together into what a model is called with."""
 
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,12 +17,15 @@ import torch
 from hookscope.errors import ImageError, UsageError
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs.clips import Source
-from hookscope.inputs.loading import load_input, looks_like_tensor
-from hookscope.inputs.prefetch import Prefetcher
+from hookscope.inputs.loading import is_quiet, load_input, load_quietly, looks_like_tensor
 from hookscope.inputs.tensors import is_one_input
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
+
+_MOST_READERS = 4  # each may hold a decoded picture of MAX_PIXELS
+
+_Loaded = tuple[torch.Tensor, InputRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Batch:
 
 
 def load_batches(
-    paths: Iterable[Source | str],
+    paths: Iterable[Source],
     preprocessing: Preprocessing,
     batch_size: int = 8,
     on_error: Callable[[ImageError], None] | None = None,
@@ -79,7 +86,7 @@ def load_batches(
             raise error
         on_error(error)
 
-    files = Prefetcher(map(_file, paths), preprocessing, max(batch_size, readers or 0), readers)
+    files = _Prefetcher(paths, preprocessing, max(batch_size, readers or 0), readers)
     try:
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
@@ -90,6 +97,71 @@ def load_batches(
                 yield from _batches(chunk, preprocessing.kind, refuse)
     finally:
         files.cancel()
+
+
+class _Prefetcher:
+    """Files in order, of which threads read the next few while the network works on the current ones.
+
+    Threads, because Pillow lets go of the interpreter while it decodes and resizes: processes would have to be started,
+    and what they read sent over. A thread ends when there is nothing to read.
+    """
+
+    def __init__(
+        self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int, readers: int | None = None
+    ) -> None:
+        """Read nothing yet; `depth` files at most are read ahead, by `readers` threads; None for the usual number."""
+        self._readers = min(_MOST_READERS, os.cpu_count() or 1) if readers is None else readers
+        self._waiting = iter(paths)
+        self._preprocessing = preprocessing
+        self._depth = depth
+        self._coming: deque[tuple[Source, Future[_Loaded] | None]] = deque()  # None: read when its turn comes
+        self._unread: deque[tuple[Source, Future[_Loaded]]] = deque()  # by any thread; those of `_coming`
+        self._reader_count = 0
+        self._lock = threading.Lock()
+
+    def load(self) -> _Loaded | None:
+        """Return what `load_input` returns for the file whose turn it is, or raise what it raises; None at the end."""
+        path, reading = self._coming.popleft() if self._coming else (next(self._waiting, None), None)
+        if path is None:
+            return None
+        if reading is None or reading.exception() is not None:
+            # `load_input` may read it in a forked process, or while stderr is closed: no other thread may run during
+            # either.
+            wait([other for _, other in self._coming if other is not None])
+            loaded = load_input(path, self._preprocessing)
+        else:
+            loaded = reading.result()
+        for coming in islice(self._waiting, self._depth - len(self._coming)):
+            may_read = self._readers > 0 and is_quiet(coming)
+            self._coming.append((coming, self._hand_over(coming) if may_read else None))
+        return loaded
+
+    def cancel(self) -> None:
+        """Leave unread what no thread has begun with; it is the end."""
+        self._unread.clear()
+
+    def _hand_over(self, path: Source) -> Future[_Loaded]:
+        reading: Future[_Loaded] = Future()
+        with self._lock:
+            self._unread.append((path, reading))
+            is_missing = self._reader_count < self._readers
+            self._reader_count += is_missing
+        if is_missing:
+            threading.Thread(target=self._read, name="hookscope-reader").start()
+        return reading
+
+    def _read(self) -> None:
+        while True:
+            with self._lock:
+                try:
+                    path, reading = self._unread.popleft()
+                except IndexError:
+                    self._reader_count -= 1
+                    return
+            try:
+                reading.set_result(load_quietly(path, self._preprocessing))
+            except BaseException as error:  # noqa: BLE001 - raised again, or something else, when its turn comes
+                reading.set_exception(error)
 
 
 class _Input(NamedTuple):
@@ -103,7 +175,7 @@ class _Input(NamedTuple):
 _Refuse = Callable[[ImageError], None]
 
 
-def _inputs(files: Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) -> Iterator[_Input | None]:
+def _inputs(files: _Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) -> Iterator[_Input | None]:
     while True:
         try:
             loaded = files.load()
@@ -187,14 +259,10 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
         return one_line(error)
 
 
-def _file(source: Source | str) -> Source:
-    return Path(source) if isinstance(source, str) else source
-
-
-def count_inputs(paths: Iterable[Source | str], preprocessing: Preprocessing) -> int:
+def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
     """Return how many inputs files hold; only tensor files are read for that."""
     count = 0
-    for path in map(_file, paths):
+    for path in paths:
         count += 1
         if looks_like_tensor(path):
             with suppress(ImageError):

@@ -1,13 +1,15 @@
 """Frames of a video as pictures in a folder: one clip for networks that take clips."""
 
-from collections.abc import Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from PIL.Image import Image
 
 from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
+from hookscope.regular_files import open_regular
 from hookscope.results.inputs import Preprocessing
 
 
@@ -18,9 +20,22 @@ class Clip:
     folder: Path
     frames: tuple[Path, ...]
 
+    @staticmethod
+    def digest(frame_digests: Iterable[str]) -> str:
+        """Return the SHA-256 of the clip from those of its frames."""
+        return hashlib.sha256("".join(frame_digests).encode()).hexdigest()
+
 
 Source = Path | Image | Clip
 """What an input is read from."""
+
+
+def digest_of(source: Path | Clip) -> str:
+    """Return the SHA-256 of a regular file, or that of a clip; OSError if it cannot be read."""
+    if isinstance(source, Clip):
+        return Clip.digest(map(digest_of, source.frames))
+    with open_regular(source) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing) -> list[Source]:
@@ -31,9 +46,11 @@ def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing)
     """
     if preprocessing.kind != "video" or not Path(source).is_dir():
         return [*files]
+    folders: defaultdict[Path, list[Path]] = defaultdict(list)
+    for file in files:  # the files of a folder may be listed before and behind those of a folder in it
+        folders[file.parent].append(file)
     sources: list[Source] = []
-    for folder, inside in groupby(files, key=lambda path: path.parent):
-        several = [*inside]
+    for folder, several in folders.items():
         frames = [file for file in several if file.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
         is_clip = len(frames) > 1
         sources += [Clip(folder, tuple(frames))] if is_clip else []

@@ -1,7 +1,6 @@
 """Find pictures with their labels: in class folders, as torchvision's ImageFolder has them, a CSV or a JSON file."""
 
 import csv
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope import regular_files
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import CheckpointError, InputError
+from hookscope.inputs.clips import digest_of
 from hookscope.inputs.find_files import find_inputs
 from hookscope.parameters import arg
 from hookscope.text import counted, printable
@@ -47,6 +46,11 @@ class LabelledFiles:
         """Return about `count` of the files, evenly spread; all if there are no more."""
         paths = [*map(Path, self.labels)]
         return [paths[at * len(paths) // count] for at in range(count)] if len(paths) > count else paths
+
+
+def or_several() -> str:
+    """Return how advice about a label for each picture goes on, where pictures may have several."""
+    return f", or {arg('multi_label')} for several labels of a picture"
 
 
 def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
@@ -104,17 +108,16 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
     digests = {
         path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths
     }
-    first: dict[object, str] = {}
+    first: dict[str, str] = {}
     joined: defaultdict[str, list[str]] = defaultdict(list)
     for path, (label,) in labels.items():
         joined[first.setdefault(digests[path], path)].append(label)
     return {path: tuple(dict.fromkeys(group)) for path, group in joined.items()}
 
 
-def _digest(path: str) -> object:
+def _digest(path: str) -> str:
     try:
-        with regular_files.open_regular(Path(path)) as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        return digest_of(Path(path))
     except OSError:
         return path
 
@@ -162,7 +165,7 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
 
 def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
-    remedy = f"Give path,label on each line, or {arg('multi_label')} for several labels of a picture."
+    remedy = f"Give path,label on each line{or_several()}."
     for line, cells in rows:
         if len(cells) != width or not all(cells[place] for place in places):
             raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, not a path and a label. {remedy}")
@@ -218,9 +221,8 @@ def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     for file, held in document.items():
         listed = _json_labels(held)
         if listed is None or (len(listed) != 1 and not multi_label):
-            count = "no label" if listed is None else counted(len(listed), "label")
-            fault = count if listed is None else f"{count}, and {arg('multi_label')} is not given"
-            raise InputError(f"{shown}: '{printable(file, 80)}' has {fault}. Give {wanted}.")
+            count, remedy = ("no label", "") if listed is None else (counted(len(listed), "label"), or_several())
+            raise InputError(f"{shown}: '{printable(file, 80)}' has {count}. Give {wanted}{remedy}.")
         labels[str(path.parent / file)] = tuple(dict.fromkeys(listed))
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
 

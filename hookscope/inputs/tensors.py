@@ -140,15 +140,23 @@ def is_one_input(shape: Sequence[int], preprocessing: Preprocessing) -> bool:
 
 
 def with_inputs_first(tensor: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
-    """Return a tensor with the inputs on axis 0: as `preprocessing` has it, or with a batch axis of 1 in front."""
+    """Return a tensor with the inputs on axis 0: as `preprocessing` has it, or with a batch axis of 1 in front.
+
+    Raises UsageError if it lacks that axis, or holds no input.
+    """
     axis = preprocessing.batch_axis
     if isinstance(axis, int) and tensor.dim() and not tensor.is_nested:
         if not -tensor.dim() <= axis < tensor.dim():
             shape = tuple(tensor.shape)
             raise UsageError(f"The tensor of shape {shape} has no axis {axis}. Give another {arg('batch_axis')}.")
-        return tensor.movedim(axis, 0)
-    is_one = axis == "none" or (axis == "auto" and not tensor.is_nested and is_one_input(tensor.shape, preprocessing))
-    return tensor.unsqueeze(0) if is_one else tensor
+        tensor = tensor.movedim(axis, 0)
+    elif axis == "none" or (axis == "auto" and not tensor.is_nested and is_one_input(tensor.shape, preprocessing)):
+        tensor = tensor.unsqueeze(0)
+    if tensor.dim() and not tensor.size(0):
+        raise UsageError(
+            f"The tensor of shape {tuple(tensor.shape)} holds no input. Is another {arg('batch_axis')} right?"
+        )
+    return tensor
 
 
 def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str, steps: list[str]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Which axis of a tensor counts inputs: one rule, for files and for tensors in Python, by the network's first layer."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,9 @@ def test_a_network_of_words_gets_noise_of_whole_numbers_below_its_vocabulary() -
     assert counts.zero_fraction == 0
     assert hookscope.check(words(), input_shape=(2, 5)).passed
     assert hookscope.layers(words(), input_shape=(2, 5))["1"].output_shapes == ((2, 5, 2),)
+
+
+@pytest.mark.parametrize("run", [hookscope.activations, hookscope.survey])
+def test_a_tensor_without_an_input_is_refused(run: Callable[..., object]) -> None:
+    with pytest.raises(UsageError, match=r"The tensor of shape \(0, 4\) holds no input\. Is another `batch_axis`"):
+        run(nn.Linear(4, 3), torch.zeros(0, 4))

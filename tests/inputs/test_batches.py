@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.errors import ImageError
-from hookscope.inputs import Batch, prefetch
+from hookscope.inputs import Batch
 from hookscope.inputs.batches import count_inputs, load_batches, part_of
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.noise import noise_batch
@@ -62,8 +62,8 @@ def test_only_one_batch_is_in_memory_and_the_inputs_of_the_next(tmp_path, monkey
         singles[path] = weakref.ref(tensor)
         return tensor, record
 
-    monkeypatch.setattr(prefetch, "load_input", observed)
-    monkeypatch.setattr(prefetch, "load_quietly", observed)
+    monkeypatch.setattr("hookscope.inputs.batches.load_input", observed)
+    monkeypatch.setattr("hookscope.inputs.batches.load_quietly", observed)
     loaded = load_batches(paths, PLAIN, 3)
     for finished in (3, 6, 9):
         stacked.append(weakref.ref(next(loaded).args[0]))

@@ -48,6 +48,26 @@ def test_a_folder_is_one_clip_with_the_numbers_of_plain_pytorch(tmp_path: Path) 
     assert "walk: one clip of 11 frames (walk/* for a clip of each picture)" in " ".join(str(run).split())
 
 
+def test_a_folder_between_the_frames_of_a_clip_does_not_cut_it(tmp_path: Path) -> None:
+    outer, inner = write_frames(tmp_path / "walk", 4), write_frames(tmp_path / "walk" / "1", 3)
+    run = hookscope.activations(Moving().eval(), str(tmp_path / "walk"), **AS_THEY_ARE, layer="*")
+    assert [(record.name, record.shape) for record in run.inputs] == [
+        (str(tmp_path / "walk"), tuple(outer.shape)), (str(tmp_path / "walk" / "1"), tuple(inner.shape))
+    ]  # fmt: skip
+
+
+def test_a_frame_that_has_changed_is_measured_again(tmp_path: Path) -> None:
+    write_frames(tmp_path / "in" / "walk", 4)
+    arguments = {**AS_THEY_ARE, "chunks": tmp_path / "c"}
+    hookscope.survey(Moving().eval(), str(tmp_path / "in"), **arguments)
+    same = hookscope.survey(Moving().eval(), str(tmp_path / "in"), **arguments, resume=True)
+    Image.new("RGB", (12, 10)).save(tmp_path / "in" / "walk" / "2.png")
+    changed = hookscope.survey(Moving().eval(), str(tmp_path / "in"), **arguments, resume=True)
+    assert same is not None
+    assert changed is not None
+    assert (same.resumed_count, changed.resumed_count) == (1, 0)
+
+
 @pytest.mark.exhaustive
 def test_each_folder_in_a_folder_is_a_clip(tmp_path: Path) -> None:
     first, second = write_frames(tmp_path / "in" / "a", 4), write_frames(tmp_path / "in" / "b", 5)

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_input
-from hookscope.inputs.photographs import Photographs
+from hookscope.inputs.pipeline import Photographs
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region
 from tests.inputs.written import random_pixels, save

@@ -16,14 +16,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import ImageError
-from hookscope.inputs import prefetch
 from hookscope.inputs.batches import load_batches
 from hookscope.inputs.loading import is_quiet, load_input, load_quietly
-from hookscope.results.inputs import Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, readers, save, write_all, write_tensor
 from tests.inspections import inspect
 
@@ -92,13 +91,13 @@ def _orientation(value: int) -> Image.Exif:
 def test_as_many_threads_read_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: int) -> None:
     busiest = 0
 
-    def slowly(path: Path, preprocessing: Preprocessing) -> prefetch.Loaded:
+    def slowly(path: Path, preprocessing: Preprocessing) -> tuple[Tensor, InputRecord]:
         nonlocal busiest
         time.sleep(0.02)
         busiest = max(busiest, sum(thread.name == "hookscope-reader" for thread in threading.enumerate()))
         return load_quietly(path, preprocessing)
 
-    monkeypatch.setattr(prefetch, "load_quietly", slowly)
+    monkeypatch.setattr("hookscope.inputs.batches.load_quietly", slowly)
     paths = write_all(tmp_path, [(4, 4)] * 12)
     batches = [*load_batches(paths, PLAIN, 4, None, readers)]
     assert [record.name for batch in batches for record in batch.records] == [*map(str, paths)]
@@ -221,7 +220,7 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.read = set[Path](), list[Path]()
         self.go, self.begun = threading.Event(), threading.Semaphore(0)
-        monkeypatch.setattr(prefetch, "load_quietly", self._load)
+        monkeypatch.setattr("hookscope.inputs.batches.load_quietly", self._load)
 
     def _load(self, path: Path, preprocessing: Preprocessing) -> tuple:
         self.begun.release()
@@ -295,7 +294,7 @@ def test_what_a_thread_cannot_read_is_read_again_when_its_turn_comes(tmp_path, m
     def refuse(_path: Path, _preprocessing: Preprocessing) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(prefetch, "load_quietly", refuse)
+    monkeypatch.setattr("hookscope.inputs.batches.load_quietly", refuse)
     together = torch.cat([batch.args[0] for batch in load_batches(paths, PLAIN, 2)])
     assert torch.equal(together, torch.stack([load_input(path, PLAIN)[0] for path in paths]))
 
@@ -316,8 +315,8 @@ def test_other_files_are_read_while_no_thread_reads(folder, monkeypatch):
         beside.append(list(reading))
         return load_input(path, preprocessing)
 
-    monkeypatch.setattr(prefetch, "load_quietly", load_slowly)
-    monkeypatch.setattr(prefetch, "load_input", load)
+    monkeypatch.setattr("hookscope.inputs.batches.load_quietly", load_slowly)
+    monkeypatch.setattr("hookscope.inputs.batches.load_input", load)
     kinds = ("jpeg", "jpeg", "tiff", "jpeg", "png", "stored tensor")
     list(load_batches([folder[kind] for kind in kinds], PLAIN, 2))
     assert beside == [[]] * 3

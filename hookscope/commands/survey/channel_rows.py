@@ -70,7 +70,7 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
     Args:
         tensor: (N, ..., C, ...); only read.
         channel_axis: The axis of the channels; axis 0 counts inputs.
-        thresholds: Values above which a channel's position is wanted, (C,); None for all.
+        thresholds: Values above which a channel's position is wanted, (C,); None for all, as for another C.
 
     Returns:
         `ChannelRows`; `RowsOnDevice` for a tensor on an accelerator.
@@ -87,6 +87,8 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         places = tuple(values.shape[2:])
         if not values.is_cpu:
             return RowsOnDevice(places, _exact(values))
+        if thresholds is not None and thresholds.size != values.shape[1]:
+            thresholds = None  # compiled code would read beyond them
         reduced = None
         if not missing_memory(values):
             reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)

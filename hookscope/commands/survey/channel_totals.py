@@ -1,4 +1,4 @@
-"""What channels have done over the inputs so far, in numbers that merge: over batches, then over chunks in their order.
+"""What channels do, in numbers that merge over batches, then over chunks in their order; and what follows from them.
 
 Counts are exact. Means and sums of squared deviations merge as Chan, Golub and LeVeque do it (1979), in float64: the
 same merges in the same order give the same bits.
@@ -11,9 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.commands.survey.channel_rows import MOST_PLACE_AXES, ChannelRows
+from hookscope.results.distribution import Distribution, edges_of
+from hookscope.results.survey import ChannelArrays
 
 HALVES = 2
 """Lists of the greatest are kept for each half of the data: every second input. The greatest of all are among both."""
+
+# From this correlation on, in magnitude, a channel counts as a duplicate. Of fewer inputs correlations are high by
+# chance; of more channels, as logits of a large vocabulary, pairs are too many to look at.
+_DUPLICATE, _FEWEST_INPUTS, _MOST_CHANNELS = 0.99, 32, 8192
+_BLOCK = 512
+# A spread below this share of the mean is rounding in float32.
+_ROUNDING = 1e-6
+
+# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
+_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
 
 _NONE = -1
 _GREATEST = float(np.finfo(np.float32).max)
@@ -91,6 +103,12 @@ class TopLists:
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
 
+    def renumber(self, offset: int) -> None:
+        """Number inputs as those behind `offset` others: if that is odd, what was one half is the other."""
+        self.inputs[self.inputs >= 0] += offset
+        if offset % HALVES:
+            self.values, self.inputs, self.positions = self.values[::-1], self.inputs[::-1], self.positions[::-1]
+
     def merge(self, other: "TopLists") -> None:
         """Take in the lists of other inputs, which come after these."""
         everything = np.arange(self.values.shape[1])
@@ -126,9 +144,10 @@ class ChannelTotals:
         low: Smallest finite value; Inf without any.
         total: Values, finite or not.
         firing: Inputs on which the channel is anywhere other than zero.
-        pooled: Moments over inputs of the channel's mean over positions.
-        by_class: Of each class, by its number, how many inputs there were and the sum of those means, (1 + C,).
-        sample: Those means of some of the inputs, (S, C) float32.
+        input_count: Inputs so far.
+        pooled: Moments over inputs of the channel's mean over positions, of inputs on which any value is finite.
+        by_class: Of each class, by its number, how many of those means there are and their sum, (2, C).
+        sample: The means of some of the inputs, (S, C) float32; NaN on an input without a finite value.
         is_by_input: Whether axis 0 of the output counts inputs in every batch; else only the first four are known.
         is_of_one_size: Whether there are as many channels in every batch; else nothing is known of them.
     """
@@ -140,6 +159,7 @@ class ChannelTotals:
     firing: NDArray[np.int64]
     pooled: Moments
     top: TopLists
+    input_count: int = 0
     by_class: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     sample: list[NDArray[np.float32]] = field(default_factory=list)
     is_by_input: bool = True
@@ -148,17 +168,14 @@ class ChannelTotals:
     @classmethod
     def empty(cls, channels: int, top: int) -> "ChannelTotals":
         """Return those of no inputs."""
-
-        def moments() -> Moments:
-            return Moments(*(np.zeros(channels) for _ in range(3)))
-
+        zeros = np.zeros(channels)
         return cls(
-            values=moments(),
+            values=Moments(zeros, zeros, zeros),
             high=np.full(channels, -np.inf),
             low=np.full(channels, np.inf),
             total=np.zeros(channels, np.int64),
             firing=np.zeros(channels, np.int64),
-            pooled=moments(),
+            pooled=Moments(zeros, zeros, zeros),
             top=TopLists.empty(channels, top),
         )
 
@@ -182,15 +199,20 @@ class ChannelTotals:
             return
         fires = (rows.high > 0) | (rows.low < 0) & np.isfinite(rows.low) | (rows.finite < rows.place_count)
         self.firing += fires.sum(0)
-        ones = np.ones_like(rows.mean)
-        self.pooled.merge(_moments_of(ones, rows.mean, np.zeros_like(rows.mean)))
-        for label in dict.fromkeys(classes):
-            of_class = rows.mean[[index == label for index in classes]]
-            summed = np.concatenate([[of_class.shape[0]], of_class.sum(0)])
-            self.by_class[label] = self.by_class[label] + summed if label in self.by_class else summed
+        self.input_count += numbers.size
+        has_mean = (rows.finite > 0).astype(np.float64)
+        self.pooled.merge(_moments_of(has_mean, rows.mean, np.zeros_like(rows.mean)))
+        means = np.stack([has_mean, rows.mean], 1)  # (N, 2, C)
+        groups = {label: [index == label for index in classes] for label in classes}
+        self.by_class = merged_classes(self.by_class, {label: means[group].sum(0) for label, group in groups.items()})
         if sampled:
-            self.sample.append(rows.mean[list(sampled)].clip(-_GREATEST, _GREATEST).astype(np.float32))
+            some = np.where(has_mean > 0, rows.mean, np.nan)[list(sampled)]
+            self.sample.append(some.clip(-_GREATEST, _GREATEST).astype(np.float32))
         self.top.add(rows, numbers)
+
+    def thin_sample(self) -> None:
+        """Keep every second input of the sample."""
+        self.sample = [np.concatenate(self.sample)[::2]] if self.sample else []
 
     def merge(self, other: "ChannelTotals") -> None:
         """Take in what the channels did over the inputs of the next chunk."""
@@ -198,6 +220,7 @@ class ChannelTotals:
         self.high, self.low = np.maximum(self.high, other.high), np.minimum(self.low, other.low)
         self.total = self.total + other.total
         self.firing = self.firing + other.firing
+        self.input_count += other.input_count
         self.is_by_input = self.is_by_input and other.is_by_input
         self.pooled.merge(other.pooled)
         self.by_class = merged_classes(self.by_class, other.by_class)
@@ -210,3 +233,98 @@ def merged_classes(
 ) -> dict[int, NDArray[np.float64]]:
     """Return the sums by class of both."""
     return {**first, **{label: first[label] + sums if label in first else sums for label, sums in second.items()}}
+
+
+def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_classes: bool) -> ChannelArrays:
+    """Return the channels of an output; `nonzero` counts the values of each that are not zero, (C,)."""
+    count = totals.high.size
+    values, top, is_by_input = totals.values, totals.top, totals.is_by_input
+    best, share = np.full(count, -1), np.full(count, np.nan)
+    if has_classes and is_by_input:
+        best, share = _selectivity(totals)
+    twins, correlation = _duplicates(np.concatenate([np.zeros((0, count), np.float32), *totals.sample]))
+    has_any = values.count > 0
+    variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
+    firing = np.full(count, np.nan)
+    np.divide(totals.firing, totals.input_count, out=firing, where=is_by_input & (totals.input_count > 0))
+    return ChannelArrays(
+        firing_inputs=firing,
+        firing_positions=nonzero / totals.total,
+        mean=np.where(has_any, values.mean, np.nan),
+        std=np.where(has_any, np.sqrt(variance), np.nan),
+        min=np.where(has_any, totals.low, np.nan),
+        max=np.where(has_any, totals.high, np.nan),
+        nonfinite_count=(totals.total - values.count).astype(np.int64),
+        best_class=best,
+        selectivity=share,
+        duplicate_of=twins,
+        correlation=correlation,
+        top_values=top.values,
+        top_inputs=top.inputs if is_by_input else np.full_like(top.inputs, -1),
+        top_positions=top.positions,
+    )
+
+
+def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the best class of each channel, -1 for none, and epsilon squared of the means over positions by class.
+
+    With K classes, N inputs, and the sums of squares between classes B and over all T, it is
+    (B - (K - 1) (T - B) / (N - K)) / T; NaN where channels do not vary (Kelley, PNAS 21, 1935, 554-559).
+    """
+    labels, pooled = sorted(totals.by_class), totals.pooled
+    share = np.full(totals.high.size, np.nan)
+    if not labels:
+        return np.full(totals.high.size, -1), share
+    sizes, sums = np.stack([totals.by_class[label] for label in labels], 1)  # (K, C) each
+    means = sums / np.maximum(sizes, 1)
+    between = (sizes * (means - pooled.mean) ** 2).sum(0)
+    class_count = (sizes > 0).sum(0)
+    whole, left = pooled.deviations, pooled.count - class_count
+    varies = (class_count > 1) & (left > 0) & (whole > pooled.count * (_ROUNDING * pooled.mean) ** 2)
+    within = np.maximum(whole - between, 0) / np.maximum(left, 1)
+    np.divide(between - (class_count - 1) * within, whole, out=share, where=varies)
+    return np.where(varies, np.array(labels)[np.where(sizes > 0, means, -np.inf).argmax(0)], -1), share
+
+
+def _duplicates(sample: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return for each channel the lower-numbered one that it follows most closely, -1 for none, and their correlation.
+
+    Args:
+        sample: Means over positions, (S, C); inputs on which a channel has none are left out.
+    """
+    lacks = np.isnan(sample)
+    sample = sample[~lacks[:, ~lacks.all(0)].any(1)]
+    count, channels = sample.shape
+    twins, correlation = np.full(channels, -1), np.full(channels, np.nan)
+    if count < _FEWEST_INPUTS or not 1 < channels <= _MOST_CHANNELS:
+        return twins, correlation
+    wide = sample.astype(np.float64)
+    centred = wide - wide.mean(0)
+    norms = np.sqrt((centred**2).sum(0))
+    varies = norms > _ROUNDING * np.sqrt((wide**2).sum(0))
+    unit = np.divide(centred, norms, out=np.zeros_like(centred), where=varies)
+    for begin in range(0, channels, _BLOCK):
+        end = min(begin + _BLOCK, channels)
+        correlations = unit[:, begin:end].T @ unit[:, :end]
+        later = np.arange(end) >= np.arange(begin, end)[:, None]
+        magnitudes = np.where(later, -1.0, np.abs(correlations))
+        nearest = magnitudes.argmax(1)
+        rows = np.arange(end - begin)
+        (chosen,) = np.nonzero(magnitudes[rows, nearest] >= _DUPLICATE)
+        twins[begin + chosen] = nearest[chosen]
+        correlation[begin + chosen] = correlations[chosen, nearest[chosen]].clip(-1, 1)
+    return twins, correlation
+
+
+def massive(arrays: ChannelArrays | None, spread: Distribution | None) -> tuple[int, ...]:
+    """Return the channels with massive activations: see `SurveyRow.massive`."""
+    if spread is None or arrays is None:
+        return ()
+    keys, counts = spread.binned()
+    order = np.argsort(np.abs(keys), kind="stable")
+    below = np.cumsum(counts[order])
+    middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
+    median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
+    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
+    greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
+    return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())

@@ -19,14 +19,15 @@ from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredChunk, MeasuredInput
 from hookscope.commands.survey.signature import differing
 from hookscope.errors import OutputError
+from hookscope.inputs.clips import digest_of
 from hookscope.parameters import arg
-from hookscope.regular_files import open_regular, read_bounded
+from hookscope.regular_files import read_bounded
 from hookscope.results.json_form import json_form
 from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import safe_text, some_of, strict_json
 
-FORMAT = 3
+FORMAT = 4
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -121,12 +122,6 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
         raise OutputError(
             f"Cannot write a chunk to '{where}': {reason_of(error)}. Finished chunks stay; go on with {arg('resume')}."
         ) from error
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file; OSError if it cannot be read."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _document(files: ChunkFiles) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.commands.check.measuring.labelled_pictures import classes_of
-from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.judged_inputs import GRID, LOOKS, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.failures import OutsideKind, OutsideRange
@@ -87,9 +87,9 @@ class ClassifiedInputs:
     worst: list[WrongInput] = field(default_factory=list)
     members: defaultdict[int, Spread] = field(default_factory=lambda: defaultdict(Spread))
     right_count: int = 0
-    layout_sum: NDArray[np.float64] | None = None
-    low: NDArray[np.float64] | None = None
-    high: NDArray[np.float64] | None = None
+    layout_sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID * GRID))
+    low: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
+    high: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
 
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
         """Take in the inputs of the next chunk, the first of which has the number `offset`."""
@@ -109,18 +109,10 @@ class ClassifiedInputs:
             number, name = offset + sample.number, sample.name_in(offset)
             self.worst.append(WrongInput(number, sample, label, name, best, (high, low), looks, layout))
         self.worst = sorted(self.worst, key=lambda wrong: (-wrong.surety, wrong.number))[:MOST_WRONG]
-        self._add_looks(judged)
-
-    def _add_looks(self, judged: JudgedInputs) -> None:
         of_right = judged.is_right & ~np.isnan(judged.layouts).any(1)
-        if not of_right.any():
-            return
         looks = judged.looks[of_right]
-        low, high = np.fmin.reduce(looks), np.fmax.reduce(looks)
-        self.low = low if self.low is None else np.fmin(self.low, low)
-        self.high = high if self.high is None else np.fmax(self.high, high)
-        summed = judged.layouts[of_right].astype(np.float64).sum(0)
-        self.layout_sum = summed if self.layout_sum is None else self.layout_sum + summed
+        self.low, self.high = np.fmin.reduce([self.low, *looks]), np.fmax.reduce([self.high, *looks])
+        self.layout_sum = self.layout_sum + judged.layouts[of_right].astype(np.float64).sum(0)
         self.right_count += int(of_right.sum())
 
     @property
@@ -135,7 +127,7 @@ class ClassifiedInputs:
 
     def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:
         """Return for each of `worst` where it lies outside the range of those that are right; the chunks come again."""
-        if self.layout_sum is None or self.low is None or self.high is None or not self.knows_ranges:
+        if not self.knows_ranges:
             return [() for _ in self.worst]
         mean = self.layout_sum / self.right_count
         least, most = math.inf, -math.inf
@@ -151,8 +143,6 @@ class ClassifiedInputs:
         return per_input
 
     def _of_looks(self, wrong: WrongInput) -> Iterator[OutsideRange]:
-        assert self.low is not None  # noqa: S101 - `outside` has seen to it
-        assert self.high is not None  # noqa: S101
         ranges = zip(_KINDS, wrong.looks.tolist(), self.low.tolist(), self.high.tolist(), strict=True)
         for (below, above), value, low, high in ranges:
             if value < low or value > high:

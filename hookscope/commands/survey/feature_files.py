@@ -1,6 +1,6 @@
 """Features of all inputs as safetensors, in one file or one for each chunk, and a sidecar with the inputs, last.
 
-They are copied from one chunk after another: memory does not grow with the inputs.
+Those of chunks are copied from one after another, those of batches written as they come: memory does not grow.
 """
 
 import json
@@ -14,12 +14,19 @@ from shutil import copyfileobj
 from typing import Any, BinaryIO
 
 from safetensors import safe_open
+from torch import Tensor
 
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
-from hookscope.commands.survey.features import FeatureDtype, Pool
+from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers
 from hookscope.errors import OutputError, UsageError
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import length_of, to_device
+from hookscope.inspection.device import placement
+from hookscope.inspection.forward import ForwardOptions, inspect
+from hookscope.models import LoadedModel
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
+from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.atomic import check_writable, reason_of, whole_file
 from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
@@ -114,9 +121,7 @@ class FeatureParts:
         if not sidecar.inputs:
             return
         if self.chunks and {*sidecar.feature_shapes} != {*self.shapes}:
-            raise UsageError(
-                f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
-            )
+            raise UsageError(different_layers())
         for label, shape in sidecar.feature_shapes.items():
             earlier = self.shapes.get(label, (0, *shape[1:]))
             if earlier[1:] != shape[1:]:
@@ -191,3 +196,57 @@ class FeatureParts:
                 name, number = record.name_in(offset), 0 if self.target.is_one_file else place
                 label = {} if record.label is None else {"class": classes[record.label]}
                 yield {"input": name, "sha256": record.sha256, "file": number, **label}
+
+
+def batch_features(
+    loaded: LoadedModel, batches: Iterable[Any], target: FeatureTarget, layers: Sequence[str], seed: int
+) -> FeatureFiles:
+    """Do as `features` in run.py.
+
+    Raises:
+        UsageError: If a batch is something else, or an output has not one row for each input.
+    """
+    if not target.is_one_file or target.is_parquet:
+        raise UsageError(
+            f"Features of batches go into one file: '{safe_text(str(target.path))}' must end in .safetensors."
+        )
+    target.check()
+    spool = FeatureSpool(target.pool, target.dtype)
+    labels: list[Any] = []
+    place = placement(loaded.module)
+    made = (to_device(batch, *place) for batch in _batches(batches, labels))
+    run = inspect(
+        loaded,
+        made,
+        ForwardOptions(layers=layers, seed=seed),
+        on_tensor=spool.see,
+        on_output=lambda batch, _output: spool.keep(len(batch.indices)),
+    )
+    with target.reported(""):
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        shapes = spool.write(target.path, [row.label for row in run.rows])
+        return target.write_sidecar(run.model.name, shapes, [target.path], _inputs(labels))
+
+
+def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
+    """Yield batches numbered from 0, and note their labels; None for an input without one."""
+    begin = 0
+    for item in batches:
+        values, *others = item if isinstance(item, list | tuple) else (item,)
+        if not isinstance(values, Tensor) or not values.dim():
+            kind = type(values).__name__
+            raise UsageError(f"A batch is {kind}: give tensors (N, ...), or tuples of such a tensor and labels.")
+        count = length_of(values)
+        targets = others[0] if others else None
+        listed = targets.tolist() if isinstance(targets, Tensor) and targets.dim() == 1 else targets
+        labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
+        records = tuple(
+            InputRecord(f"input {begin + at}", None, None, tuple(values.shape[1:]), ()) for at in range(count)
+        )
+        yield Batch((values,), tuple(range(begin, begin + count)), records)
+        begin += count
+
+
+def _inputs(labels: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for at, label in enumerate(labels):
+        yield {"input": f"input {at}", "sha256": None, "file": 0, **({} if label is None else {"class": str(label)})}

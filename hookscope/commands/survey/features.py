@@ -23,7 +23,7 @@ FeatureDtype = Literal["float32", "float16"]
 
 
 def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> Tensor:
-    """Return the features of a batch, (N, C) or whole, on the CPU in float32.
+    """Return the features of a batch, (N, C) or whole, on the CPU in float32; of complex values their magnitudes.
 
     Args:
         tensor: The output, (N, C, ...) or (N, T, D).
@@ -37,6 +37,7 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
     with plain_arithmetic():
         values = tensor.detach()
         values = values.dequantize() if values.is_quantized else values
+        values = values.abs() if values.is_complex() else values
         values = values.float() if values.dtype != torch.float32 else values
         if pool == "none":
             return values.cpu().clone()
@@ -57,6 +58,11 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         return (values.mean(axes) if pool == "avg" else values.amax(axes)).cpu()
 
 
+def different_layers() -> str:
+    """Return why features have no row for each input."""
+    return f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
+
+
 @dataclass(slots=True)
 class FeatureSpool:
     """Features of a chunk by label, until its file is written; those of a batch that failed are dropped."""
@@ -66,6 +72,7 @@ class FeatureSpool:
     _spool: TensorSpool = field(default_factory=TensorSpool)
     _parts: dict[str, SpooledTensor] = field(default_factory=dict)
     _latest: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _input_count: int = 0
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         """Take the features of a batch, in the hook."""
@@ -94,6 +101,7 @@ class FeatureSpool:
             before = spooled or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             shape = (before.shape[0] + count, *before.shape[1:])
             self._parts[label] = SpooledTensor(self.dtype, shape, (*before.pieces, piece))
+        self._input_count += count
         self._latest.clear()
 
     def forget(self) -> None:
@@ -101,8 +109,15 @@ class FeatureSpool:
         self._latest.clear()
 
     def write(self, path: Path, labels: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """Write the tensors of these labels as safetensors, and return their shapes; OSError if there is no room."""
+        """Write the tensors of these labels as safetensors, and return their shapes.
+
+        Raises:
+            OSError: If there is no room.
+            UsageError: If not all inputs have passed a layer, so that rows would belong to other inputs.
+        """
         tensors = {label: self._parts[label] for label in labels if label in self._parts}
+        if any(tensor.shape[0] != self._input_count for tensor in tensors.values()):
+            raise UsageError(different_layers())
         with whole_file(path) as file:
             file.writelines(tensor_bytes(tensors, self._spool))
         return {label: tensor.shape for label, tensor in tensors.items()}

@@ -104,13 +104,12 @@ class ChannelRecorder:
 
     Attributes:
         top: Inputs in each list of the greatest.
-        sample: Inputs of the chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
+        sample: Inputs of the chunk at most whose means are kept to find duplicates, evenly spread over it.
         class_of: The number of an input's class by its name; None without classes.
     """
 
     top: int
     sample: int
-    sample_step: int
     class_of: Callable[[str], int] | None = None
     features: FeatureSpool | None = None
     judge: InputJudge | None = None
@@ -118,9 +117,10 @@ class ChannelRecorder:
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
+    sample_step: int = 1
     returns_nonfinite: bool = False
     _latest: dict[str, Reduced] = field(default_factory=dict)
-    _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
+    _before: tuple[weakref.ref[Tensor], int, int, NDArray[np.float64] | None, Reduced] | None = None
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         """Reduce an output; one that comes again at once, as a container's, is not read again."""
@@ -128,17 +128,18 @@ class ChannelRecorder:
             self.features.see(label, tensor, channel_axis)
         if channel_axis is None or channel_axis == 0:
             return
-        version = version_of(tensor)
+        version, totals = version_of(tensor), self.totals.get(label)
+        thresholds = None if totals is None else totals.top.thresholds
         if self._before is not None:
-            reference, old_version, axis, rows = self._before
-            if reference() is tensor and old_version == version >= 0 and axis == channel_axis:
+            reference, old_version, axis, limits, rows = self._before
+            is_same = reference() is tensor and old_version == version >= 0 and axis == channel_axis
+            if is_same and (limits is None or (thresholds is not None and np.array_equal(limits, thresholds))):
                 self._latest[label] = rows
                 return
-        totals = self.totals.get(label)
-        channel_rows = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
+        channel_rows = reduce_channels(tensor, channel_axis, thresholds)
         if channel_rows is not None:
             self._latest[label] = channel_rows
-            self._before = (weakref.ref(tensor), version, channel_axis, channel_rows)
+            self._before = (weakref.ref(tensor), version, channel_axis, thresholds, channel_rows)
 
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
@@ -150,7 +151,6 @@ class ChannelRecorder:
         numbers = np.array(batch.indices, np.int64)
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
-        sampled = sampled[: max(0, self.sample - self.sampled_count)]
         self.sampled_count += len(sampled)
         fetched: dict[int, ChannelRows] = {}
         for label, channel_rows in self._latest.items():
@@ -164,6 +164,10 @@ class ChannelRecorder:
                 totals.add(rows, numbers, classes, sampled)
             else:
                 totals.is_of_one_size = False
+        while self.sampled_count > self.sample:  # how many inputs there are is not known: a file may hold several
+            for totals in self.totals.values():
+                totals.thin_sample()
+            self.sample_step, self.sampled_count = 2 * self.sample_step, (self.sampled_count + 1) // 2
         if self.features is not None:
             self.features.keep(len(numbers))
         if self.rows_used is not None:

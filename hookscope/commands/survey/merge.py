@@ -2,20 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.commands.survey.channel_arrays import channel_arrays, massive
-from hookscope.commands.survey.channel_totals import ChannelTotals
+from hookscope.commands.survey.channel_totals import ChannelTotals, channel_arrays, massive
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_judged
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
 from hookscope.commands.survey.failures import Again, explained
-from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
-from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.feature_files import FeatureParts
 from hookscope.commands.survey.measure_chunk import ChunkRow, MeasuredChunk
 from hookscope.commands.survey.pictures import input_pictures
 from hookscope.commands.survey.plan import Plan
@@ -34,6 +32,7 @@ from hookscope.results.survey import Channels, Survey, SurveyRow, Unusable, chan
 from hookscope.results.table_rows import TableRows
 from hookscope.statistics.reducer import summarise
 from hookscope.statistics.reduction import merge
+from hookscope.text import plain
 
 _OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
 
@@ -52,7 +51,7 @@ class Merging:
     """
 
     plan: Plan
-    target: InitVar[FeatureTarget | None]
+    features: FeatureParts | None
     rows: dict[str, _MergedRow] = field(default_factory=dict)
     input_count: int = 0
     place_count: int = 0
@@ -65,11 +64,7 @@ class Merging:
     notes: dict[str, None] = field(default_factory=dict)
     verification: Verification | None = None
     chunks: list[tuple[int, ChunkFiles]] = field(default_factory=list)
-    features: FeatureParts | None = None
     classified: ClassifiedInputs | None = None
-
-    def __post_init__(self, target: FeatureTarget | None) -> None:
-        self.features = None if target is None else FeatureParts(target)
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
         """Take in the next chunk."""
@@ -100,8 +95,7 @@ class Merging:
 
     def _add_row(self, row: ChunkRow, input_count: int) -> None:
         if row.totals is not None:
-            inputs = row.totals.top.inputs
-            inputs[inputs >= 0] += self.place_count
+            row.totals.top.renumber(self.place_count)
         merged = self.rows.get(row.row.label)
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
@@ -135,8 +129,9 @@ class Merging:
         )
         failures = None
         if self.classified is not None:
-            failures = explained(self.classified, self._judged_again(), again, channel_counts(rows))
-        features = None if self.features is None else self.features.write(plan.model.name, plan.classes)
+            judged = chain.from_iterable(read_judged(files) for _, files in self.chunks)
+            failures = explained(self.classified, judged, again, channel_counts(rows))
+        features = None if self.features is None else self.features.write(plan.model.name, plain(plan.classes))
         return Survey(
             model=plan.model,
             input_count=self.input_count,
@@ -169,9 +164,6 @@ class Merging:
             names=names,
             pictures=partial(input_pictures, plan.preprocessing, source),
         )
-
-    def _judged_again(self) -> Iterator[JudgedInputs]:
-        return chain.from_iterable(read_judged(files) for _, files in self.chunks)
 
     def _remarks(self) -> Iterator[str]:
         apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]

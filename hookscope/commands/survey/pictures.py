@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import load_batches, part_of
+from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import Preprocessing
@@ -25,26 +26,28 @@ def input_pictures(
 
     `source` is where inputs in memory come from.
     """
-    wanted = {name: path_of(name) for name in names}
-    paths = sorted({path for path in wanted.values() if path is not None})
+    wanted = {*names}
+    for name in names:
+        for batch in _in_memory(source, name):
+            yield from ((name, picture) for picture in _drawn(batch, preprocessing))
+            wanted.remove(name)
+    paths = sorted({path for path in map(path_of, wanted) if path is not None})
     for batch in load_batches(paths, preprocessing, _AT_ONCE, lambda _error: None):
         shown = zip(batch.records, _drawn(batch, preprocessing), strict=False)
         yield from ((record.name, picture) for record, picture in shown if record.name in wanted)
-    for name, path in wanted.items():
-        number = name.removesuffix("]").rpartition("[")[2]
-        if source is not None and path is None and number.isdecimal():
-            yield from ((name, picture) for picture in _in_memory(source, int(number)))
 
 
-def _in_memory(source: InputPipeline, number: int) -> list[NDArray[np.uint8]]:
+def _in_memory(source: InputPipeline | None, name: str) -> Iterator[Batch]:
+    """Yield the input of a name if it is in memory: a picture that was opened has the name of its file, and "[2]"."""
+    stem, _, number = name.removesuffix("]").rpartition("[")
+    if source is None or not number.isdecimal():
+        return
     if source.batch is not None:
-        inside = number < len(source.batch.indices)
-        return _drawn(part_of(source.batch, number), source.preprocessing) if inside else []
-    file = source.files[number] if number < len(source.files) else None
-    if not isinstance(file, Image):
-        return []
-    batches = load_batches([file], source.preprocessing, 1, lambda _error: None)
-    return [picture for batch in batches for picture in _drawn(batch, source.preprocessing)]
+        yield part_of(source.batch, int(number))
+    elif int(number) < len(source.files):
+        file = source.files[int(number)]
+        if isinstance(file, Image) and picture_name(file) == stem:
+            yield from load_batches([file], source.preprocessing, 1, lambda _error: None)
 
 
 def _drawn(batch: Batch, preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:

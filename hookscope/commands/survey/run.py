@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hookscope import options
-from hookscope.commands.opening import load, open_inputs, several
+from hookscope.commands.opening import load, several
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.parameters import arg
@@ -52,31 +51,13 @@ def survey(
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a chunk cannot be written.
     """
-    from hookscope.commands.survey.feature_files import FeatureTarget
-    from hookscope.commands.survey.plan import ChunkFolder, parse_share
-    from hookscope.commands.survey.run_survey import labelled_inputs, place_on_own_device, run_survey
+    from hookscope.commands.survey.plan import ChunkFolder
+    from hookscope.commands.survey.run_survey import run_survey
 
     if option.features is not None and not option.layer:
         raise UsageError(f"{arg('features')} needs {arg('layer')}: name the layers whose outputs are wanted.")
-    target = None
-    if option.features is not None:
-        target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
-        target.check()
-    labelled = labelled_inputs(images) if option.by_class else None
-    shard = None if option.shard is None else parse_share(option.shard)
-    option = replace(option, device=place_on_own_device(option.device))
-    session = open_inputs(model, [*labelled.labels] if labelled else images, option)
-    session = replace(session, inputs=replace(session.inputs, readers=option.workers))
     with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
-        return run_survey(
-            session,
-            option,
-            ChunkFolder(Path(folder)),
-            labelled=labelled,
-            target=target,
-            shard=shard,
-            on_progress=on_progress,
-        )
+        return run_survey(model, images, option, ChunkFolder(Path(folder)), on_progress)
 
 
 @interrupts_between_blocks()
@@ -108,8 +89,7 @@ def features(
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a file cannot be written.
     """
-    from hookscope.commands.survey.batch_features import batch_features
-    from hookscope.commands.survey.feature_files import FeatureTarget
+    from hookscope.commands.survey.feature_files import FeatureTarget, batch_features
 
     loaded = load(model, options.ModelOptions(), options.RunOptions(seed=option.seed))
     target = FeatureTarget(Path(out), option.pool, option.features_dtype)

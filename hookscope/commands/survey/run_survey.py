@@ -8,45 +8,46 @@ processes there were.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from PIL.Image import Image
 
 from hookscope import options
-from hookscope.commands.survey.chunk_files import (
-    ChunkFiles,
-    Sidecar,
-    digest_of,
-    read_chunk,
-    read_sidecar,
-    write_chunk,
-)
+from hookscope.commands.opening import open_inputs
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_chunk, read_sidecar, write_chunk
 from hookscope.commands.survey.failures import second_pass
-from hookscope.commands.survey.feature_files import FeatureTarget
+from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
 from hookscope.commands.survey.measure_chunk import ChannelRecorder, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order
+from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
-from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
+from hookscope.inputs.clips import Clip, Source, digest_of
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled, or_several
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.forward import ForwardOptions
+from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.survey import Survey
-from hookscope.text import counted, exception_line, safe_text, some_of
+from hookscope.text import counted, exception_line, plain, safe_text, some_of
+
+if TYPE_CHECKING:
+    from hookscope.commands.opening import Model
 
 # Inputs whose means are kept to find duplicate channels.
 SAMPLE = 512
@@ -55,14 +56,12 @@ _BETWEEN_LOOKS = 0.2  # seconds, while other processes work
 _LONGEST_BARRIER = 1800.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Work:
     """A survey under way in this process.
 
     Attributes:
-        labelled: Files with their classes; None without classes.
-        target: Where features go; None without them.
-        share: That of this process.
+        target: Where features go.
         heartbeat: Of this process among several; None for a single one.
         resumed: Chunks that were there already.
         reasons: Why others were measured again.
@@ -110,13 +109,7 @@ class _Work:
             self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in self.chunks(reported)))
 
 
-def labelled_inputs(images: object) -> LabelledFiles:
-    """Return the files of a folder of class folders, or of a CSV file, with their classes.
-
-    Raises:
-        UsageError: If more than one source is given.
-        InputError: As `find_labelled`.
-    """
+def _labelled_inputs(images: object) -> LabelledFiles:
     sources = images if isinstance(images, list | tuple) else [images]
     if len(sources) != 1 or not isinstance(sources[0], str | Path):
         raise UsageError(
@@ -125,10 +118,11 @@ def labelled_inputs(images: object) -> LabelledFiles:
     try:
         return find_labelled(Path(sources[0]))
     except InputError as error:
-        raise InputError(str(error).replace(arg("data"), arg("by_class"))) from error
+        message = str(error).replace(arg("data"), arg("by_class"))
+        raise InputError(message.replace(or_several(), "")) from error
 
 
-def place_on_own_device(device: str) -> str:
+def _own_device(device: str) -> str:
     """Return the accelerator of this process where torchrun started several; else what is given."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = os.environ.get("LOCAL_RANK", "")
@@ -138,53 +132,25 @@ def place_on_own_device(device: str) -> str:
 
 
 def run_survey(
-    session: Session,
-    option: options.Survey,
-    folder: ChunkFolder,
-    *,
-    labelled: LabelledFiles | None,
-    target: FeatureTarget | None,
-    shard: Share | None,
-    on_progress: OnProgress | None,
+    model: "Model", images: Images, option: options.Survey, folder: ChunkFolder, on_progress: OnProgress | None
 ) -> Survey | None:
-    """Survey the inputs of a session.
-
-    Args:
-        session: The network and its inputs.
-        option: Of the command.
-        folder: Where finished chunks wait.
-        labelled: Files with their classes; None without classes.
-        target: Where features go; None without them.
-        shard: The share of this process; None for all, or for torchrun's.
-        on_progress: Called after each batch.
-
-    Returns:
-        The survey; None for a process that measures a part of it and does not merge.
-
-    Raises:
-        UsageError: If options contradict each other, or an unfinished survey is there and `resume` is not set.
-        OutputError: If a chunk cannot be written.
-        ForwardError: If the network raised on every input of a chunk, at first.
-    """
+    """Do as `survey` in run.py; finished chunks wait in the folder."""
+    target = None
+    if option.features is not None:
+        target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
+        target.check()
+    labelled = _labelled_inputs(images) if option.by_class else None
+    shard = None if option.shard is None else parse_share(option.shard)
+    option = replace(option, device=_own_device(option.device))
+    session = open_inputs(model, [*labelled.labels] if labelled else images, option)
     began = time.perf_counter()
+    session = replace(session, inputs=_checked_inputs(replace(session.inputs, readers=option.workers)))
     launched = _launched() if shard is None else None
     share = shard or launched or Share()
-    inputs = _checked_inputs(session.inputs)
-    session = replace(session, inputs=inputs)
-    parts = cut(inputs, option.chunk_size)
-    work = _Work(
-        session=session,
-        option=option,
-        folder=folder,
-        labelled=labelled,
-        target=target,
-        share=share,
-        plan=_plan(session, option, labelled, target, parts),
-        parts=parts,
-        on_progress=on_progress,
-    )
-    looked_at = work.chunks(Share() if launched else share)
-    done = [index for index in looked_at if folder.files(index).sidecar.exists()]
+    parts = cut(session.inputs, option.chunk_size)
+    plan = _plan(session, option, labelled, target, parts)
+    work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
+    done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
     if done and not option.resume:
         raise OutputError(
             f"'{safe_text(str(folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
@@ -192,8 +158,8 @@ def run_survey(
         )
     if launched:
         _barrier(folder, share)
-    folder.write_plan(work.plan)
-    work.heartbeat = Heartbeat(folder, share) if launched else None
+        work.heartbeat = Heartbeat(folder, share)
+    folder.write_plan(plan)
     with nullcontext() if work.heartbeat is None else work.heartbeat.beating():
         for index in work.chunks(share):
             if not (option.resume and _is_finished(work, index)):
@@ -205,8 +171,7 @@ def run_survey(
             time.sleep(_BETWEEN_LOOKS)
     work.heartbeat, work.share = None, Share()
     merged = _merged(work)
-    timings = {"load": session.load_seconds, "survey": time.perf_counter() - began}
-    return replace(merged, timings=timings)
+    return replace(merged, timings={"load": session.load_seconds, "survey": time.perf_counter() - began})
 
 
 def merge_survey(folder: ChunkFolder) -> Survey:
@@ -223,8 +188,10 @@ def merge_survey(folder: ChunkFolder) -> Survey:
             f"Cannot merge '{where}': of {counted(count, 'chunk')} these are missing or damaged: "
             f"{some_of(missing, 3)}. Run their shards with {arg('resume')}."
         )
-    target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
-    merging = Merging(plan, target)
+    features = (
+        FeatureParts(FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype)) if plan.features else None
+    )
+    merging = Merging(plan, features)
     for index in range(count):
         if reason := _merge_chunk(merging, folder.files(index), plan.signature):
             raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
@@ -332,14 +299,20 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     """Tell whether files that were measured are there as they were."""
-    recorded = {record.sha256 for record in sidecar.inputs if record.sha256 is not None}
-    if not all(isinstance(file, Path) for file in part.files):  # the signature has pictures in memory; clips by name
+    recorded = {record.name.rpartition("[")[0]: record.sha256 for record in sidecar.inputs}  # of several in a file
+    recorded |= {record.name: record.sha256 for record in sidecar.inputs}
+    try:
+        return all(_is_same(file, recorded) for file in part.files)
+    except OSError:
+        return False
+
+
+def _is_same(file: Source, recorded: Mapping[str, str | None]) -> bool:
+    """Tell whether a file has the digest that was recorded; what was unusable has none."""
+    if isinstance(file, Image):  # the signature has its pixels
         return True
-    current: set[str] = set()
-    for path in part.files:
-        with suppress(OSError):
-            current.add(digest_of(Path(str(path))))
-    return recorded <= current
+    path = file.folder if isinstance(file, Clip) else file
+    return recorded.get(plain(str(path))) in (None, digest_of(file))
 
 
 def _measure(work: _Work, index: int) -> None:
@@ -367,12 +340,10 @@ def _measure(work: _Work, index: int) -> None:
 
 
 def _recorder(work: _Work) -> ChannelRecorder:
-    chunks, option, loaded = len(work.parts), work.option, work.session.loaded
-    sample = max(1, SAMPLE // chunks)
+    option, loaded = work.option, work.session.loaded
     recorder = ChannelRecorder(
         top=option.top,
-        sample=sample,
-        sample_step=max(1, (option.chunk_size if chunks > 1 else work.plan.chunk_sizes[0]) // sample),
+        sample=max(1, SAMPLE // len(work.parts)),
         features=None if work.target is None else FeatureSpool(work.target.pool, work.target.dtype),
         rows_used=RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None,
     )
@@ -387,7 +358,7 @@ def _recorder(work: _Work) -> ChannelRecorder:
 
 def _merged(work: _Work) -> Survey:
     """Merge all chunks; one that is missing or damaged is measured again."""
-    merging = Merging(work.plan, work.target)
+    merging = Merging(work.plan, FeatureParts(work.target) if work.target else None)
     for index in range(len(work.parts)):
         files, signature = work.folder.files(index), work.signature(index)
         if _merge_chunk(merging, files, signature):
@@ -398,6 +369,7 @@ def _merged(work: _Work) -> Survey:
     work.progress(sum(work.plan.chunk_sizes))
     session, option = work.session, work.option
     merged = merging.result(session.inputs, partial(second_pass, session, option))
+    of_data = () if work.labelled is None else work.labelled.notes
     again = work.reasons[:1]
     if work.reasons[1:]:
         again.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
@@ -405,7 +377,7 @@ def _merged(work: _Work) -> Survey:
         merged,
         supports=partial(input_supports, session),
         resumed_count=len(work.resumed),
-        notes=tuple(dict.fromkeys((*session.loaded.notes, *merged.notes))),
+        notes=tuple(dict.fromkeys((*session.loaded.notes, *of_data, *merged.notes))),
         warnings=tuple(dict.fromkeys((*merged.warnings, *again))),
     )
 

@@ -1,6 +1,7 @@
 """What a chunk depends on, by name: chunks are merged only if all of it is the same."""
 
 import hashlib
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -42,9 +43,9 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
         if isinstance(file, Image):
             digest.update(f"{file.mode} {file.size}".encode() + file.tobytes())
         elif isinstance(file, Clip):
-            digest.update(f"{file.folder} {[frame.name for frame in file.frames]}".encode())
+            digest.update(os.fsencode(f"{file.folder} {[frame.name for frame in file.frames]}"))
         else:
-            digest.update(f"{file} {_size_of(file)}\n".encode())
+            digest.update(os.fsencode(f"{file} {_size_of(file)}\n"))
     for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(bytes_of(tensor))
@@ -69,7 +70,7 @@ def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(os.fsencode(text)).hexdigest()
 
 
 def names_digest(names: Sequence[str]) -> str:

@@ -61,8 +61,10 @@ def _inputs(
         names = {f"{record.name}[{number}]": number for number, record in enumerate(batch.records)}
         batches = [(batch.args[0], [(number, name) for name, number in names.items()])]
     else:
-        files = [path for path in map(path_of, by_name) if path is not None]
-        read = replace(inputs, files=[*dict.fromkeys(files)], pictures={}).batches(_AT_ONCE, lambda _error: None)
+        files = dict.fromkeys(path for path in map(path_of, by_name) if path is not None)
+        if not files:  # pictures in memory
+            return
+        read = replace(inputs, files=[*files], pictures={}).batches(_AT_ONCE, lambda _error: None)
         batches = ((part.args[0], [*enumerate(record.name for record in part.records)]) for part in read)  # type: ignore[assignment]
     for values, numbered in batches:
         if isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point():

@@ -13,7 +13,9 @@ from torchvision.models import ConvNeXt, VisionTransformer
 from torchvision.models.convnext import CNBlockConfig
 
 import hookscope
+from hookscope.commands.survey.channel_rows import ChannelRows, reduce_channels
 from hookscope.commands.survey.describe import answer
+from hookscope.errors import InputError
 from tests.commands.survey.kept import check_row, kept_outputs
 from tests.networks import Network
 
@@ -78,8 +80,8 @@ BUILDERS: dict[str, Callable[[], Network]] = {
 def test_every_figure_equals_that_of_all_values(name: str) -> None:
     torch.manual_seed(0)
     network, (inputs,) = BUILDERS[name]().build(), BUILDERS[name]().args()
-    kept = kept_outputs(network, inputs, 4)
-    survey = hookscope.survey(network, inputs, batch_size=4, chunk_size=8, top=TOP)
+    kept = kept_outputs(network, inputs, 3)
+    survey = hookscope.survey(network, inputs, batch_size=3, chunk_size=9, top=TOP)
     names = [f"tensor[{number}]" for number in range(len(inputs))]
     assert survey.input_count == len(inputs)
     checked = 0
@@ -163,6 +165,22 @@ def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
         assert channel.best_class == max("abc", key=lambda label: x[groups == label].mean())
 
 
+def test_what_is_no_labelled_picture_is_told_in_the_words_of_a_survey(tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        np.save(tmp_path / label / "0.npy", np.ones((3, 6, 6), np.float32))
+    np.save(tmp_path / "1.npy", np.ones((3, 6, 6), np.float32))
+    (tmp_path / "a" / "read.me").touch()
+    survey = hookscope.survey(nn.Conv2d(3, 6, 3), tmp_path, by_class=True)
+    assert f"{tmp_path}: 1 picture outside the class folders left out." in survey.notes
+    assert f"{tmp_path}: 1 file skipped: 1 .me." in survey.notes
+    for name, content in (("l.csv", "0.png,a,b\n"), ("l.json", '{"0.png": ["a", "b"]}')):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=f"^`by_class` .*{name}") as caught:
+            hookscope.survey(nn.Conv2d(3, 6, 3), tmp_path / name, by_class=True)
+        assert "multi" not in str(caught.value)  # which a survey does not take
+
+
 class Divides(nn.Module):
     """Divides by zero after its last layer where the first value is above 2."""
 
@@ -200,6 +218,47 @@ def test_a_copied_channel_is_found() -> None:
     ]
     assert twins == [(4, 1)]
     assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
+
+
+def test_channels_that_agree_on_the_first_inputs_alone_are_no_copies(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(size=(1000, 3)).astype(np.float32)
+    values[:600, 1], values[:, 2] = values[:600, 0], -values[:, 0]
+    assert abs(np.corrcoef(values.T)[0, 1]) < 0.7
+    np.save(tmp_path / "values.npy", values)
+    network = nn.Linear(3, 3, bias=False)
+    network.weight.data = torch.eye(3)
+    for inputs in (torch.from_numpy(values), tmp_path / "values.npy"):
+        survey = hookscope.survey(network, inputs, batch_size=100)
+        assert [(twin.channel, twin.of) for twin in survey.rows[0].duplicate_channels] == [(2, 0)]
+
+
+class Passes(nn.Module):
+    """Returns what its layer does where that is small, else -5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y if x.sum() < 50 else 0 * y - 5
+
+
+def test_a_place_is_known_in_each_of_two_rows_that_share_some_tensors() -> None:
+    inputs = torch.zeros(4, 1, 4, 4)
+    inputs[:2] = 10  # above what the container returns for the others
+    inputs[2, 0, 2, 3], inputs[3, 0, 3, 1] = 3, 4
+    survey = hookscope.survey(nn.Sequential(Passes()), inputs, batch_size=1, layer=["name:0", "name:0.inner"], top=1)
+    assert [(top.value, top.position) for (top,) in survey["0"].channels[0].halves] == [(3, (2, 3)), (4, (3, 1))]
+    assert [(top.value, top.position) for (top,) in survey["0.inner"].channels[0].halves] == [(10, (0, 0))] * 2
+
+
+def test_places_are_told_of_batches_with_any_number_of_channels() -> None:
+    values = torch.rand(2, 3000, 2)
+    rows = reduce_channels(values, 1, np.full(3, np.inf))  # of an earlier batch with three channels
+    assert isinstance(rows, ChannelRows)
+    np.testing.assert_array_equal(rows.positions, values.argmax(2).numpy())
 
 
 def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
-from hookscope.commands.survey.departures import departure_p_values
 from hookscope.commands.survey.describe import answer, level_of
+from hookscope.commands.survey.failures import departure_p_values
 from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.commands.survey.plan import ChunkFolder

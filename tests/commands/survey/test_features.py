@@ -123,6 +123,40 @@ def test_what_cannot_be_features_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bright, self.dark = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bright(x) if x.mean() > 0 else self.dark(x)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 9])
+def test_layers_that_only_some_inputs_pass_are_refused(tmp_path: Path, chunk_size: int) -> None:
+    target, ones = tmp_path / "f.safetensors", torch.ones(2, 3, 4, 4)
+    with pytest.raises(UsageError, match="different inputs pass through different layers"):
+        hookscope.survey(
+            Branches(), torch.cat([ones, -ones]), layer=("name:bright", "name:dark"), features=target, batch_size=1,
+            chunk_size=chunk_size,
+        )  # fmt: skip
+    with pytest.raises(UsageError, match="different inputs pass through different layers"):
+        hookscope.features(Branches(), [ones, -ones, ones], target, layer="name:bright")
+    assert not target.exists()
+
+
+class Spectrum(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft2(x)
+
+
+def test_features_of_complex_outputs_are_their_magnitudes(tmp_path: Path) -> None:
+    inputs = torch.randn(4, 3, 8, 8)
+    hookscope.features(nn.Sequential(Spectrum()), [inputs], tmp_path / "f.safetensors", layer="name:0", pool="none")
+    expected = np.abs(np.fft.fft2(inputs.numpy()))
+    np.testing.assert_allclose(load_file(tmp_path / "f.safetensors")["0"], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     model, inputs, labels = network(), torch.randn(10, 3, 8, 8), torch.arange(10) % 3
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=4)

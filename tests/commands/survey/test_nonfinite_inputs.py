@@ -50,6 +50,29 @@ def test_an_input_in_memory_is_named_by_its_number(tmp_path: Path) -> None:
     assert hookscope.survey(network(), tmp_path / "x.pth").nonfinite_inputs == (f"{tmp_path / 'x.pth'}[3]",)
 
 
+def test_an_input_without_a_finite_value_is_no_input_of_mean_zero(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(50, 1, (80, 4)).astype(np.float32)  # zeros among them would correlate all channels
+    values[:40, 0] -= 3
+    values[::4, :2] = np.nan
+    values[:40, 2] = np.nan  # known of one class alone
+    values[:, 3] = np.nan
+    for at, row in enumerate(values):
+        path = tmp_path / "ab"[at // 40] / f"{at:02}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, row)
+    survey = hookscope.survey(nn.Sequential(nn.Identity()), tmp_path, by_class=True, chunk_size=7)
+    assert survey.rows[0].duplicate_channels == ()
+    first, second = (half[np.isfinite(half)].astype(np.float64) for half in (values[:40, 0], values[40:, 0]))
+    both = np.concatenate([first, second])
+    whole = ((both - both.mean()) ** 2).sum()
+    within = ((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum()
+    channels = survey.rows[0].channels
+    assert channels[0].selectivity == pytest.approx((whole - within - within / (60 - 2)) / whole)
+    assert (channels[0].best_class, channels[0].firing_inputs) == ("b", 1.0)
+    assert [(channel.selectivity, channel.best_class) for channel in channels[2:]] == [(None, "")] * 2
+
+
 def test_a_layer_that_makes_nan_blames_no_input(tmp_path: Path) -> None:
     class Root(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

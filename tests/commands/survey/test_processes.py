@@ -1,6 +1,7 @@
 """Any number of processes, killed and resumed ones too, give the same bits; what is damaged or foreign is redone."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,44 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert last is not None
     assert last.resumed_count == 6
     assert figures(last) != figures(other)
+
+
+def test_names_that_are_no_text_are_surveyed_and_resumed(tmp_path: Path) -> None:
+    for folder in (b"a", b"\xff"):
+        for number in range(3):
+            path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/data/" + folder + b"/\xe9%d.npy" % number))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, np.random.default_rng(number).normal(size=(3, 8, 8)).astype(np.float32))
+    usual: dict[str, Any] = {"by_class": True, "chunk_size": 2, "chunks": tmp_path / "c"}
+    usual |= {"features": tmp_path / "f.safetensors", "layer": "name:4"}
+    first = hookscope.survey(network(), tmp_path / "data", **usual)
+    assert json.loads((tmp_path / "f.json").read_bytes())["inputs"][-1]["class"] == r"\udcff"
+    np.save(path, np.ones((3, 8, 8), np.float32))
+    resumed = hookscope.survey(network(), tmp_path / "data", **usual, resume=True)
+    assert first is not None
+    assert resumed is not None
+    assert (first.input_count, resumed.resumed_count) == (6, 2)
+
+
+def test_chunks_inside_the_data_are_no_inputs(data: Path, whole: dict[str, Any]) -> None:
+    chunks = data / "survey.chunks"
+    hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, shard="1/2")
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert resumed is not None
+    assert resumed.resumed_count == 4
+    assert figures(resumed) == whole
+
+
+def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path) -> None:
+    chunks, first, second = tmp_path / "c", data / "a" / "2.npy", data / "a" / "4.npy"
+    hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert resumed is not None
+    assert resumed.resumed_count == 6
+    assert resumed.warnings[-1] == "Chunk 0 was measured again: its inputs have changed."
 
 
 def test_finished_chunks_are_not_lost_by_a_run_without_resume(data: Path, tmp_path: Path) -> None:
