@@ -1,5 +1,6 @@
 """Whose attention is drawn: the class token's, a register's, that of a patch under a pixel, or the mean."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def read_queries(texts: Sequence[str]) -> list[Query]:
     """
     if not texts:
         return [Query("auto")]
-    return [_read(text.strip()) for text in texts]
+    return [_read(text) for text in dict.fromkeys(map(str.strip, texts))]
 
 
 def _read(text: str) -> Query:
@@ -128,8 +129,10 @@ def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int
     # The pixel's centre.
     down, across = (y + 0.5 - top) / (bottom - top), (x + 0.5 - left) / (right - left)
     if not (0 <= down < 1 and 0 <= across < 1):
+        least_x, least_y = (max(math.ceil(edge - 0.5), 0) for edge in (left, top))
+        most_x, most_y = (math.ceil(edge - 0.5) - 1 for edge in (right, bottom))
         raise UsageError(
             f"{arg('query')} {query.text} lies outside of what the network sees of {safe_text(record.name)}: x "
-            f"from {max(left, 0):.0f} to {right:.0f}, y from {max(top, 0):.0f} to {bottom:.0f}."
+            f"from {least_x} to {most_x}, y from {least_y} to {most_y}."
         )
     return int(down * grid[0]), int(across * grid[1])

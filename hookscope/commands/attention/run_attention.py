@@ -21,6 +21,7 @@ from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
 from hookscope.commands.attention.reductions import Room
 from hookscope.commands.attribute.forward_backward import model_errors, run_model
+from hookscope.commands.attribute.input_places import check_token_axes
 from hookscope.commands.attribute.padding import padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
@@ -59,12 +60,18 @@ _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far."""
+    """The results of a run so far.
+
+    Attributes:
+        sums: Over inputs, by block and number.
+        counts: How many inputs each sum is of: not all where a block runs for some inputs only.
+    """
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
     drawn: dict[str, None] = field(default_factory=dict)
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
@@ -86,7 +93,9 @@ def run_attention(
         ModelError: If the network raised, with `on_error` on every input.
     """
     inspected = inspected_network(session.loaded)
-    arrangement = arrangement_of(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    tokens = None if option.tokens is None else parse_tokens(option.tokens)
+    check_token_axes(tokens, 2)  # maps are drawn on pictures
+    arrangement = arrangement_of(inspected.network, tokens)
     blocks = cast("Sequence[str | int]", option.block)
     wanted = Wanted(
         read_queries(option.query),
@@ -282,20 +291,21 @@ def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
     label, numbers = seen.block.label, seen.numbers.heads
     if numbers is None:
         return
-    sums = gathered.sums.setdefault(label, {})
+    sums, counts = gathered.sums.setdefault(label, {}), gathered.counts.setdefault(label, {})
     values = {"entropy": numbers.entropy, "prefix": numbers.prefix_shares, "top": numbers.top_share}
     if numbers.distance is not None:
         values["distance"] = numbers.distance
     for name, value in values.items():
         summed = value.double().sum(0)
         sums[name] = sums[name] + summed if name in sums else summed
+        counts[name] = counts.get(name, 0) + len(value)
     gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
 
 def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
-    count = len(gathered.records)
     for index, block in enumerate(gathered.blocks.values()):
-        means = {name: (total / count).tolist() for name, total in gathered.sums[block.label].items()}
+        counts = gathered.counts[block.label]
+        means = {name: (total / counts[name]).tolist() for name, total in gathered.sums[block.label].items()}
         top_tokens = gathered.top_tokens[block.label]
         tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
         distances = means.get("distance", [math.nan] * block.heads)

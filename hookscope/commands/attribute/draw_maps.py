@@ -15,7 +15,8 @@ def draw_given(data: NDArray[np.float32], width: int) -> Image.Image:
 
 
 def draw_given_map(data: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
-    """Draw a map of a signal or a volume over it; by itself where the input is not known."""
+    """Draw a map of a signal or a volume over it; by itself where the input is not known, or the map is of words."""
+    data = data if data is not None and data.ndim == heat_map.values.ndim + 1 else None
     return (
         draw_signal_map(data, heat_map, width) if heat_map.values.ndim == 1 else draw_volume_map(data, heat_map, width)
     )

@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.models.input_spec import first_layer_with_input
+from hookscope.parameters import arg
+from hookscope.results.attributions import input_word
+from hookscope.statistics.layouts import Tokens
 from hookscope.text import printable
 
 # (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
@@ -52,6 +56,17 @@ def place_axes(batch: Batch) -> int:
     """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists."""
     tensor = main_input(batch)
     return 2 if tensor is None else max(tensor.dim() - 2, 1)
+
+
+def check_token_axes(tokens: Tokens | None, axes: int) -> None:
+    """Refuse a grid of `--tokens` with more or fewer axes than the input has axes of place.
+
+    Raises:
+        UsageError: If the grid has.
+    """
+    if tokens is not None and len(tokens.grid) != axes:
+        grid, form = "x".join(map(str, tokens.grid)), {1: "LENGTH", 3: "DEPTHxHEIGHTxWIDTH"}.get(axes, "HEIGHTxWIDTH")
+        raise UsageError(f"{arg('tokens')} grid={grid} does not fit a {input_word(axes)}: give grid={form}.")
 
 
 def word_counts(batch: Batch) -> set[int]:

@@ -16,7 +16,7 @@ from hookscope.commands.attribute.forward_backward import (
     run_and_differentiate,
     run_output,
 )
-from hookscope.commands.attribute.input_places import input_size, main_input, places_of
+from hookscope.commands.attribute.input_places import check_token_axes, input_size, main_input, place_axes, places_of
 from hookscope.commands.attribute.layer_choice import Choice, LayerOutput
 from hookscope.commands.attribute.padding import padded_extents
 from hookscope.commands.attribute.scores import BatchTarget
@@ -40,6 +40,7 @@ from hookscope.text import safe_text, shape_text, some_of
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
 # Layers that a note names.
 _NAMED = 5
+_SEQUENCE_AXES = 3  # (N, C, L) or (N, T, D)
 
 
 class NotReachedError(Exception):
@@ -170,9 +171,12 @@ class MapLayers:
         Raises:
             ModelRaisedError: If the network raises.
             NotReachedError: If the gradient is zero for some inputs.
-            UsageError: If no layer can be looked at, or a target is wrong.
+            UsageError: If no layer can be looked at, or a target or the grid of tokens is wrong.
             LayerNotFoundError: If a pattern selects no operation.
         """
+        tokens = self.passes.outputs.token_layout.given
+        if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
+            check_token_axes(tokens, place_axes(batch))
         targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
         return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
 
@@ -279,6 +283,8 @@ class MapLayers:
                 f"{arg('layer')} {score_map} to look at them, or take {arg('method')} gradient, which looks at "
                 "the picture itself."
             )
+        if remedy := self._one_at_a_time():
+            return remedy
         if any(isinstance(layout, Layout) for layout in layouts):
             return (
                 f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
@@ -288,6 +294,14 @@ class MapLayers:
             f"No module of {name} returns a map larger than 1x1: choose an operation with {arg('layer')} op:NAME "
             f"({listing(ops=True)} lists them), or take {arg('method')} gradient, which needs no layer."
         )
+
+    def _one_at_a_time(self) -> str:
+        """Return what to do where a network runs its layers on each input of the batch by itself; "" for others."""
+        outputs = self.passes.outputs
+        shapes = [output.shape for output in outputs.by_place.values()]
+        if outputs.count > 1 and any(shape[:1] == (1,) and len(shape) == outputs.axes + 2 for shape in shapes):
+            return f"{self.passes.inspected.info.name} runs layers on one input at a time: give {arg('batch_size')} 1."
+        return ""
 
     # --- Layers that are given ---
 
@@ -364,17 +378,20 @@ class MapLayers:
         except ModelRaisedError:
             return ""
         if choice is None:
-            return f" No layer works: take {arg('method')} gradient, which looks at the picture itself."
+            no_layer = f"No layer works: take {arg('method')} gradient, which looks at the picture itself."
+            return f" {self._one_at_a_time() or no_layer}"
         return f" Nearest layer that works: {row_label(*choice.place)}."
 
 
 def _input_shape(batch: Batch) -> tuple[int, ...] | None:
-    """Return the shape of one of the inputs, if one argument alone has so many axes."""
+    """Return the shape of one of the inputs; None if another argument with so many axes has other places."""
     tensor = main_input(batch)
-    alike = [
-        item for item in batch.args if isinstance(item, Tensor) and tensor is not None and item.dim() == tensor.dim()
-    ]
-    return tuple(alike[0].shape[1:]) if len(alike) == 1 else None
+    arguments = (*batch.args, *batch.kwargs.values())
+    if tensor is None:
+        return None
+    alike = [item for item in arguments if isinstance(item, Tensor) and item.dim() == tensor.dim()]
+    places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike}
+    return tuple(tensor.shape[1:]) if len(places) == 1 else None
 
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
