@@ -400,6 +400,8 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
         ({"head": -1}, UsageError, "heads are counted from 0"),
+        ({"head": "first"}, UsageError, "`head` first is not possible: heads are counted from 0"),
+        ({"head": True}, UsageError, "`head` True is not possible"),
         ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
         ({"tokens": "4x4"}, UsageError, "is not of the form"),

@@ -142,6 +142,8 @@ def test_one_call_of_a_layer_can_be_meant() -> None:
         ({"layer": "pool"}, UsageError, "Nearest layer that works: second."),
         ({"layer": "first", "method": "gradient"}, UsageError, "looks at the input itself: leave out `layer`"),
         ({"method": "gradcam"}, UsageError, "There is no method 'gradcam'. Nearest: 'grad-cam'"),
+        ({"method": None}, UsageError, "There is no method 'None'."),
+        ({"sanity": "quik"}, UsageError, "There is no sanity 'quik'. Nearest: 'quick'"),
         ({"target": "cat"}, UsageError, "is not an index from 0"),
         ({"target": 4}, UsageError, "has classes 0 to 3"),
         ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
