@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.attribute.batch_maps import Explained, explain_again, resized
+from hookscope.commands.attribute.batch_maps import Explained, explain_again
 from hookscope.commands.attribute.forward_backward import ForwardBackward, ModelRaisedError, model_errors
 from hookscope.commands.attribute.input_places import main_input, places_of
 from hookscope.commands.attribute.map_layers import MapLayers
@@ -25,6 +25,7 @@ from hookscope.commands.attribute.sanity import (
     deletion_check,
     deletions,
     puts_places_in_order,
+    resized,
     weights_check,
     weights_correlations,
 )
@@ -110,8 +111,8 @@ class Checking:
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
             with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
                 of_other = replace(passes, state=state)
-                repeated = explain_again(of_other, other, batch, explained.layers, self.method, [its_target])
-            return _numbers(repeated.maps[0], places)
+                repeated = explain_again(of_other, other, batch, explained.layers, self.method, its_target)
+            return _numbers(repeated, places)
 
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
@@ -167,8 +168,8 @@ class Checking:
                 self.notes[_NO_ORDER] = None
             if not ranking or maps[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
                 continue
-            whole = maps if layer is None else resized(maps, layout.size, layer.extents)[:, 0]
-            deleted = deletions(inputs, [heat_map.numpy() for heat_map in whole], probability, self.seed)[:, ranking]
+            whole = maps if layer is None else resized(maps, layout.size, layer.extents)
+            deleted = deletions(inputs, whole, probability, self.seed)[:, ranking]
             likely = deleted[0] >= _LEAST_PROBABILITY
             if not likely.all():
                 self.notes[

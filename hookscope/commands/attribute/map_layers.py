@@ -17,7 +17,7 @@ from hookscope.commands.attribute.forward_backward import (
     run_output,
 )
 from hookscope.commands.attribute.input_places import check_token_axes, input_size, main_input, place_axes, places_of
-from hookscope.commands.attribute.layer_choice import Choice, LayerOutput
+from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer
 from hookscope.commands.attribute.padding import padded_extents
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
@@ -49,31 +49,6 @@ class NotReachedError(Exception):
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
         super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}")
-
-
-class MapLayer(NamedTuple):
-    """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
-
-    Attributes:
-        extents: The area that the map covers, of each input.
-    """
-
-    place: RowKey
-    output: LayerOutput
-    reason: str
-    values: Tensor
-    gradients: Sequence[Tensor]
-    extents: Sequence[Extent] = ()
-
-    @property
-    def label(self) -> str:
-        """As rows have it."""
-        return row_label(*self.place)
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Cells of the map along each axis: (l,), (h, w) or (d, h, w)."""
-        return tuple(self.values.shape[2:])
 
 
 class _Group(NamedTuple):
@@ -260,12 +235,8 @@ class MapLayers:
             self._fields[choice.place, _input_shape(batch)] = self._field(choice.output, batch)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
-            layout, values = choice.output.layout, choice.output.values
-            whole = bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten
-            if whole and values is not None and isinstance(layout, Layout):
-                return targets, [
-                    MapLayer(choice.place, choice.output, choice.reason, layout.maps(values), choice.gradients)
-                ]
+            if bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten:
+                return targets, [choice]
             passes.state.rewind()
         raise NotReachedError(targets, [row_label(*place) for place in self.chosen])
 
@@ -368,7 +339,7 @@ class MapLayers:
         raise UsageError(f"{problem}{self._nearest(batch, place[0])}")
 
     def _nearest(self, batch: Batch, layer: str) -> str:
-        choice: Choice | None = None
+        choice: MapLayer | None = None
         self._hooks.close()
         try:
             for before in (layer, None):

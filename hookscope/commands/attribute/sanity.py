@@ -20,6 +20,7 @@ from hookscope.errors import ModelError
 from hookscope.models.construction import copied_results
 from hookscope.parameters import arg
 from hookscope.results.attributions import SanityCheck
+from hookscope.results.concentration import Extent
 from hookscope.text import exception_line, told_apart
 
 Map = NDArray[np.float32]
@@ -58,9 +59,7 @@ def rank_correlation(first: Map, second: Map) -> float:
     """
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0
-    deviations = [ranks - ranks.mean() for ranks in map(_ranks, (first, second))]
-    scale = math.prod(float(np.sqrt((deviation**2).sum())) for deviation in deviations)
-    return float((deviations[0] * deviations[1]).sum() / scale)
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
 def puts_places_in_order(values: Map) -> bool:
@@ -188,12 +187,31 @@ def completeness_check(gap: float, limit: float, noun: str = "picture") -> Sanit
     return SanityCheck("completeness", gap, passed, (), meaning)
 
 
-def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
+def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
+    """Return maps (N, *grid) as (N, *size) over the whole input, interpolated linearly between their cells' places.
+
+    Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
+    """
+    parts = []
+    for grid, extent in zip(maps, extents, strict=True):
+        part = grid
+        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
+            cells = part.shape[axis]
+            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
+            first = places.floor().long()
+            after = (first + 1).clamp(max=cells - 1)
+            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
+            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
+        parts.append(part)
+    return torch.stack(parts)
+
+
+def deletions(pictures: Tensor, maps: Tensor, probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
     """Blur the tenth of each input that its map ranks highest, and as much of the same shape in random places.
 
     Args:
         pictures: (N, C, *size), what the network is given: signals, pictures or volumes.
-        maps: One for each, (*size); signed ones rank what speaks for the target highest.
+        maps: (N, *size); signed ones rank what speaks for the target highest.
         probability: Takes inputs of the same shape and returns the target's probability for each, (N,).
         seed: Of the places.
 
@@ -202,15 +220,14 @@ def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tens
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        top = torch.stack([_top(torch.as_tensor(heat_map), pictures) for heat_map in maps]).to(pictures.device)
+        top = torch.stack([_top(heat_map)[None] for heat_map in maps]).to(pictures.device)
         blurred = _blurred(pictures)
         probs = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
             shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
-            axes = [*range(2, pictures.dim())]
-            probs.append(probability(torch.where(top.roll(shifts, axes), blurred, pictures)))
-        numbers: Numbers = torch.stack(probs).double().cpu().numpy()
-    return numbers
+            moved = top.roll(shifts, [*range(2, pictures.dim())])
+            probs.append(probability(torch.where(moved, blurred, pictures)))
+    return np.asarray(torch.stack(probs).double().cpu().numpy())
 
 
 def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
@@ -251,14 +268,11 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 
-def _top(values: Tensor, pictures: Tensor) -> Tensor:
-    """Return which tenth of an input a map ranks highest, (1, *size); of equal values those that come first."""
-    size = tuple(pictures.shape[2:])
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    resized = F.interpolate(values[None, None].float(), size=size, mode=mode, align_corners=False).flatten()
-    chosen = torch.zeros(resized.shape, dtype=torch.bool)
-    chosen[resized.argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(resized))]] = True
-    return chosen.view(1, *size)
+def _top(values: Tensor) -> Tensor:
+    """Return which tenth of an input a map ranks highest; of equal values those that come first."""
+    chosen = torch.zeros(values.numel(), dtype=torch.bool)
+    chosen[values.flatten().argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(chosen))]] = True
+    return chosen.view(values.shape)
 
 
 def _blurred(pictures: Tensor) -> Tensor:

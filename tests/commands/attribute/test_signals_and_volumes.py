@@ -10,9 +10,8 @@ from captum.attr import LayerGradCam
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.attribute.batch_maps import resized
 from hookscope.commands.attribute.input_places import InputPlaces, places_of
-from hookscope.commands.attribute.sanity import _blurred, _convolved
+from hookscope.commands.attribute.sanity import _blurred, _convolved, resized
 from hookscope.errors import UsageError
 from hookscope.inspection.receptive_fields import receptive_field
 from hookscope.results.attributions import AttributionMap, Method, Target
@@ -267,13 +266,13 @@ def test_maps_that_cover_the_input_are_enlarged_as_torch_interpolates(
     maps = torch.rand(2, *cells)
     whole = (*[0.0] * len(cells), *[1.0] * len(cells))
     mode = ("linear", "bilinear", "trilinear")[len(cells) - 1]
-    expected = F.interpolate(maps[:, None], size, mode=mode, align_corners=False)
+    expected = F.interpolate(maps[:, None], size, mode=mode, align_corners=False)[:, 0]
     assert torch.allclose(resized(maps, size, [whole, whole]), expected, atol=1e-6)
 
 
 def test_a_map_beside_its_input_is_shifted_there() -> None:
     # Two cells of length 10 over an input of 20 that lies 5 further on: its first place is that of the first cell.
-    (actual,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])[0]
+    (actual,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])
     assert torch.allclose(actual, ((torch.arange(20) + 0.5).clamp(0, 10)))
 
 
