@@ -32,11 +32,6 @@ class Query:
     register: int = 0
     pixel: tuple[float, float] | None = None
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether all queries are meant."""
-        return self.text == "mean"
-
 
 def read_queries(texts: Sequence[str]) -> list[Query]:
     """Read `--query`; without any, the class token counts in blocks that have one, in others the mean over queries.
@@ -97,7 +92,7 @@ def chosen_in(
     Raises:
         UsageError: If the pixel lies outside of what the network sees.
     """
-    if query.is_mean:
+    if query.text == "mean":
         return Chosen(MEAN, None)
     if query.text in ("auto", "cls"):
         if count == 1:

@@ -63,15 +63,13 @@ class _Gathered:
     """The results of a run so far.
 
     Attributes:
-        sums: Over inputs, by block and number.
-        counts: How many inputs each sum is of: not all where a block runs for some inputs only.
+        sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.
     """
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
     drawn: dict[str, None] = field(default_factory=dict)
-    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    sums: dict[str, dict[str, tuple[Tensor, int]]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
@@ -179,7 +177,11 @@ def _check_seen(
         census = census_of(tuple(gathered.blocks.values()), unseen)
         raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
     if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
-        raise UsageError(_no_such_query(wanted, inspected))
+        asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
+        raise UsageError(
+            f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
+            f"mean, the x,y of a pixel, or another {arg('block')}."
+        )
 
 
 def _labels_of_tensors(gathered: _Gathered) -> set[str]:
@@ -195,14 +197,6 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
     if not has_any:
         return f"No attention found in {name}. See `hookscope attribute`."
     return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
-
-
-def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
-    asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
-    return (
-        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
-        f"mean, the x,y of a pixel, or another {arg('block')}."
-    )
 
 
 # --- Batches ---
@@ -279,33 +273,27 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
         _note_about(seen.blocks[index].block, wanted, gathered)
     for place in range(len(batch.records)):
         for at in range(len(wanted.queries)):
-            gathered.maps += rollout_maps(seen, place, at, first, extent)
+            gathered.maps += rollout_maps(seen, place, at, extent)
             for index in drawn:
-                gathered.maps += query_maps(seen.blocks[index], place, at, first, wanted.heads, extent)
+                gathered.maps += query_maps(seen, seen.blocks[index], place, at, extent)
         if first + place < SHOWN_INPUTS:
-            gathered.head_maps += head_maps(seen.blocks, place, len(wanted.queries), first)
-            gathered.patches += patch_weights([seen.blocks[index] for index in drawn], place, first, extent)
+            gathered.head_maps += head_maps(seen, place)
+            gathered.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extent)
 
 
 def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
-    label, numbers = seen.block.label, seen.numbers.heads
-    if numbers is None:
-        return
-    sums, counts = gathered.sums.setdefault(label, {}), gathered.counts.setdefault(label, {})
-    values = {"entropy": numbers.entropy, "prefix": numbers.prefix_shares, "top": numbers.top_share}
-    if numbers.distance is not None:
-        values["distance"] = numbers.distance
-    for name, value in values.items():
-        summed = value.double().sum(0)
-        sums[name] = sums[name] + summed if name in sums else summed
-        counts[name] = counts.get(name, 0) + len(value)
+    label, numbers = seen.block.label, seen.numbers
+    sums = gathered.sums.setdefault(label, {})
+    for name, value in numbers.heads.items():
+        summed, before = value.double().sum(0), sums.get(name)
+        sums[name] = (summed, len(value)) if before is None else (before[0] + summed, before[1] + len(value))
     gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
 
 def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
     for index, block in enumerate(gathered.blocks.values()):
-        counts = gathered.counts[block.label]
-        means = {name: (total / counts[name]).tolist() for name, total in gathered.sums[block.label].items()}
+        sums = gathered.sums[block.label]
+        means = {name: (total / count).tolist() for name, (total, count) in sums.items()}
         top_tokens = gathered.top_tokens[block.label]
         tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
         distances = means.get("distance", [math.nan] * block.heads)
