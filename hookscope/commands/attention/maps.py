@@ -3,7 +3,7 @@
 `place` is the input's place in the batch, and `at` the query's position.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hookscope.commands.attention.forward_pass import ForwardPass, SeenBlock
 from hookscope.commands.attention.queries import Chosen, chosen_in
@@ -11,11 +11,11 @@ from hookscope.commands.attention.reductions import map_of, on_grid
 from hookscope.results.attention import ROLLOUT, AttentionMap, HeadMaps, PatchWeights
 from hookscope.results.concentration import Extent
 
-ExtentOf = Callable[[tuple[int, int], int], Extent]
-"""Returns the area that a grid (h, w) fills, of an input by its place in the batch."""
+Extents = Callable[[tuple[int, int]], Sequence[Extent]]
+"""Returns the area that a grid (h, w) fills, of each input of the batch."""
 
 
-def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extent: ExtentOf) -> Iterator[AttentionMap]:
+def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
     """Yield the maps of a query in one block: of the heads that were asked for, or their mean."""
     chosen = block.numbers.chosen[at][place]
     mapped = None if block.keys is None else map_of(block.numbers, block.keys, at, place)
@@ -31,20 +31,21 @@ def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extent:
             head,
             chosen.label,
             head_map.reshape(grid).numpy().copy(),
-            extent(grid, place),
+            extents(grid)[place],
             float(rest),
-            _box_on_input(chosen, extent(grid, place)),
+            _box_on_input(chosen, extents(grid)[place]),
         )
 
 
-def head_maps(seen: ForwardPass, place: int) -> Iterator[HeadMaps]:
-    """Yield the maps of all heads, by query and block."""
+def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
+    """Yield the maps of all heads, by query and block; `positions` are those of blocks in the run."""
     for at in range(len(seen.wanted.queries)):
-        for index, block in enumerate(seen.blocks):
+        for block in seen.blocks:
             chosen = block.numbers.chosen[at][place]
             mapped = None if block.keys is None else map_of(block.numbers, block.keys, at, place)
             if block.keys is not None and chosen is not None and mapped is not None:
-                yield HeadMaps(seen.first + place, index, chosen.label, mapped[0].reshape(-1, *block.keys.grid).numpy())
+                values = mapped[0].reshape(-1, *block.keys.grid).numpy()
+                yield HeadMaps(seen.first + place, positions[block.block.label], chosen.label, values)
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
@@ -58,7 +59,7 @@ def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, 
 
 
 def patch_weights(
-    seen: ForwardPass, blocks: Sequence[SeenBlock], place: int, extent: ExtentOf
+    seen: ForwardPass, blocks: Sequence[SeenBlock], place: int, extents: Extents
 ) -> Iterator[PatchWeights]:
     """Yield the rows of every patch, of blocks that kept them."""
     for block in blocks:
@@ -68,10 +69,10 @@ def patch_weights(
         cells = queries.cells[0]
         order = cells.argsort()[int((cells < 0).sum()) :]
         values = on_grid(whole[place][None, order], keys)[0].reshape(-1, *keys.grid).numpy().copy()
-        yield PatchWeights(seen.first + place, block.block.label, queries.grid, values, extent(keys.grid, place))
+        yield PatchWeights(seen.first + place, block.block.label, queries.grid, values, extents(keys.grid)[place])
 
 
-def rollout_maps(seen: ForwardPass, place: int, at: int, extent: ExtentOf) -> Iterator[AttentionMap]:
+def rollout_maps(seen: ForwardPass, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
     """Yield the map of a query after all blocks."""
     weights, places = seen.rollout, seen.blocks[-1].keys
     if weights is None or places is None:
@@ -88,7 +89,7 @@ def rollout_maps(seen: ForwardPass, place: int, at: int, extent: ExtentOf) -> It
         None,
         chosen.label,
         values.numpy().copy(),
-        extent(places.grid, place),
+        extents(places.grid)[place],
         max(0.0, 1 - float(values.sum())),
-        _box_on_input(chosen, extent(places.grid, place)),
+        _box_on_input(chosen, extents(places.grid)[place]),
     )

@@ -46,7 +46,6 @@ from hookscope.results.attention import (
     UnseenBlock,
     census_of,
 )
-from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.text import counted, safe_text
@@ -265,20 +264,17 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
         return
     drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
     extents = cache(partial(padded_extents, passes.inspected.network, batch))
-
-    def extent(grid: tuple[int, int], place: int) -> Extent:
-        return extents(grid)[place]
-
+    positions = {label: index for index, label in enumerate(gathered.blocks)}
     for index in drawn:
         _note_about(seen.blocks[index].block, wanted, gathered)
     for place in range(len(batch.records)):
         for at in range(len(wanted.queries)):
-            gathered.maps += rollout_maps(seen, place, at, extent)
+            gathered.maps += rollout_maps(seen, place, at, extents)
             for index in drawn:
-                gathered.maps += query_maps(seen, seen.blocks[index], place, at, extent)
+                gathered.maps += query_maps(seen, seen.blocks[index], place, at, extents)
         if first + place < SHOWN_INPUTS:
-            gathered.head_maps += head_maps(seen, place)
-            gathered.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extent)
+            gathered.head_maps += head_maps(seen, place, positions)
+            gathered.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
 
 
 def _sum(gathered: _Gathered, seen: SeenBlock) -> None:

@@ -304,6 +304,23 @@ def test_numbers_of_a_block_are_of_the_inputs_that_it_runs_for() -> None:
     assert [row.top_share for row in result.rows] == pytest.approx([1 / 7] * 8)
 
 
+class Skipping(SmallTransformer):
+    """Its first layer takes bright pictures only."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+        for layer in [*self.layers] if pictures.mean() > 0 else [self.layers[1]]:
+            tokens = layer(tokens)
+        return tokens.mean(1)
+
+
+def test_maps_of_heads_are_of_their_block_where_an_input_skips_another() -> None:
+    pictures = torch.stack([torch.ones(3, 32, 32), -torch.ones(3, 32, 32)])
+    result = hookscope.attention(Skipping(), pictures, batch_size=1)
+    drawn = [(maps.input_index, result.blocks[maps.index].label) for maps in result.head_maps]
+    assert drawn == [(0, "layers.0.self_attn"), (0, "layers.1.self_attn"), (1, "layers.1.self_attn")]
+
+
 def test_a_query_that_is_given_twice_is_drawn_once(network: nn.Module, pictures: Tensor) -> None:
     result = hookscope.attention(network, pictures[:1], query=["cls", "mean", "cls"])
     assert [heat_map.query for heat_map in result.maps] == ["class token", "mean of queries"]
