@@ -21,8 +21,7 @@ from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
 from hookscope.commands.attention.reductions import Room
 from hookscope.commands.attribute.forward_backward import model_errors, run_model
-from hookscope.commands.attribute.input_places import check_token_axes
-from hookscope.commands.attribute.padding import padded_extents
+from hookscope.commands.attribute.input_places import check_token_axes, padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture

@@ -124,15 +124,9 @@ def explain_again(
             outputs=outputs,
             capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
         )
-        watching = capture(
-            network,
-            {name: modules[name] for name in names if name in modules},
-            other.take,
-            gradients=other.arrived,
-            track=True,
-            operations=OperationChoice(operations) if operations else None,
-        )
-        _, captured = run_and_differentiate(other, hooks.enter_context(watching), batch)
+        watched = {name: modules[name] for name in names if name in modules}
+        watch = other.watch(watched, OperationChoice(operations) if operations else None)
+        _, captured = run_and_differentiate(other, hooks.enter_context(watch), batch)
     again = []
     for layer in layers:
         values, gradients = captured.get(layer.place, (torch.zeros_like(layer.values), [None]))

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, ch
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
-from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
+from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.hooks.running import unfused
 from hookscope.inputs import Batch
@@ -62,6 +63,13 @@ class ForwardBackward:
     capturing: Capture[None]
     values: dict[RowKey, Tensor] = field(default_factory=dict)
     gradients: dict[RowKey, Tensor] = field(default_factory=dict)
+
+    def watch(
+        self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None
+    ) -> AbstractContextManager[Capture[None]]:
+        """Return the hooks that fill `values` and `gradients`."""
+        network = self.inspected.network
+        return capture(network, layers, self.take, gradients=self.arrived, track=True, operations=operations)
 
     def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Copy what a layer returned, before it can be overwritten."""

@@ -16,12 +16,18 @@ from hookscope.commands.attribute.forward_backward import (
     run_and_differentiate,
     run_output,
 )
-from hookscope.commands.attribute.input_places import check_token_axes, input_size, main_input, place_axes, places_of
+from hookscope.commands.attribute.input_places import (
+    check_token_axes,
+    input_size,
+    main_input,
+    padded_extents,
+    place_axes,
+    places_of,
+)
 from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer
-from hookscope.commands.attribute.padding import padded_extents
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
@@ -196,18 +202,8 @@ class MapLayers:
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
         self._hooks.close()
-        passes = self.passes
-        self._captured = self._hooks.enter_context(
-            capture(
-                passes.inspected.network,
-                layers,
-                passes.take,
-                gradients=passes.arrived,
-                track=True,
-                operations=operations,
-            )
-        )
-        passes.state.mark_hooks()
+        self._captured = self._hooks.enter_context(self.passes.watch(layers, operations))
+        self.passes.state.mark_hooks()
         return self._captured
 
     # --- The layer that is chosen ---

@@ -16,11 +16,11 @@ from torch import nn
 from hookscope import options
 from hookscope.commands.attribute.batch_maps import Explained, explain
 from hookscope.commands.attribute.cams import CAMS
-from hookscope.commands.attribute.checking import Checking, Sanity
 from hookscope.commands.attribute.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.commands.attribute.input_places import input_size, main_input, places_of
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
+from hookscope.commands.attribute.sanity import Checking, Sanity
 from hookscope.commands.attribute.scores import BatchTarget, batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
@@ -228,7 +228,7 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _
             _explain(part_of(batch, place), queue, map_layers, gathered)
         return
     gathered.add(batch, explained)
-    gathered.checking.add(map_layers, batch, explained)
+    gathered.checking.add(map_layers.passes, batch, explained)
 
 
 def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:

@@ -252,8 +252,8 @@ def test_blurring_holds_fails_or_says_nothing(actual: Numbers, passed: bool | No
 
 
 def test_completeness_passes_within_its_limit() -> None:
-    assert completeness_check(0.004, 0.01).passed
-    failed = completeness_check(0.25, 0.01)
+    assert completeness_check(0.004).passed
+    failed = completeness_check(0.25)
     assert not failed.passed
     assert failed.meaning.startswith(
         "The values add up to the difference that the picture makes to the score, but for 25.00%"
