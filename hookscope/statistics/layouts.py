@@ -11,7 +11,7 @@ from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.parameters import arg
 from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 # Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
 # has.
@@ -147,7 +147,9 @@ def layout_of(
         tokens: What the user said of sequences.
         size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
     """
-    if not shape or shape[0] != count or channel_axis is None:
+    if shape and shape[0] != count:
+        return f"does not count {counted(count, 'input')} on its first axis"
+    if not shape or channel_axis is None:
         return _FLAT
     is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (tokens is not None and axes > 1))
     if is_sequence:

@@ -63,7 +63,7 @@ class TokenLayout:
     _patches: Tensor | None = None
     _guessed: list[tuple[int, int]] = field(default_factory=list)
     _has_others_behind: dict[int, bool] = field(default_factory=dict)
-    _known: dict[RowKey, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
+    _known: dict[RowKey, tuple[tuple[tuple[int, ...], int, int], Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Prepare to look at the network, which is done where the first tokens are."""
@@ -123,17 +123,18 @@ class TokenLayout:
             grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
             axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         """
+        key = (tuple(values.shape), count, len(grids))
         cached = self._known.get(place)
-        if cached is not None and cached[:2] == (tuple(values.shape), len(grids)):
-            return cached[2]
+        if cached is not None and cached[0] == key:
+            return cached[1]
         layout = self._layout(place[0], values, count, channel_axis, grids, axes)
-        self._known[place] = tuple(values.shape), len(grids), layout
+        self._known[place] = key, layout
         return layout
 
     def known(self, place: RowKey) -> Layout | None:
         """Return where the input lies in an output that was looked at in this pass; None where it has no place."""
         cached = self._known.get(place)
-        return cached[2] if cached is not None and isinstance(cached[2], Layout) else None
+        return cached[1] if cached is not None and isinstance(cached[1], Layout) else None
 
     def known_grids(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """Return the grids on which an output may lie: that of its tokens, if they were looked at, else all."""

@@ -34,6 +34,8 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
         "cat.jpg, Egyptian cat (softmax 0.40): nothing in the picture speaks for it, "
         "the grad-cam map is nowhere above 0."
     )
+    unknown = replace(RESULT.maps[0], values=np.full((4, 4), np.nan, np.float32))
+    assert finding_of(unknown, RESULT).endswith("(softmax 0.40): the grad-cam map holds NaN or infinite values.")
     even = replace(RESULT.maps[0], values=np.ones((4, 4), np.float32))
     assert finding_of(even, RESULT).endswith("heat is spread over 50% of the crop.")
 

@@ -72,7 +72,8 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     box = concentration(first, record)
     subject = f"{short_name(record)}, {first.query} at {first.block}{heads}: "
     if box is None:
-        return f"{subject}nothing on the picture{rest}."
+        has_nan = not np.isfinite(first.values).all()
+        return f"{subject}{'its weights are NaN' if has_nan else f'nothing on the picture{rest}'}."
     share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
     words = "spread out" if box.words == "spread out" else f"at: {box.words}"
     return f"{subject}half of the attention to the picture is on {share} of it, {words}{rest}."

@@ -1,10 +1,15 @@
-"""What one forward pass shows of attention: each block's weights, reduced while they are there."""
+"""What one forward pass shows of attention: each block's weights, reduced while they are there, and their rollout.
+
+Source of the rollout:
+    Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020, section 3.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hookscope.commands.attention.census import Refusal
@@ -19,9 +24,10 @@ from hookscope.commands.attention.places import (
 )
 from hookscope.commands.attention.queries import Chosen, Query, chosen_in
 from hookscope.commands.attention.reductions import CallNumbers, Room, reduced
-from hookscope.commands.attention.rollout import Rollout, refuse_rollout
+from hookscope.errors import UsageError
 from hookscope.hooks.attention import AttentionCall
 from hookscope.inspection.saved_tensors import TensorCollector
+from hookscope.parameters import arg
 from hookscope.results.attention import AttentionBlock
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
@@ -64,6 +70,8 @@ class ForwardPass:
 
     Attributes:
         refused: By module, why its attention was not seen.
+        rollout: Attention followed through the blocks so far, (N, queries, tokens of the network's input); None if it
+            was not asked for.
     """
 
     wanted: Wanted
@@ -74,7 +82,7 @@ class ForwardPass:
     blocks: list[SeenBlock] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
-    rollout: Rollout = field(default_factory=Rollout)
+    rollout: Tensor | None = None
 
     def take(self, call: AttentionCall) -> None:
         """Reduce the weights of one attention, while they are there."""
@@ -94,11 +102,21 @@ class ForwardPass:
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")
         query_count, key_count = call.rows.shape[-2:]
+        block = AttentionBlock(
+            label,
+            kind,
+            call.entry,
+            axes.heads,
+            query_count,
+            key_count,
+            keys.prefix if keys is not None else None,
+            queries.grid if queries is not None else None,
+            keys.grid if keys is not None else None,
+            axes.windows,
+            remark,
+        )
         if self.wanted.rollout:
-            before = self.blocks[-1] if self.blocks else None
-            are_others = queries is not keys or (before is not None and (before.keys is None) != (keys is None))
-            tokens = None if before is None else before.block.keys
-            refuse_rollout(label, query_count, key_count, axes.windows, tokens, are_others=are_others)
+            self._refuse_rollout(block, queries, keys)
         keeps = (
             self.wanted.numbers
             and self._keeps_patches(len(self.blocks), label)
@@ -117,24 +135,37 @@ class ForwardPass:
             save=partial(self._save, label) if self.wanted.save_tensors else None,
         )
         if self.wanted.rollout and numbers.whole is not None:
-            self.rollout.add(numbers.whole, keys)
+            # Half of each row goes to the token itself, for the residual connection.
+            step = (numbers.whole + torch.eye(key_count)) / 2
+            step = step / step.sum(-1, keepdim=True)
+            self.rollout = step if self.rollout is None else step @ self.rollout
         if not keeps:
             numbers.whole = None
         self._drop_patches()
-        block = AttentionBlock(
-            label,
-            kind,
-            call.entry,
-            axes.heads,
-            query_count,
-            key_count,
-            keys.prefix if keys is not None else None,
-            queries.grid if queries is not None else None,
-            keys.grid if keys is not None else None,
-            axes.windows,
-            remark,
-        )
         self.blocks.append(SeenBlock(block, numbers, queries, keys))
+
+    def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
+        """Refuse a block that attention cannot be followed through.
+
+        Raises:
+            UsageError: If it attends within windows, pools, or looks at other tokens than the block before it.
+        """
+        before = self.blocks[-1] if self.blocks else None
+        reason = ""
+        if block.windows > 1:
+            reason = "attends within windows"
+        elif block.queries == 1 < block.keys:
+            reason = f"pools (1 query, {block.keys} keys)"
+        elif block.queries != block.keys:
+            reason = f"has queries and keys of different tokens ({block.queries} queries, {block.keys} keys)"
+        elif before is not None and block.keys != before.block.keys:
+            reason = f"has {block.keys} tokens, the blocks before it have {before.block.keys}"
+        elif queries is not keys or (before is not None and (before.keys is None) != (keys is None)):
+            reason = "looks at other tokens than the blocks before it"
+        if reason:
+            raise UsageError(
+                f"{arg('rollout')} is undefined here: {block.label} {reason}. Leave it out, and look at single blocks."
+            )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> dict[int, list[Chosen | None]]:
         """Return the tokens that each query means, one for each input."""

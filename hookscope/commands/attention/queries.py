@@ -1,5 +1,6 @@
 """Whose attention is drawn: the class token's, a register's, that of a patch under a pixel, or the mean."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +32,6 @@ class Query:
     register: int = 0
     pixel: tuple[float, float] | None = None
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether all queries are meant."""
-        return self.text == "mean"
-
 
 def read_queries(texts: Sequence[str]) -> list[Query]:
     """Read `--query`; without any, the class token counts in blocks that have one, in others the mean over queries.
@@ -45,7 +41,7 @@ def read_queries(texts: Sequence[str]) -> list[Query]:
     """
     if not texts:
         return [Query("auto")]
-    return [_read(text.strip()) for text in texts]
+    return [_read(text) for text in dict.fromkeys(map(str.strip, texts))]
 
 
 def _read(text: str) -> Query:
@@ -96,7 +92,7 @@ def chosen_in(
     Raises:
         UsageError: If the pixel lies outside of what the network sees.
     """
-    if query.is_mean:
+    if query.text == "mean":
         return Chosen(MEAN, None)
     if query.text in ("auto", "cls"):
         if count == 1:
@@ -128,8 +124,10 @@ def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int
     # The pixel's centre.
     down, across = (y + 0.5 - top) / (bottom - top), (x + 0.5 - left) / (right - left)
     if not (0 <= down < 1 and 0 <= across < 1):
+        least_x, least_y = (max(math.ceil(edge - 0.5), 0) for edge in (left, top))
+        most_x, most_y = (math.ceil(edge - 0.5) - 1 for edge in (right, bottom))
         raise UsageError(
             f"{arg('query')} {query.text} lies outside of what the network sees of {safe_text(record.name)}: x "
-            f"from {max(left, 0):.0f} to {right:.0f}, y from {max(top, 0):.0f} to {bottom:.0f}."
+            f"from {least_x} to {most_x}, y from {least_y} to {most_y}."
         )
     return int(down * grid[0]), int(across * grid[1])

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,35 +15,23 @@ from hookscope.hooks.attention_rows import AttentionRows, Memory
 _CHUNK_BYTES = 2**22
 
 
-class HeadNumbers(NamedTuple):
-    """The numbers of each input and head, (N, heads), on the CPU.
-
-    Attributes:
-        distance: None where the grid is not known.
-        prefix_shares: (N, heads, prefix), the share of each token in front of the grid; of queries on average.
-        top_token: None for windows.
-    """
-
-    entropy: Tensor
-    distance: Tensor | None
-    prefix_shares: Tensor
-    top_share: Tensor
-    top_token: Tensor | None
-
-
 @dataclass(slots=True)
 class CallNumbers:
     """The results of one call.
 
     Attributes:
-        heads: None unless they were asked for.
+        heads: By name the numbers of each input and head, (N, heads), on the CPU, unless they were not asked for:
+            "entropy", "top" (the largest share), "distance" where the grid is known, and "prefix", (N, heads, prefix),
+            the share of each token in front of the grid; of queries on average.
+        top_token: (N, heads), the key with the largest share; None for windows.
         received: The share of all queries that each key has, (N, windows, heads, keys); None unless it was asked for.
         rows: By the query's place among those asked for, its weights for each input, (heads, keys of its window).
         chosen: By query, its place in the block for each input; None where the block has no such query.
         whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
     """
 
-    heads: HeadNumbers | None = None
+    heads: dict[str, Tensor] = field(default_factory=dict)
+    top_token: Tensor | None = None
     received: Tensor | None = None
     rows: Mapping[int, Sequence[Tensor | None]] = field(default_factory=dict)
     chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
@@ -120,13 +107,20 @@ def reduced(
             whole.append(part.mean(2)[:, 0].float().cpu())
         _pick(picked, part, begin, chosen)
     received = totals["received"] / query_count if totals else None
-    return CallNumbers(
-        _head_numbers(totals, received, query_count, axes, keys) if room.numbers and received is not None else None,
-        received if None in tokens else None,
-        picked,
-        chosen,
-        torch.cat(whole, 1) if whole else None,
-    )
+    numbers = CallNumbers(rows=picked, chosen=chosen, whole=torch.cat(whole, 1) if whole else None)
+    if None in tokens:
+        numbers.received = received
+    if room.numbers and received is not None:
+        top = received.max(-1)
+        numbers.top_token = top.indices[:, 0].cpu() if axes.windows == 1 else None
+        numbers.heads = {
+            "entropy": (totals["entropy"] / (query_count * axes.windows)).cpu(),
+            "prefix": received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
+            "top": top.values.mean(1).cpu(),
+        }
+        if "distance" in totals:
+            numbers.heads["distance"] = (totals["distance"] / totals["counted"]).cpu()
+    return numbers
 
 
 def _pick(
@@ -157,19 +151,6 @@ def _add_distances(
 
 def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
     totals[name] = totals[name] + values if name in totals else values
-
-
-def _head_numbers(
-    totals: Mapping[str, Tensor], received: Tensor, query_count: int, axes: Axes, keys: Places | None
-) -> HeadNumbers:
-    top = received.max(-1)
-    return HeadNumbers(
-        entropy=(totals["entropy"] / (query_count * axes.windows)).cpu(),
-        distance=(totals["distance"] / totals["counted"]).cpu() if "distance" in totals else None,
-        prefix_shares=received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
-        top_share=top.values.mean(1).cpu(),
-        top_token=top.indices[:, 0].cpu() if axes.windows == 1 else None,
-    )
 
 
 def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> tuple[Tensor, Tensor] | None:

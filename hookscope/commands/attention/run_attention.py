@@ -21,7 +21,7 @@ from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
 from hookscope.commands.attention.reductions import Room
 from hookscope.commands.attribute.forward_backward import model_errors, run_model
-from hookscope.commands.attribute.padding import padded_extents
+from hookscope.commands.attribute.input_places import check_token_axes, padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -45,7 +45,6 @@ from hookscope.results.attention import (
     UnseenBlock,
     census_of,
 )
-from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.text import counted, safe_text
@@ -59,12 +58,16 @@ _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far."""
+    """The results of a run so far.
+
+    Attributes:
+        sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.
+    """
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
     drawn: dict[str, None] = field(default_factory=dict)
-    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    sums: dict[str, dict[str, tuple[Tensor, int]]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
@@ -86,7 +89,9 @@ def run_attention(
         ModelError: If the network raised, with `on_error` on every input.
     """
     inspected = inspected_network(session.loaded)
-    arrangement = arrangement_of(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    tokens = None if option.tokens is None else parse_tokens(option.tokens)
+    check_token_axes(tokens, 2)  # maps are drawn on pictures
+    arrangement = arrangement_of(inspected.network, tokens)
     blocks = cast("Sequence[str | int]", option.block)
     wanted = Wanted(
         read_queries(option.query),
@@ -155,8 +160,8 @@ def _block(block: str | int) -> int | str:
 
 def _distinct_heads(heads: Sequence[int]) -> list[int]:
     for head in heads:
-        if head < 0:
-            raise UsageError(f"{arg('head')} {head} is not possible: heads are counted from 0.")
+        if not isinstance(head, int) or isinstance(head, bool) or head < 0:
+            raise UsageError(f"{arg('head')} {safe_text(str(head))} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
 
 
@@ -170,7 +175,11 @@ def _check_seen(
         census = census_of(tuple(gathered.blocks.values()), unseen)
         raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
     if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
-        raise UsageError(_no_such_query(wanted, inspected))
+        asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
+        raise UsageError(
+            f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
+            f"mean, the x,y of a pixel, or another {arg('block')}."
+        )
 
 
 def _labels_of_tensors(gathered: _Gathered) -> set[str]:
@@ -186,14 +195,6 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
     if not has_any:
         return f"No attention found in {name}. See `hookscope attribute`."
     return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
-
-
-def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
-    asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
-    return (
-        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
-        f"mean, the x,y of a pixel, or another {arg('block')}."
-    )
 
 
 # --- Batches ---
@@ -262,40 +263,32 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
         return
     drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
     extents = cache(partial(padded_extents, passes.inspected.network, batch))
-
-    def extent(grid: tuple[int, int], place: int) -> Extent:
-        return extents(grid)[place]
-
+    positions = {label: index for index, label in enumerate(gathered.blocks)}
     for index in drawn:
         _note_about(seen.blocks[index].block, wanted, gathered)
     for place in range(len(batch.records)):
         for at in range(len(wanted.queries)):
-            gathered.maps += rollout_maps(seen, place, at, first, extent)
+            gathered.maps += rollout_maps(seen, place, at, extents)
             for index in drawn:
-                gathered.maps += query_maps(seen.blocks[index], place, at, first, wanted.heads, extent)
+                gathered.maps += query_maps(seen, seen.blocks[index], place, at, extents)
         if first + place < SHOWN_INPUTS:
-            gathered.head_maps += head_maps(seen.blocks, place, len(wanted.queries), first)
-            gathered.patches += patch_weights([seen.blocks[index] for index in drawn], place, first, extent)
+            gathered.head_maps += head_maps(seen, place, positions)
+            gathered.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
 
 
 def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
-    label, numbers = seen.block.label, seen.numbers.heads
-    if numbers is None:
-        return
+    label, numbers = seen.block.label, seen.numbers
     sums = gathered.sums.setdefault(label, {})
-    values = {"entropy": numbers.entropy, "prefix": numbers.prefix_shares, "top": numbers.top_share}
-    if numbers.distance is not None:
-        values["distance"] = numbers.distance
-    for name, value in values.items():
-        summed = value.double().sum(0)
-        sums[name] = sums[name] + summed if name in sums else summed
+    for name, value in numbers.heads.items():
+        summed, before = value.double().sum(0), sums.get(name)
+        sums[name] = (summed, len(value)) if before is None else (before[0] + summed, before[1] + len(value))
     gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
 
 def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
-    count = len(gathered.records)
     for index, block in enumerate(gathered.blocks.values()):
-        means = {name: (total / count).tolist() for name, total in gathered.sums[block.label].items()}
+        sums = gathered.sums[block.label]
+        means = {name: (total / count).tolist() for name, (total, count) in sums.items()}
         top_tokens = gathered.top_tokens[block.label]
         tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
         distances = means.get("distance", [math.nan] * block.heads)

@@ -1,9 +1,10 @@
 """The files of `attention`: overviews, overlays on the photographs, and tables of numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from hookscope.commands.attention.describe import HEADS, describe_attention
-from hookscope.commands.attribute.map_files import drawn_words, remarks_of, write_inputs
+from hookscope.commands.attribute.map_files import write_maps
 from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.runs.directory import RunFiles
@@ -12,11 +13,9 @@ from hookscope.text import slug
 
 def write_attention(folder: Path, result: Attention) -> RunFiles:
     """Write the files of `hookscope attention`."""
-    pictures, overlays = write_inputs(folder, result, result.maps, title=_title, describe=describe_attention)
+    files = write_maps(folder, result, title=_title, describe=describe_attention)
     names = write_tables(folder, {"heads.csv": csv_text(HEADS, result.rows)} if result.rows else {})
-    remarks = remarks_of(pictures) if overlays else ()
-    entries = {"pictures": tuple(pictures), "overlays": tuple(overlays)}
-    return RunFiles([*drawn_words(pictures, overlays), *names], entries, remarks)
+    return replace(files, listed=[*files.listed, *names])
 
 
 def _title(shown: AttentionMap) -> str:

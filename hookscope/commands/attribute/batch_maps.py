@@ -14,8 +14,8 @@ from hookscope.commands.attribute.forward_backward import (
     run_and_differentiate,
     run_output,
 )
-from hookscope.commands.attribute.layer_choice import LayerOutputs
-from hookscope.commands.attribute.map_layers import MapLayer, MapLayers, arrived
+from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer
+from hookscope.commands.attribute.map_layers import MapLayers, arrived
 from hookscope.commands.attribute.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
@@ -24,7 +24,6 @@ from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
-from hookscope.results.concentration import Extent
 from hookscope.statistics.token_layout import TokenLayout
 
 _EXACT = (torch.float32, torch.float64)
@@ -101,9 +100,9 @@ def explain_again(
     batch: Batch,
     layers: Sequence[MapLayer],
     method: Method,
-    targets: Sequence[BatchTarget],
-) -> Explained:
-    """Make the maps of a batch on the same layers of a network like that of the run; it has no other hooks on.
+    target: BatchTarget,
+) -> Sequence[Tensor]:
+    """Return the maps of a target, by layer, of a network like that of the run; it has no other hooks on.
 
     A gradient that does not arrive counts as zero.
 
@@ -112,7 +111,7 @@ def explain_again(
         UsageError: As in `explain`.
     """
     if method not in CAMS:
-        return _of_pixels(passes, network, batch, method, targets)
+        return _of_pixels(passes, network, batch, method, [target]).maps[0]
     modules, _ = module_index(network)
     names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
@@ -120,41 +119,16 @@ def explain_again(
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),
-            targets_of=lambda _output, _batch: list(targets),
+            targets_of=lambda _output, _batch: [target],
             state=passes.state,
             outputs=outputs,
             capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
         )
-        watching = capture(
-            network,
-            {name: modules[name] for name in names if name in modules},
-            other.take,
-            gradients=other.arrived,
-            track=True,
-            operations=OperationChoice(operations) if operations else None,
-        )
-        _, captured = run_and_differentiate(other, hooks.enter_context(watching), batch)
+        watched = {name: modules[name] for name in names if name in modules}
+        watch = other.watch(watched, OperationChoice(operations) if operations else None)
+        _, captured = run_and_differentiate(other, hooks.enter_context(watch), batch)
     again = []
     for layer in layers:
-        values, gradients = captured.get(layer.place, (torch.zeros_like(layer.values), [None] * len(targets)))
+        values, gradients = captured.get(layer.place, (torch.zeros_like(layer.values), [None]))
         again.append(layer._replace(values=values, gradients=arrived(values, gradients)))
-    return _of_layers(method, again, targets)
-
-
-def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
-    """Return maps (N, *grid) as (N, 1, *size) over the whole input, interpolated linearly between their cells' places.
-
-    Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
-    """
-    parts = []
-    for grid, extent in zip(maps, extents, strict=True):
-        part = grid
-        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
-            cells = part.shape[axis]
-            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
-            first = places.floor().long()
-            after = (first + 1).clamp(max=cells - 1)
-            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
-            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
-        parts.append(part[None, None])
-    return torch.cat(parts)
+    return _of_layers(method, again, [target]).maps[0]

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 
+import numpy as np
+
 from hookscope.commands.attribute.draw_maps import draw_given_map
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
@@ -61,6 +63,8 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     record = result.inputs[heat_map.input_index]
     box = concentration(heat_map, record)
     subject = f"{short_name(record)}, {_certain(heat_map.target)}: "
+    if box is None and not np.isfinite(heat_map.values).all():
+        return f"{subject}the {result.method} map holds NaN or infinite values."
     if box is None:
         noun = input_word(heat_map.values.ndim)
         return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
@@ -116,7 +120,8 @@ def _belief(result: Attributions) -> Iterator[Table | Text]:
         levels = [_LEVELS[check.passed] for check in result.sanity]
         yield Table(title="Checks of the maps", columns=CHECKS, rows=result.sanity, levels=levels)
     else:
-        yield Text(["No checks were made: --sanity quick makes them."])
+        was_tried = any(note.startswith("Sanity") for note in result.notes)
+        yield Text(["No checks were made." if was_tried else "No checks were made: --sanity quick makes them."])
     if result.unchanged:
         rows = [*result.unchanged.items()]
         yield Table(title="Left as they are", columns=_UNCHANGED, rows=rows, is_extra=True)

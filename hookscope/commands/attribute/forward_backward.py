@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.attribute.input_places import embedding_name, main_input, place_axes, word_counts
-from hookscope.commands.attribute.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
+from hookscope.commands.attribute.input_places import embedding_name, main_input
+from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, reached_inputs, sum_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
-from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
+from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.hooks.running import unfused
 from hookscope.inputs import Batch
@@ -63,11 +64,19 @@ class ForwardBackward:
     values: dict[RowKey, Tensor] = field(default_factory=dict)
     gradients: dict[RowKey, Tensor] = field(default_factory=dict)
 
+    def watch(
+        self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None
+    ) -> AbstractContextManager[Capture[None]]:
+        """Return the hooks that fill `values` and `gradients`."""
+        network = self.inspected.network
+        return capture(network, layers, self.take, gradients=self.arrived, track=True, operations=operations)
+
     def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Copy what a layer returned, before it can be overwritten."""
         place = (call.layer, call.call, slot)
-        seen = self.outputs.by_place.get(place) or self.outputs.note(call, slot, tensor)
-        if isinstance(seen.layout, Layout):
+        if place not in self.outputs.by_place:
+            self.outputs.observe(call, slot, tensor)
+        if isinstance(self.outputs.by_place[place].layout, Layout):
             self.values[place] = tensor.detach().clone()
 
     def arrived(self, site: GradientSite[None], gradient: Tensor) -> None:
@@ -92,8 +101,7 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
         )  # type: ignore[assignment]
     args, kwargs = arguments
     passes.capturing.restart()
-    passes.outputs.word_counts = word_counts(batch)
-    passes.outputs.start(len(batch.indices), place_axes(batch), batch.pictures, keeps=keeps)
+    passes.outputs.start(batch, keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
 
@@ -141,7 +149,7 @@ def run_model(
 
 def run_and_choose(
     passes: ForwardBackward, batch: Batch, *, before: str | None = None
-) -> tuple[list[BatchTarget], Choice | None]:
+) -> tuple[list[BatchTarget], MapLayer | None]:
     """Run a batch with a graph from its inputs on, and choose the layer that locates the target best.
 
     Raises:
@@ -159,23 +167,14 @@ def run_and_choose(
     targets = passes.targets_of(output, batch)
     with model_errors(passes.inspected, "backward"):
         scores = [target.score(output) for target in targets]
-        check_graph(passes.inspected, scores)
+        if not all(score.requires_grad for score in scores):
+            raise UsageError(
+                f"The score of {passes.inspected.info.name} has no gradient, so it cannot be explained: the forward "
+                "pass runs under no_grad, detaches what it returns, or computes it from whole numbers."
+            )
         choice = choose_layer(passes.outputs, passes.inspected.modules, targets, scores, before=before)
     passes.outputs.forget()
     return targets, choice
-
-
-def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
-    """Refuse scores that autograd does not track.
-
-    Raises:
-        UsageError: If one is not.
-    """
-    if not all(score.requires_grad for score in scores):
-        raise UsageError(
-            f"The score of {inspected.info.name} has no gradient, so it cannot be explained: the forward pass runs "
-            "under no_grad, detaches what it returns, or computes it from whole numbers."
-        )
 
 
 def run_and_differentiate(
@@ -235,14 +234,8 @@ def _backward(score: Tensor) -> None:
 
 def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) -> Tensor:
     """Tell for each input whether the gradients of all its targets, each (N, C, h, w), are not zero everywhere."""
-    count = len(targets[0].targets)
-    reached = torch.ones(count, dtype=torch.bool)
-    for gradient, target in zip(gradients, targets, strict=True):
-        if gradient is None:
-            reached &= torch.tensor([entry is None for entry in target.targets])
-        else:
-            reached &= reached_inputs(gradient, target)
-    return reached
+    reached = [reached_inputs(gradient, target) for gradient, target in zip(gradients, targets, strict=True)]
+    return torch.stack(reached).all(0)
 
 
 @contextmanager

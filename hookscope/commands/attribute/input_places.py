@@ -1,18 +1,35 @@
-"""Where the places of a network's input lie: which of its axes count positions, and which one channels."""
+"""Where the places of a network's input lie: which of its axes count positions, which one channels, and what is added.
+
+A network may add to its input, below and at the right; maps cover what it adds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from hookscope.errors import UsageError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
+from hookscope.inputs.batches import copied
 from hookscope.models.input_spec import first_layer_with_input
+from hookscope.parameters import arg
+from hookscope.results.attributions import input_word
+from hookscope.results.concentration import Extent
+from hookscope.results.inputs import PICTURE_AXES
+from hookscope.statistics.layouts import Tokens
 from hookscope.text import printable
 
 # (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
 _FEWEST_AXES, _MOST_AXES = 2, 5
 _SEQUENCE_AXES = 3
+# Gives pictures of a batch one size: zeros are added below and at the right.
+_DETECTORS_TRANSFORM = "torchvision.models.detection.transform.GeneralizedRCNNTransform"
+# Swin's name for the layer that halves a grid; to one of odd size it adds a row below or a column at the right.
+_MERGING = "PatchMerging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,17 @@ def place_axes(batch: Batch) -> int:
     """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists."""
     tensor = main_input(batch)
     return 2 if tensor is None else max(tensor.dim() - 2, 1)
+
+
+def check_token_axes(tokens: Tokens | None, axes: int) -> None:
+    """Refuse a grid of `--tokens` with more or fewer axes than the input has axes of place.
+
+    Raises:
+        UsageError: If the grid has.
+    """
+    if tokens is not None and len(tokens.grid) != axes:
+        grid, form = "x".join(map(str, tokens.grid)), {1: "LENGTH", 3: "DEPTHxHEIGHTxWIDTH"}.get(axes, "HEIGHTxWIDTH")
+        raise UsageError(f"{arg('tokens')} grid={grid} does not fit a {input_word(axes)}: give grid={form}.")
 
 
 def word_counts(batch: Batch) -> set[int]:
@@ -99,3 +127,37 @@ def embedding_name(network: nn.Module) -> str:
     return next(
         (printable(name) for name, module in network.named_modules() if name and isinstance(module, kinds)), "NAME"
     )
+
+
+def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> list[Extent]:
+    """Return for each input the area that a map covers if it is stretched over it and what the network adds to it.
+
+    Args:
+        network: Its transform may be called, if it is one of torchvision's detectors.
+        batch: The inputs.
+        grid: Of the map: (l,), (h, w) or (d, h, w).
+    """
+    transform: Any = attribute_of(network, "transform")
+    kind = type(transform)
+    pictures = batch.args[0] if batch.args else None
+    is_map = len(grid) == PICTURE_AXES  # and no words
+    if isinstance(pictures, list) and is_map and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:
+        with torch.no_grad():
+            made, _ = transform(copied(pictures))
+        height, width = made.tensors.shape[-2:]
+        return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
+    covered = (1.0,) * len(grid)
+    merges = any(_MERGING in type(module).__name__ for module in network.modules())
+    if isinstance(pictures, Tensor) and pictures.dim() == 2 + PICTURE_AXES and is_map and merges:
+        patch = next((module.stride for module in network.modules() if isinstance(module, nn.Conv2d)), (1, 1))
+        rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
+        covered = rows, columns
+    return [(*((0.0,) * len(grid)), *covered)] * len(batch.indices)
+
+
+def _covered(size: int, cells: int, patch: int) -> float:
+    """Return how much of a side is covered, in shares of it; the patches of the first layer may not cover all of it."""
+    covered, wanted = patch * cells, size - size % patch
+    while covered < wanted:
+        covered *= 2
+    return max(covered / size, 1.0)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from hookscope.commands.attribute.input_places import place_axes, word_counts
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, RowKey
+from hookscope.inputs import Batch
 from hookscope.parameters import arg
+from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.layouts import Layout
@@ -65,9 +68,7 @@ class LayerOutputs:
     Attributes:
         count: Inputs in the batch.
         axes: Axes of place that the input has.
-        places: Where the network's tokens lie.
         keeps: Whether to keep the outputs, and where their gradients arrive.
-        word_counts: Lengths of the inputs of whole numbers, (N, T), beside a picture.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
@@ -75,19 +76,17 @@ class LayerOutputs:
     count: int = 1
     axes: int = 2
     keeps: bool = False
-    word_counts: Collection[int] = ()
     by_place: dict[RowKey, LayerOutput] = field(default_factory=dict)
     score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
     _grids: list[tuple[int, ...]] = field(default_factory=list)
+    _word_counts: Collection[int] = ()
 
-    def start(
-        self, count: int, axes: int, pictures: tuple[int, int, int] | None = None, *, keeps: bool = False
-    ) -> None:
-        """Begin a forward pass over so many inputs, with so many axes of place, pictures of a size or others."""
-        self.score_map, self.axes = "", axes
-        self.token_layout.restart(pictures)
-        self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
+    def start(self, batch: Batch, *, keeps: bool) -> None:
+        """Begin a forward pass."""
+        self.count, self.axes, self._word_counts = len(batch.indices), place_axes(batch), word_counts(batch)
+        self.token_layout.restart(batch.pictures)
+        self.keeps, self.score_map, self.by_place, self._axes, self._grids = keeps, "", {}, AxisReader(), []
 
     def forget(self) -> None:
         """Let go of outputs and graphs."""
@@ -95,19 +94,15 @@ class LayerOutputs:
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
-        self.note(call, slot, tensor)
-
-    def note(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerOutput:
-        """Note an output, and return what was noted."""
+        place = (call.layer, call.call, slot)
         shape = tuple(tensor.shape) if not tensor.is_nested else ()
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            place = (call.layer, call.call, slot)
             self.token_layout.note_patches(call.maker, tensor)
             layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
             is_guess = isinstance(layout, str) or self.token_layout.given is None
-            if self.axes > 1 and is_guess and _follows_words(call, shape, self.word_counts):
+            if self.axes > 1 and is_guess and _follows_words(call, shape, self._word_counts):
                 layout = Layout((shape[1],), 2, 0)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
@@ -124,8 +119,7 @@ class LayerOutputs:
             output = output._replace(
                 edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
             )
-        self.by_place[call.layer, call.call, slot] = output
-        return output
+        self.by_place[place] = output
 
 
 def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
@@ -136,18 +130,30 @@ def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collec
     return any(tuple(tensor.shape) == shape[:2] for tensor in tensors)
 
 
-class Choice(NamedTuple):
-    """The output of a layer, whose gradient makes the map.
+class MapLayer(NamedTuple):
+    """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
 
     Attributes:
-        gradients: Of each target with respect to it, (N, C, h, w).
         reason: Why it was chosen, in a few words.
+        extents: The area that the map covers, of each input.
     """
 
     place: RowKey
     output: LayerOutput
-    gradients: list[Tensor]
     reason: str
+    values: Tensor
+    gradients: Sequence[Tensor]
+    extents: Sequence[Extent] = ()
+
+    @property
+    def label(self) -> str:
+        """As rows have it."""
+        return row_label(*self.place)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Cells of the map along each axis: (l,), (h, w) or (d, h, w)."""
+        return tuple(self.values.shape[2:])
 
 
 def choose_layer(
@@ -157,7 +163,7 @@ def choose_layer(
     scores: Sequence[Tensor],
     *,
     before: str | None = None,
-) -> Choice | None:
+) -> MapLayer | None:
     """Return the last spatial output that the gradient of every target reaches; None without one.
 
     An output that holds the scores themselves at each place is passed over: its map would be the score. A container
@@ -171,7 +177,7 @@ def choose_layer(
         scores: Of each target, (N,), with their graph.
         before: Look only at layers that finished before this one did.
     """
-    for_some: Choice | None = None
+    for_some: MapLayer | None = None
     remarks: dict[str, str] = {}
     candidates = _candidates(outputs, modules, before)
     kind = "last spatial output"
@@ -185,13 +191,14 @@ def choose_layer(
             for score, target in zip(scores, targets, strict=True)
         ]
         for (place, output), *gradients in zip(group, *by_target, strict=True):
-            if any(gradient is None for gradient in gradients) or not isinstance(output.layout, Layout):
+            layout, values = output.layout, output.values
+            if not isinstance(layout, Layout) or values is None or any(gradient is None for gradient in gradients):
                 continue
-            maps = [output.layout.maps(gradient) for gradient in gradients]
+            maps = [layout.maps(gradient) for gradient in gradients]
             reached = torch.stack([reached_inputs(grads, target) for grads, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
-                if output.layout.others and any(bool(gradient.any()) for gradient in gradients):
-                    remarks["tokens"] = f"after it only {output.layout.others} does"
+                if layout.others and any(bool(gradient.any()) for gradient in gradients):
+                    remarks["tokens"] = f"after it only {layout.others} does"
                 continue
             if all(_holds_scores(grads, target) for grads, target in zip(maps, targets, strict=True)):
                 outputs.score_map = outputs.score_map or row_label(*place)
@@ -203,7 +210,7 @@ def choose_layer(
                     f"{unplaced}, after it, returns tokens whose grid is not known: see {arg('tokens')}"
                 )
             reason = "; ".join([f"{kind} that reaches the target", *remarks.values()])
-            choice = Choice(place, output, maps, reason)
+            choice = MapLayer(place, output, reason, layout.maps(values), maps)
             if bool(reached.all()):
                 return choice
             for_some = for_some or choice
@@ -219,17 +226,15 @@ def _unplaced_after(place: RowKey, outputs: LayerOutputs, modules: Mapping[str, 
     return ""
 
 
-def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
+def reached_inputs(gradient: Tensor | None, target: BatchTarget) -> Tensor:
     """Tell for each input whether its gradient, (N, C, h, w), is nonzero anywhere; True for inputs without a target."""
     without = torch.tensor([label is None for label in target.targets])
-    return (gradient != 0).flatten(1).any(1).cpu() | without
+    return without if gradient is None else (gradient != 0).flatten(1).any(1).cpu() | without
 
 
 def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
     """Return the sum of the scores of the inputs that have the target."""
-    if all(label is not None for label in target.targets):
-        return score.sum()
-    return torch.stack([term if label else term * 0 for term, label in zip(score, target.targets, strict=True)]).sum()
+    return score[[label is not None for label in target.targets]].sum()
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:

@@ -6,22 +6,22 @@ One photograph is in memory at a time, and two overlays on it.
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from hookscope.commands.attribute.draw_maps import draw_given, draw_given_map, given_remark
+from hookscope.commands.attribute.draw_maps import draw_given, draw_given_map, given_remark, whole_photograph
 from hookscope.reporting.document import Document
 from hookscope.reporting.overlays import overlay, shrunk
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import PICTURE_AXES, Photograph, Region
-from hookscope.results.runs.directory import OVERVIEW
+from hookscope.results.inputs import PICTURE_AXES, Photograph
+from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import counted
 
@@ -32,57 +32,54 @@ _PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
 _NO_PICTURE = 205  # of 255: the ground of maps without a picture
 
-Map = TypeVar("Map", AttributionMap, AttentionMap)
 
-
-def write_inputs(
+def write_maps(
     folder: Path,
     result: Attributions | Attention,
-    maps: Sequence[Map],
     *,
-    title: Callable[[Map], str],
+    title: Callable[[Any], str],
     describe: Callable[[Any, int, Photograph], Document],
-) -> tuple[list[StoredPicture], list[str]]:
+) -> RunFiles:
     """Write the pictures of all inputs and their maps.
 
     Args:
         folder: The run directory.
         result: Of the run.
-        maps: Of the result.
         title: Returns what the files of a map are named after, besides its input.
         describe: Describes the result for one input, by its index and its photograph.
-
-    Returns:
-        The pictures of each input, and that of each map.
     """
     for part in ("overlays", "inputs"):
         (folder / part).mkdir()
     digits = max(3, len(str(len(result.inputs) - 1)))
-    names = _distinct_names(
-        f"{attribution_map.input_index:0{digits}d}-{title(attribution_map)}" for attribution_map in maps
-    )
-    by_input: dict[int, list[int]] = {}
-    for place, heat_map in enumerate(maps):
-        by_input.setdefault(heat_map.input_index, []).append(place)
+    maps: Sequence[AttributionMap | AttentionMap] = result.maps
+    names = _distinct_names(f"{heat_map.input_index:0{digits}d}-{title(heat_map)}" for heat_map in maps)
+    named = zip(maps, names, strict=True)
+    by_input = {index: [*group] for index, group in groupby(named, lambda pair: pair[0].input_index)}
     pictures: list[StoredPicture] = []
-    files: dict[int, str] = {}
+    overlays: list[str] = []
     for index in range(len(result.inputs)):
         photograph = photograph_of(result, index)
         path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
         draw_document(describe(result, index, photograph)).save(folder / path, compress_level=6)
         name = write_photograph(folder, f"{index:0{digits}d}", photograph)
         pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
-        places = by_input.get(index, [])
         # NumPy and zlib let go of the interpreter for most of the work.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            write = partial(_write_map, folder, result, photograph)
-            written = pool.map(write, (maps[place] for place in places), (names[place] for place in places))
-            files |= zip(places, written, strict=True)
-    return pictures, [files[place] for place in range(len(maps))]
+            overlays += pool.map(partial(_write_map, folder, result, photograph), by_input.get(index, []))
+    words = [counted(len(pictures) - 1, "more overview")] if len(pictures) > 1 else []
+    words += [counted(len(overlays), "overlay")] if overlays else []
+    remarks = dict.fromkeys(picture.remark for picture in pictures if picture.remark and overlays)
+    return RunFiles(words, {"pictures": tuple(pictures), "overlays": tuple(overlays)}, tuple(remarks))
 
 
-def _write_map(folder: Path, result: Attributions | Attention, photograph: Photograph, heat_map: Map, name: str) -> str:
+def _write_map(
+    folder: Path,
+    result: Attributions | Attention,
+    photograph: Photograph,
+    named: tuple[AttributionMap | AttentionMap, str],
+) -> str:
     """Write the picture of a map under a name; return its path inside the run."""
+    heat_map, name = named
     drawn = f"overlays/{name}.png"
     if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
         data = result.given.get(heat_map.input_index) if isinstance(result, Attributions) else None
@@ -93,30 +90,17 @@ def _write_map(folder: Path, result: Attributions | Attention, photograph: Photo
     return drawn
 
 
-def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> list[str]:
-    """Return what was drawn besides the first overview: "1 more overview", "3 overlays"."""
-    more = [counted(len(pictures) - 1, "more overview")] if len(pictures) > 1 else []
-    return more + ([counted(len(overlays), "overlay")] if overlays else [])
-
-
-def remarks_of(pictures: Sequence[StoredPicture]) -> tuple[str, ...]:
-    """Return notes about maps that are not drawn over their photograph."""
-    return tuple(dict.fromkeys(picture.remark for picture in pictures if picture.remark))
-
-
 def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
     data = result.given.get(index) if isinstance(result, Attributions) else None
     if data is not None:
-        drawn = np.asarray(draw_given(data, WIDE))
-        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(data))
+        return whole_photograph(np.asarray(draw_given(data, WIDE)), given_remark(data))
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)
     shape = result.inputs[index].shape
     height, width = shape[-2:] if len(shape) > 1 else (1, 1)
-    grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
-    return Photograph(grey, Region(0, 0, height, width, height, width), "There is no picture of this input.")
+    return whole_photograph(np.full((height, width, 3), _NO_PICTURE, np.uint8), "There is no picture of this input.")
 
 
 def _distinct_names(wanted: Iterable[str]) -> list[str]:

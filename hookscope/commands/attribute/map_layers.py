@@ -16,12 +16,18 @@ from hookscope.commands.attribute.forward_backward import (
     run_and_differentiate,
     run_output,
 )
-from hookscope.commands.attribute.input_places import input_size, main_input, places_of
-from hookscope.commands.attribute.layer_choice import Choice, LayerOutput
-from hookscope.commands.attribute.padding import padded_extents
+from hookscope.commands.attribute.input_places import (
+    check_token_axes,
+    input_size,
+    main_input,
+    padded_extents,
+    place_axes,
+    places_of,
+)
+from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
@@ -40,6 +46,7 @@ from hookscope.text import safe_text, shape_text, some_of
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
 # Layers that a note names.
 _NAMED = 5
+_SEQUENCE_AXES = 3  # (N, C, L) or (N, T, D)
 
 
 class NotReachedError(Exception):
@@ -48,31 +55,6 @@ class NotReachedError(Exception):
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
         super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}")
-
-
-class MapLayer(NamedTuple):
-    """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
-
-    Attributes:
-        extents: The area that the map covers, of each input.
-    """
-
-    place: RowKey
-    output: LayerOutput
-    reason: str
-    values: Tensor
-    gradients: Sequence[Tensor]
-    extents: Sequence[Extent] = ()
-
-    @property
-    def label(self) -> str:
-        """As rows have it."""
-        return row_label(*self.place)
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Cells of the map along each axis: (l,), (h, w) or (d, h, w)."""
-        return tuple(self.values.shape[2:])
 
 
 class _Group(NamedTuple):
@@ -170,9 +152,12 @@ class MapLayers:
         Raises:
             ModelRaisedError: If the network raises.
             NotReachedError: If the gradient is zero for some inputs.
-            UsageError: If no layer can be looked at, or a target is wrong.
+            UsageError: If no layer can be looked at, or a target or the grid of tokens is wrong.
             LayerNotFoundError: If a pattern selects no operation.
         """
+        tokens = self.passes.outputs.token_layout.given
+        if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
+            check_token_axes(tokens, place_axes(batch))
         targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
         return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
 
@@ -217,18 +202,8 @@ class MapLayers:
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
         self._hooks.close()
-        passes = self.passes
-        self._captured = self._hooks.enter_context(
-            capture(
-                passes.inspected.network,
-                layers,
-                passes.take,
-                gradients=passes.arrived,
-                track=True,
-                operations=operations,
-            )
-        )
-        passes.state.mark_hooks()
+        self._captured = self._hooks.enter_context(self.passes.watch(layers, operations))
+        self.passes.state.mark_hooks()
         return self._captured
 
     # --- The layer that is chosen ---
@@ -256,12 +231,8 @@ class MapLayers:
             self._fields[choice.place, _input_shape(batch)] = self._field(choice.output, batch)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
-            layout, values = choice.output.layout, choice.output.values
-            whole = bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten
-            if whole and values is not None and isinstance(layout, Layout):
-                return targets, [
-                    MapLayer(choice.place, choice.output, choice.reason, layout.maps(values), choice.gradients)
-                ]
+            if bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten:
+                return targets, [choice]
             passes.state.rewind()
         raise NotReachedError(targets, [row_label(*place) for place in self.chosen])
 
@@ -279,6 +250,8 @@ class MapLayers:
                 f"{arg('layer')} {score_map} to look at them, or take {arg('method')} gradient, which looks at "
                 "the picture itself."
             )
+        if remedy := self._one_at_a_time():
+            return remedy
         if any(isinstance(layout, Layout) for layout in layouts):
             return (
                 f"The gradient of {_names(targets)} is zero at every layer of {name} that returns maps: a layer behind "
@@ -288,6 +261,14 @@ class MapLayers:
             f"No module of {name} returns a map larger than 1x1: choose an operation with {arg('layer')} op:NAME "
             f"({listing(ops=True)} lists them), or take {arg('method')} gradient, which needs no layer."
         )
+
+    def _one_at_a_time(self) -> str:
+        """Return what to do where a network runs its layers on each input of the batch by itself; "" for others."""
+        outputs = self.passes.outputs
+        shapes = [output.shape for output in outputs.by_place.values()]
+        if outputs.count > 1 and any(shape[:1] == (1,) and len(shape) == outputs.axes + 2 for shape in shapes):
+            return f"{self.passes.inspected.info.name} runs layers on one input at a time: give {arg('batch_size')} 1."
+        return ""
 
     # --- Layers that are given ---
 
@@ -354,7 +335,7 @@ class MapLayers:
         raise UsageError(f"{problem}{self._nearest(batch, place[0])}")
 
     def _nearest(self, batch: Batch, layer: str) -> str:
-        choice: Choice | None = None
+        choice: MapLayer | None = None
         self._hooks.close()
         try:
             for before in (layer, None):
@@ -364,17 +345,20 @@ class MapLayers:
         except ModelRaisedError:
             return ""
         if choice is None:
-            return f" No layer works: take {arg('method')} gradient, which looks at the picture itself."
+            no_layer = f"No layer works: take {arg('method')} gradient, which looks at the picture itself."
+            return f" {self._one_at_a_time() or no_layer}"
         return f" Nearest layer that works: {row_label(*choice.place)}."
 
 
 def _input_shape(batch: Batch) -> tuple[int, ...] | None:
-    """Return the shape of one of the inputs, if one argument alone has so many axes."""
+    """Return the shape of one of the inputs; None if another argument with so many axes has other places."""
     tensor = main_input(batch)
-    alike = [
-        item for item in batch.args if isinstance(item, Tensor) and tensor is not None and item.dim() == tensor.dim()
-    ]
-    return tuple(alike[0].shape[1:]) if len(alike) == 1 else None
+    arguments = (*batch.args, *batch.kwargs.values())
+    if tensor is None:
+        return None
+    alike = [item for item in arguments if isinstance(item, Tensor) and item.dim() == tensor.dim()]
+    places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike}
+    return tuple(tensor.shape[1:]) if len(places) == 1 else None
 
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:

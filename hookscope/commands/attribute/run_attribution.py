@@ -16,11 +16,11 @@ from torch import nn
 from hookscope import options
 from hookscope.commands.attribute.batch_maps import Explained, explain
 from hookscope.commands.attribute.cams import CAMS
-from hookscope.commands.attribute.checking import Checking
 from hookscope.commands.attribute.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.commands.attribute.input_places import input_size, main_input, places_of
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
+from hookscope.commands.attribute.sanity import Checking, Sanity
 from hookscope.commands.attribute.scores import BatchTarget, batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
@@ -110,7 +110,7 @@ def run_attribution(
         ModelError: If the network raised, with `on_error` on every input.
     """
     targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
-    _check_options(option.method, targets, option.top, layers)
+    _check_options(option, targets)
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
@@ -180,15 +180,18 @@ def run_attribution(
     )
 
 
-def _check_options(method: str, targets: Sequence[str], top: int | None, layers: Sequence[str]) -> None:
-    if method not in get_args(Method):
-        raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
-    if targets and top is not None:
+def _check_options(option: options.Attribute, targets: Sequence[str]) -> None:
+    choices = {"method": (option.method, get_args(Method)), "sanity": (option.sanity, get_args(Sanity))}
+    for name, (choice, possible) in choices.items():
+        if choice not in possible:
+            text = str(choice)
+            raise UsageError(f"There is no {name} '{safe_text(text)}'.{nearest(text, possible)}")
+    if targets and option.top is not None:
         raise UsageError(
             f"{arg('target')} and {arg('top')} are both given: give either targets or how many of the best."
         )
-    if layers and method not in CAMS:
-        raise UsageError(f"{arg('method')} {method} looks at the input itself: leave out {arg('layer')}.")
+    if option.layer and option.method not in CAMS:
+        raise UsageError(f"{arg('method')} {option.method} looks at the input itself: leave out {arg('layer')}.")
 
 
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
@@ -225,7 +228,7 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _
             _explain(part_of(batch, place), queue, map_layers, gathered)
         return
     gathered.add(batch, explained)
-    gathered.checking.add(map_layers, batch, explained)
+    gathered.checking.add(map_layers.passes, batch, explained)
 
 
 def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:

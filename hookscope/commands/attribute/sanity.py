@@ -4,11 +4,17 @@ A map can look right and be an edge detector. Each check takes away one thing th
 whether it notices. Limits were fitted on EfficientNet-Lite0, 1 and 2 with ImageNet weights over seven photographs, and
 on six small networks that were trained to tell shapes apart. Grad-CAM, LayerCAM, the gradient and input times gradient
 stood for methods to be trusted; an edge detector, noise, guided backpropagation and deconvolution for the others.
+
+`Checking` gathers what the checks need, batch by batch, from copies of the network, and judges it at the end.
 """
 
 import copy
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,17 +22,26 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.errors import ModelError
+from hookscope.commands.attribute.batch_maps import Explained, explain_again
+from hookscope.commands.attribute.forward_backward import ForwardBackward, ModelRaisedError, model_errors
+from hookscope.commands.attribute.input_places import main_input, places_of
+from hookscope.commands.attribute.pixels import COMPLETENESS_LIMIT
+from hookscope.commands.attribute.scores import BatchTarget, probabilities, runner_up
+from hookscope.errors import HookscopeError, ModelError
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import copy_of
+from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import copied_results
 from hookscope.parameters import arg
-from hookscope.results.attributions import SanityCheck
+from hookscope.results.attributions import Method, SanityCheck, input_word
+from hookscope.results.concentration import Extent
 from hookscope.text import exception_line, told_apart
 
 Map = NDArray[np.float32]
 Numbers = NDArray[np.float64]
+Sanity = Literal["none", "quick", "full"]
 
-DEPTHS = (0.1, 0.5, 1.0)
-"""Shares of the layers that are randomised, from the output down."""
+_DEPTHS = (0.1, 0.5, 1.0)  # shares of the layers that are randomised, from the output down
 _SORTED_VALUES = 2**20
 _FEWEST_LAYERS = 3  # in a shallow network, the map of the last layer alone is hardly a map
 _DRAWS = 2  # at each depth: of maps with 49 values, one draw alone has come to 0.90
@@ -49,6 +64,11 @@ _LEAST_EFFECT = 0.05
 # Standard deviation of the blur, as a part of the picture's larger side: 28 pixels of 224.
 _BLUR_PARTS = 8
 _LONG_REACH = 1000  # of a kernel, in steps
+# Below it blurring can take so little away that the check is inconclusive.
+_LEAST_PROBABILITY = 0.05
+# Of these one map takes dozens of passes or more, and the first two checks need seven.
+_SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
+_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf."
 
 
 def rank_correlation(first: Map, second: Map) -> float:
@@ -58,9 +78,7 @@ def rank_correlation(first: Map, second: Map) -> float:
     """
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0
-    deviations = [ranks - ranks.mean() for ranks in map(_ranks, (first, second))]
-    scale = math.prod(float(np.sqrt((deviation**2).sum())) for deviation in deviations)
-    return float((deviations[0] * deviations[1]).sum() / scale)
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
 def puts_places_in_order(values: Map) -> bool:
@@ -118,13 +136,7 @@ def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
 def weights_correlations(
     network: nn.Module, explain: Callable[[nn.Module], Sequence[Map]], maps: Sequence[Map], seed: int
 ) -> Numbers:
-    """Compare magnitudes of maps with those of the network with randomised weights.
-
-    Args:
-        network: Is copied, and not written to.
-        explain: Makes the maps of the same inputs and targets on another network of the same form.
-        maps: What it makes on `network`.
-        seed: Of the random orders.
+    """Compare magnitudes of maps with those that `explain` makes on the network with randomised weights.
 
     Returns:
         Rank correlations, (depths, draws x maps); NaN of maps without an order.
@@ -134,9 +146,9 @@ def weights_correlations(
     """
     by_depth = [
         [correlations(maps, explain(randomised(network, share, seed + draw))) for draw in range(_DRAWS)]
-        for share in DEPTHS
+        for share in _DEPTHS
     ]
-    return np.reshape(by_depth, (len(DEPTHS), -1))
+    return np.reshape(by_depth, (len(_DEPTHS), -1))
 
 
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
@@ -178,22 +190,43 @@ def class_check(correlation: Numbers) -> SanityCheck:
     return SanityCheck("class", value, passed, (), meaning)
 
 
-def completeness_check(gap: float, limit: float, noun: str = "picture") -> SanityCheck:
+def completeness_check(gap: float, noun: str = "picture") -> SanityCheck:
     """Judge how far integrated gradients fall short of the score's difference, as a share of it."""
-    passed = gap < limit
+    passed = gap < COMPLETENESS_LIMIT
     meaning = f"The values add up to the difference that the {noun} makes to the score, but for {gap:.2%}"
     meaning += (
-        "." if passed else f" (limit {limit:.0%}): take {arg('method')} gradient or occlusion, or another target."
+        "."
+        if passed
+        else f" (limit {COMPLETENESS_LIMIT:.0%}): take {arg('method')} gradient or occlusion, or another target."
     )
     return SanityCheck("completeness", gap, passed, (), meaning)
 
 
-def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
+def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
+    """Return maps (N, *grid) as (N, *size) over the whole input, interpolated linearly between their cells' places.
+
+    Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
+    """
+    parts = []
+    for grid, extent in zip(maps, extents, strict=True):
+        part = grid
+        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
+            cells = part.shape[axis]
+            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
+            first = places.floor().long()
+            after = (first + 1).clamp(max=cells - 1)
+            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
+            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
+        parts.append(part)
+    return torch.stack(parts)
+
+
+def deletions(pictures: Tensor, maps: Tensor, probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
     """Blur the tenth of each input that its map ranks highest, and as much of the same shape in random places.
 
     Args:
         pictures: (N, C, *size), what the network is given: signals, pictures or volumes.
-        maps: One for each, (*size); signed ones rank what speaks for the target highest.
+        maps: (N, *size); signed ones rank what speaks for the target highest.
         probability: Takes inputs of the same shape and returns the target's probability for each, (N,).
         seed: Of the places.
 
@@ -202,15 +235,14 @@ def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tens
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        top = torch.stack([_top(torch.as_tensor(heat_map), pictures) for heat_map in maps]).to(pictures.device)
+        top = torch.stack([_top(heat_map)[None] for heat_map in maps]).to(pictures.device)
         blurred = _blurred(pictures)
         probs = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
             shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
-            axes = [*range(2, pictures.dim())]
-            probs.append(probability(torch.where(top.roll(shifts, axes), blurred, pictures)))
-        numbers: Numbers = torch.stack(probs).double().cpu().numpy()
-    return numbers
+            moved = top.roll(shifts, [*range(2, pictures.dim())])
+            probs.append(probability(torch.where(moved, blurred, pictures)))
+    return np.asarray(torch.stack(probs).double().cpu().numpy())
 
 
 def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
@@ -251,14 +283,11 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 
-def _top(values: Tensor, pictures: Tensor) -> Tensor:
-    """Return which tenth of an input a map ranks highest, (1, *size); of equal values those that come first."""
-    size = tuple(pictures.shape[2:])
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
-    resized = F.interpolate(values[None, None].float(), size=size, mode=mode, align_corners=False).flatten()
-    chosen = torch.zeros(resized.shape, dtype=torch.bool)
-    chosen[resized.argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(resized))]] = True
-    return chosen.view(1, *size)
+def _top(values: Tensor) -> Tensor:
+    """Return which tenth of an input a map ranks highest; of equal values those that come first."""
+    chosen = torch.zeros(values.numel(), dtype=torch.bool)
+    chosen[values.flatten().argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(chosen))]] = True
+    return chosen.view(values.shape)
 
 
 def _blurred(pictures: Tensor) -> Tensor:
@@ -282,3 +311,149 @@ def _convolved(lines: Tensor, weights: Tensor) -> Tensor:
     product = torch.fft.rfft(lines, n=length) * torch.fft.rfft(weights, n=length)
     convolved: Tensor = torch.fft.irfft(product, n=length)
     return convolved[..., len(weights) - 1 :]
+
+
+# --- Gathering ---
+
+
+@dataclass(slots=True, kw_only=True)
+class Checking:
+    """What the checks of a run have found so far.
+
+    Attributes:
+        sanity: "quick" checks the first target of the first batch; "full" all targets of all batches.
+        output_key: Which of several outputs holds the scores.
+        notes: Sentences about checks that were left out.
+        seconds: Time spent on checks.
+    """
+
+    sanity: Sanity
+    method: Method
+    output_key: str | None
+    seed: int
+    notes: dict[str, None] = field(default_factory=dict)
+    seconds: float = 0.0
+    _weights: list[Numbers] = field(default_factory=list)
+    _classes: list[Numbers] = field(default_factory=list)
+    _deleted: list[Numbers] = field(default_factory=list)
+    _gap: float | None = None
+    _began: bool = False
+    _what: str = "picture"
+
+    def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
+        """Check the maps of a batch. The network itself is not run."""
+        self._what = input_word(explained.maps[0][0].dim() - 1)
+        if explained.gap is not None:
+            self._gap = max(explained.gap, self._gap or 0.0)
+        if self.sanity == "none" or (self.sanity == "quick" and self._began):
+            return
+        self._began = True
+        began = time.perf_counter()
+        for at in range(1 if self.sanity == "quick" else len(explained.targets)):
+            try:
+                self._check(passes, batch, explained, at)
+            except (HookscopeError, ModelRaisedError) as error:
+                self.notes[f"Sanity was not checked for some maps: {error}"] = None
+        self.seconds += time.perf_counter() - began
+
+    def judged(self) -> tuple[SanityCheck, ...]:
+        """Judge everything that was found."""
+        checks = []
+        if self._weights:
+            checks.append(weights_check(np.concatenate(self._weights, 1)))
+        if self._classes:
+            checks.append(class_check(np.concatenate(self._classes)))
+        if self._deleted:
+            checks.append(deletion_check(np.concatenate(self._deleted, 1), self._what))
+        if self._gap is not None:
+            checks.append(completeness_check(self._gap, self._what))
+        return tuple(checks)
+
+    def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:
+        """Check the maps of one target: of all its layers, of the inputs that have it."""
+        target, network = explained.targets[at], passes.inspected.network
+        places = [place for place, share in enumerate(target.targets) if share is not None]
+        if not places:
+            return
+        maps = _numbers(explained.maps[at], places)
+
+        def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
+            with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
+                of_other = replace(passes, state=state)
+                repeated = explain_again(of_other, other, batch, explained.layers, self.method, its_target)
+            return _numbers(repeated, places)
+
+        is_slow = self.method in _SLOW and self.sanity == "quick"
+        if is_slow:
+            self.notes[
+                f"Sanity: no weights and class tests, because {self.method} takes many passes; {arg('sanity')} full "
+                "runs them."
+            ] = None
+        elif next(network.parameters(), None) is None:
+            self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
+        else:
+            scores = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
+            self._keep(scores, self._weights)
+        copied = copy_of_network(network)
+        output = self._output(passes, copied, batch, batch.args)
+        other = runner_up(output, target, self.output_key)
+        if other is None:
+            self.notes["Sanity: no class and deletion tests, because the target is not a single class."] = None
+            return
+        if not is_slow:
+            self._keep(correlations(maps, again(copied, other)), self._classes)
+        self._delete(passes, batch, explained, at, places, copied)
+
+    def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
+        """Keep the correlations, (..., maps), of maps that rank places."""
+        ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
+        if ranked.size < scores.size:
+            self.notes[_NO_ORDER] = None
+        if ranked.size:
+            kept.append(ranked)
+
+    def _delete(
+        self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int, places: list[int], copied: nn.Module
+    ) -> None:
+        """Blur what the maps of one target mark, and note what becomes of the target's probability."""
+        target = explained.targets[at]
+        argument = batch.args[0] if batch.args else None
+        has_shares = all(share is None or share.probability is not None for share in target.targets)
+        if not isinstance(argument, Tensor) or argument is not main_input(batch) or not has_shares:
+            return
+        if not argument.is_floating_point():
+            self.notes["Sanity: no deletion test, because whole numbers cannot be blurred."] = None
+            return
+        layout = places_of(copied, argument)
+        inputs = layout.by_channel(argument)
+
+        def probability(changed: Tensor) -> Tensor:
+            output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
+            return probabilities(output, target, self.output_key)
+
+        for layer, maps in zip_longest(explained.layers, explained.maps[at]):
+            ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
+            if len(ranking) < len(places):
+                self.notes[_NO_ORDER] = None
+            if not ranking or maps[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
+                continue
+            whole = maps if layer is None else resized(maps, layout.size, layer.extents)
+            deleted = deletions(inputs, whole, probability, self.seed)[:, ranking]
+            likely = deleted[0] >= _LEAST_PROBABILITY
+            if not likely.all():
+                self.notes[
+                    f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
+                    "could hardly lower it."
+                ] = None
+            if likely.any():
+                self._deleted.append(deleted[:, likely])
+
+    def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
+        copied = copy_of(replace(batch, args=args))
+        with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
+            return network(*copied.args, **copied.kwargs)
+
+
+def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
+    """Return maps by layer, then by input, of these inputs."""
+    return [heat_map[place].numpy() for heat_map in maps for place in places]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hookscope.commands.attribute.describe import describe_attributions
-from hookscope.commands.attribute.map_files import drawn_words, remarks_of, write_inputs
+from hookscope.commands.attribute.map_files import write_maps
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.runs.directory import RunFiles
 from hookscope.text import slug
@@ -11,9 +11,7 @@ from hookscope.text import slug
 
 def write_attributions(folder: Path, result: Attributions) -> RunFiles:
     """Write the files of `hookscope attribute`."""
-    pictures, overlays = write_inputs(folder, result, result.maps, title=_title, describe=describe_attributions)
-    entries = {"pictures": tuple(pictures), "overlays": tuple(overlays)}
-    return RunFiles(drawn_words(pictures, overlays), entries, remarks_of(pictures))
+    return write_maps(folder, result, title=_title, describe=describe_attributions)
 
 
 def _title(shown: AttributionMap) -> str:

@@ -17,6 +17,7 @@ from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.attention import AttentionBlock, census_of
 from tests.commands.attention.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
 from tests.fork_server import ForkServer
+from tests.networks import Written
 
 Weights = NDArray[np.float64]
 
@@ -293,6 +294,38 @@ def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None
     )
 
 
+def test_numbers_of_a_block_are_of_the_inputs_that_it_runs_for() -> None:
+    """Tokens are equal, so that each has a seventh of the weight, and entropies are log 7."""
+    blocks = {"first": WrittenOut("plain"), "second": WrittenOut("plain")}
+    network = Written(lambda net, x: net.second(net.first(x)) if x.mean() > 0 else net.first(x), **blocks)
+    inputs = torch.stack([torch.ones(7, 16), -torch.ones(7, 16), torch.ones(7, 16)])
+    result = hookscope.attention(network, inputs, batch_axis=0, batch_size=1)
+    assert [row.entropy for row in result.rows] == pytest.approx([math.log(7)] * 8)
+    assert [row.top_share for row in result.rows] == pytest.approx([1 / 7] * 8)
+
+
+class Skipping(SmallTransformer):
+    """Its first layer takes bright pictures only."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+        for layer in [*self.layers] if pictures.mean() > 0 else [self.layers[1]]:
+            tokens = layer(tokens)
+        return tokens.mean(1)
+
+
+def test_maps_of_heads_are_of_their_block_where_an_input_skips_another() -> None:
+    pictures = torch.stack([torch.ones(3, 32, 32), -torch.ones(3, 32, 32)])
+    result = hookscope.attention(Skipping(), pictures, batch_size=1)
+    drawn = [(maps.input_index, result.blocks[maps.index].label) for maps in result.head_maps]
+    assert drawn == [(0, "layers.0.self_attn"), (0, "layers.1.self_attn"), (1, "layers.1.self_attn")]
+
+
+def test_a_query_that_is_given_twice_is_drawn_once(network: nn.Module, pictures: Tensor) -> None:
+    result = hookscope.attention(network, pictures[:1], query=["cls", "mean", "cls"])
+    assert [heat_map.query for heat_map in result.maps] == ["class token", "mean of queries"]
+
+
 def test_a_query_that_may_look_at_nothing_has_no_weight_on_other_tokens_either() -> None:
     """Its weights are zeros, as from torch's kernels; all others may look at all."""
     torch.manual_seed(0)
@@ -376,13 +409,20 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
     ("options", "error", "message"),
     [
         ({"query": "register:1"}, UsageError, "no block that was asked for"),
-        ({"query": "32,5"}, UsageError, "lies outside of what the network sees of tensor: x from 0 to 32"),
+        (
+            {"query": "32,5"},
+            UsageError,
+            "of tensor: x from 0 to 31, y from 0 to 31",
+        ),
         ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
         ({"head": -1}, UsageError, "heads are counted from 0"),
+        ({"head": "first"}, UsageError, "`head` first is not possible: heads are counted from 0"),
+        ({"head": True}, UsageError, "`head` True is not possible"),
         ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
         ({"tokens": "4x4"}, UsageError, "is not of the form"),
+        ({"tokens": "grid=16"}, UsageError, "`tokens` grid=16 does not fit a picture: give grid=HEIGHTxWIDTH"),
     ],
 )
 def test_options_that_cannot_be_right_are_refused(

@@ -142,6 +142,8 @@ def test_one_call_of_a_layer_can_be_meant() -> None:
         ({"layer": "pool"}, UsageError, "Nearest layer that works: second."),
         ({"layer": "first", "method": "gradient"}, UsageError, "looks at the input itself: leave out `layer`"),
         ({"method": "gradcam"}, UsageError, "There is no method 'gradcam'. Nearest: 'grad-cam'"),
+        ({"method": None}, UsageError, "There is no method 'None'."),
+        ({"sanity": "quik"}, UsageError, "There is no sanity 'quik'. Nearest: 'quick'"),
         ({"target": "cat"}, UsageError, "is not an index from 0"),
         ({"target": 4}, UsageError, "has classes 0 to 3"),
         ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
@@ -262,6 +264,28 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     # 64 x 90 stays as it is and is padded to 64 x 96.
     assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
     assert all(np.abs(heat_map.values).max() > 0 for heat_map in looks.maps[:1])
+
+
+def test_layers_over_a_second_picture_of_another_size_are_stretched_over_the_input() -> None:
+    """The 4 x 4 cells over 32 x 32 pixels are cells of the second picture, not of the first with its 16 x 16."""
+    net = {"near": nn.Conv2d(3, 4, 4, 4), "far": nn.Conv2d(1, 4, 8, 8), "head": nn.Linear(4, 3)}
+    network = small.Written(lambda net, x, depth: net.head((net.near(x) * net.far(depth)).mean((2, 3))), **net)
+    depth = torch.rand(1, 1, 32, 32)
+    looks = attribute(network, torch.rand(1, 3, 16, 16), input={"depth": depth}, layer=["near", "far"], target=0)
+    assert [heat_map.extent for heat_map in looks.maps] == [(0, 0, 1, 1)] * 2
+    assert sum("stretched evenly" in note for note in looks.notes) == 2
+
+
+@pytest.mark.parametrize("layer", [(), "conv"])
+def test_a_network_that_takes_its_inputs_one_by_one_says_so(layer: Any) -> None:
+    layers = {"conv": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 3)}
+    network = small.Written(
+        lambda net, x: torch.cat([net.head(net.conv(picture[None]).mean((2, 3))) for picture in x]), **layers
+    )
+    pictures = torch.rand(2, 3, 8, 8)
+    with pytest.raises(UsageError, match="runs layers on one input at a time: give `batch_size` 1"):
+        attribute(network, pictures, layer=layer)
+    assert len(attribute(network, pictures, layer=layer, batch_size=1).maps) == 2
 
 
 class PictureAndWords(nn.Module):

@@ -1,5 +1,7 @@
 """Maps of signals and volumes: found where a network looks, and equal to those of pictures of height or depth one."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,14 @@ from captum.attr import LayerGradCam
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.attribute.batch_maps import resized
 from hookscope.commands.attribute.input_places import InputPlaces, places_of
-from hookscope.commands.attribute.sanity import _blurred, _convolved
+from hookscope.commands.attribute.sanity import _blurred, _convolved, resized
 from hookscope.errors import UsageError
 from hookscope.inspection.receptive_fields import receptive_field
 from hookscope.results.attributions import AttributionMap, Method, Target
 from hookscope.results.concentration import Box, concentration
 from hookscope.results.inputs import InputRecord
+from tests.networks import Written
 
 CAMS: tuple[Method, ...] = ("grad-cam", "grad-cam++", "layer-cam", "hires-cam")
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -184,6 +186,33 @@ def test_tokens_have_a_map_at_their_embedding() -> None:
     assert np.array_equal(named.values, one.values)
 
 
+def test_words_beside_a_volume_have_a_drawing_of_their_own(tmp_path: Path) -> None:
+    parts = {"blocks": nn.Conv3d(3, 8, 2, 2), "words": nn.Embedding(30, 8), "head": nn.Linear(8, 3)}
+    network = Written(lambda net, x, ids: net.head(net.blocks(x).mean((2, 3, 4)) * net.words(ids).mean(1)), **parts)
+    inputs = {"x": torch.rand(1, 3, 4, 8, 12), "ids": torch.randint(0, 30, (1, 7))}
+    looks = hookscope.attribute(network, input=inputs, layer=["blocks", "words"], sanity="none")
+    assert [heat_map.values.shape for heat_map in looks.maps] == [(2, 4, 6), (7,)]
+    assert len([*(looks.save(tmp_path / "run") / "overlays").iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "message"),
+    [
+        ((2, 3, 64), "grid=4x4", "`tokens` grid=4x4 does not fit a signal: give grid=LENGTH"),
+        ((2, 3, 4, 8, 12), "grid=3x4", "does not fit a volume: give grid=DEPTHxHEIGHTxWIDTH"),
+        ((2, 3, 16, 16), "grid=2x2x4", "does not fit a picture: give grid=HEIGHTxWIDTH"),
+    ],
+)
+def test_tokens_on_a_grid_of_other_axes_than_the_input_are_refused(
+    shape: tuple[int, ...], tokens: str, message: str
+) -> None:
+    cut = CONVOLUTIONS[len(shape) - 2](3, 8, 2, 2)
+    network = Written(lambda net, x: net.head(net.mix(net.cut(x).flatten(2).mT).mean(1)), cut=cut)
+    network.mix, network.head = nn.Linear(8, 8), nn.Linear(8, 3)
+    with pytest.raises(UsageError, match=message):
+        hookscope.attribute(network, torch.rand(shape), tokens=tokens, sanity="none")
+
+
 @pytest.mark.parametrize(
     ("first", "shape", "expected"),
     [
@@ -237,13 +266,13 @@ def test_maps_that_cover_the_input_are_enlarged_as_torch_interpolates(
     maps = torch.rand(2, *cells)
     whole = (*[0.0] * len(cells), *[1.0] * len(cells))
     mode = ("linear", "bilinear", "trilinear")[len(cells) - 1]
-    expected = F.interpolate(maps[:, None], size, mode=mode, align_corners=False)
+    expected = F.interpolate(maps[:, None], size, mode=mode, align_corners=False)[:, 0]
     assert torch.allclose(resized(maps, size, [whole, whole]), expected, atol=1e-6)
 
 
 def test_a_map_beside_its_input_is_shifted_there() -> None:
     # Two cells of length 10 over an input of 20 that lies 5 further on: its first place is that of the first cell.
-    (actual,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])[0]
+    (actual,) = resized(torch.tensor([[0.0, 10.0]]), (20,), [(-0.25, 0.75)])
     assert torch.allclose(actual, ((torch.arange(20) + 0.5).clamp(0, 10)))
 
 
