@@ -191,15 +191,17 @@ def _prune(values: Tensor, edit: Edit) -> Tensor:
 def _round(values: Tensor, edit: Edit) -> Tensor:
     """Round to what a dtype can hold; a gradient passes as if nothing was rounded.
 
-    For int8 the largest magnitude is 127 steps away from 0, and halves are rounded to even.
+    For int8 the largest finite magnitude is 127 steps away from 0, and halves are rounded to even.
     """
     exact = values.detach()
+    finite = exact.nan_to_num(0.0, 0.0, 0.0)
     if edit.dtype == "int8":
-        step = exact.abs().amax() / 127 if exact.numel() else exact.new_ones(())
-        rounded = torch.where(step > 0, (exact / step).round() * step, exact)
+        step = finite.abs().amax() / 127 if exact.numel() else exact.new_ones(())
+        rounded = torch.where((step > 0) & exact.isfinite(), (exact / step).round() * step, exact)
     else:
         rounded = exact.to(getattr(torch, edit.dtype)).to(exact.dtype)
-    return rounded + (values - exact) if values.requires_grad else rounded
+    # `values - finite` is 0, with a gradient, or what is not finite: Inf - Inf would be NaN.
+    return rounded + (values - finite) if values.requires_grad else rounded
 
 
 ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -299,7 +299,7 @@ def _adaptive_pool(node: Any, before: Sequence[int], of_map: ReceptiveField) -> 
 
 def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     pads = node._saved_pad if hasattr(node, "_saved_pad") else node._saved_padding  # the last axis comes first
-    starts = {axis: -pads[-2 * axis - 2] if -2 * axis - 2 < len(pads) else 0 for axis in of_map.axes}
+    starts = {axis: -_signed(pads[-2 * axis - 2]) if -2 * axis - 2 < len(pads) else 0 for axis in of_map.axes}
     return _moved(of_map, {axis: _window(start, start, 1) for axis, start in starts.items()})
 
 

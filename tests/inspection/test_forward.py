@@ -136,6 +136,8 @@ def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwrit
 def test_refuses_lazy_modules_which_could_not_come_out_as_they_were() -> None:
     with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
         inspect(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))
+    with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
+        hookscope.activations(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))
     with pytest.raises(UsageError, match="is lazy"):
         list_modules(nn.LazyBatchNorm2d(), None)
 
