@@ -38,9 +38,9 @@ _GRADIENTS = frozenset({"grad", "_grad", "zero_grad", "clip_grad_norm_", "clip_g
 # Methods of a module that run without being named.
 _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
 
-_STORE_ITEM = dis.opmap["STORE_SUBSCR"]
+_STORES = frozenset({dis.opmap["STORE_SUBSCR"], dis.opmap.get("STORE_SLICE")})  # the second from Python 3.12 on
 _BINARY = dis.opmap["BINARY_OP"]
-_AUGMENTED = 13  # the first argument of BINARY_OP that stands for +=, -= and so on
+_AUGMENTED = range(13, 26)  # arguments of BINARY_OP that stand for +=, -= and so on; from Python 3.14 on, 26 is x[i]
 
 
 class Overwritten(NamedTuple):
@@ -126,7 +126,7 @@ def _names_in(code: CodeType) -> tuple[set[str], bool]:
     for body in codes_in(code):
         names.update(body.co_names)
         steps = zip(body.co_code[::2], body.co_code[1::2], strict=True)
-        writes |= any(step == _STORE_ITEM or (step == _BINARY and argument >= _AUGMENTED) for step, argument in steps)
+        writes |= any(step in _STORES or (step == _BINARY and argument in _AUGMENTED) for step, argument in steps)
         for constant in body.co_consts:
             if isinstance(constant, tuple):  # keywords of a call
                 names.update(name for name in constant if isinstance(name, str))
