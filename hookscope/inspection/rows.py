@@ -340,9 +340,10 @@ def value_flags(statistics: TensorStatistics) -> list[Flag]:
     flags: list[Flag] = []
     if statistics.unmeasured is not None:
         flags.append("unmeasured")
-    if statistics.nan_count or statistics.inf_count:
+    is_finite = not (statistics.nan_count or statistics.inf_count)
+    if not is_finite:
         flags.append("non-finite")
-    if low is not None and low == high and statistics.element_count > 1:
+    if is_finite and low is not None and low == high and statistics.element_count > 1:
         flags.append("all zero" if low == 0 else "constant")
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
