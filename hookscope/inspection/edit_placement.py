@@ -40,11 +40,9 @@ class PlacedEdits:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each edit that was never applied."""
-        return tuple(
-            f"Edit '{safe_text(text)}' was never applied: its layer did not run, or got no gradient."
-            for text, count in self.applications.items()
-            if not count
-        )
+        reason = "its layer was not called where hooks see it, got no gradient, or has no floating-point numbers"
+        never = (text for text, count in self.applications.items() if not count)
+        return tuple(f"Edit '{safe_text(text)}' was never applied: {reason}." for text in never)
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each edit that selects several layers: a plain word may match more than expected."""
