@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from operator import is_, setitem
+from operator import delitem, is_, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,10 +120,11 @@ class Contents:
 
 
 class Access(NamedTuple):
-    """How the state of an object is read, and the calls that give it one."""
+    """How the state of an object is read and written: as a whole, or attribute by attribute if those can be deleted."""
 
     read: Callable[[Any], Any]
-    write: Callable[[Any, Any], Iterable[Callable[[], object]]]
+    write: Callable[..., object]  # of an object and a state, or of an object, a name and a value
+    delete: Callable[[Any, str], object] | None = None
 
 
 class State:
@@ -139,8 +140,16 @@ class State:
 
     def put_back(self) -> list[Problem]:
         """Give the object the state that it had; return the first thing that this fails with."""
-        calls = self._access.write(self.holder, self.value) if self.changed() else ()
-        return [problem for call in calls for problem in attempt(self.holder, call)][:1]
+        (read, write, delete), holder, value = self._access, self.holder, self.value
+        now = read(holder)
+        if _alike(now, value):
+            return []
+        if delete is None:
+            return attempt(holder, partial(write, holder, value))
+        calls = [partial(delete, holder, name) for name in now.keys() - value.keys()]
+        changed = [name for name in value if name not in now or not _alike(now[name], value[name])]
+        calls += [partial(write, holder, name, value[name]) for name in changed]
+        return [problem for call in calls for problem in attempt(holder, call)][:1]
 
 
 def state_as_a_whole(value: object) -> State | None:
@@ -166,22 +175,8 @@ def _alike(first: Any, second: Any) -> bool:
     return isinstance(first, int | float | str | bytes | complex) and bool(first == second)
 
 
-def _write_items(view: Any, items: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name, value in items.items():
-        if view[name] is not value:
-            yield partial(setitem, view, name, value)
-
-
 def _read_class(kind: type) -> dict[str, object]:
     return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-
-
-def _write_class(kind: type, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name in _read_class(kind).keys() - attributes.keys():
-        yield partial(type.__delattr__, kind, name)
-    for name, value in attributes.items():
-        if name not in vars(kind) or vars(kind)[name] is not value:
-            yield partial(type.__setattr__, kind, name, value)
 
 
 def _read_slots(value: object) -> dict[str, object]:
@@ -206,14 +201,6 @@ def _slot(value: object, name: str) -> object:
 _EMPTY = object()
 
 
-def _write_slots(value: object, slots: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name in _read_slots(value).keys() - slots.keys():
-        yield partial(object.__delattr__, value, name)
-    for name, held in slots.items():
-        if _slot(value, name) is not held:
-            yield partial(object.__setattr__, value, name, held)
-
-
 def _read_script(handle: Any) -> dict[str, object]:
     """Return the attributes of a scripted module, which it keeps out of Python's sight, but not its packed weights."""
     concrete: Any = torch._C.ConcreteModuleType.from_jit_type(handle._type())
@@ -221,40 +208,29 @@ def _read_script(handle: Any) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if not isinstance(value, torch._C.ScriptObject)}
 
 
-def _write_script(handle: Any, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name, value in attributes.items():
-        if not _alike(handle.getattr(name), value):
-            yield partial(handle.setattr, name, value)
-
-
-def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Iterator[Callable[[], object]]:
+def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
     if array.shape != values.shape:
-        yield partial(array.resize, values.shape, refcheck=False)
-    yield partial(setitem, array, ..., values)
+        array.resize(values.shape, refcheck=False)
+    array[...] = values
 
 
-VIEW = Access(lambda view: dict(view.items()), _write_items)
+VIEW = Access(lambda view: dict(view.items()), setitem, delitem)
 """Access to a mapping that shows the parts of a scripted module."""
-CLASS = Access(_read_class, _write_class)
+CLASS = Access(_read_class, type.__setattr__, type.__delattr__)
 """Access to the attributes of a class, except those that Python keeps there."""
-SLOTS = Access(_read_slots, _write_slots)
+SLOTS = Access(_read_slots, object.__setattr__, object.__delattr__)
 
 _WHOLE: dict[type, Access] = {
     np.ndarray: Access(np.copy, _write_array),
     torch.Generator: Access(
         lambda generator: generator.get_state().tolist(),
-        lambda generator, state: [partial(generator.set_state, torch.tensor(state, dtype=torch.uint8))],
+        lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8)),
     ),
-    random.Random: Access(
-        random.Random.getstate, lambda generator, state: [partial(random.Random.setstate, generator, state)]
-    ),
+    random.Random: Access(random.Random.getstate, random.Random.setstate),
     np.random.Generator: Access(
         lambda generator: generator.bit_generator.state,
-        lambda generator, state: [partial(setattr, generator.bit_generator, "state", state)],
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
     ),
-    np.random.RandomState: Access(
-        np.random.RandomState.get_state,
-        lambda generator, state: [partial(np.random.RandomState.set_state, generator, state)],
-    ),
-    torch._C.ScriptModule: Access(_read_script, _write_script),
+    np.random.RandomState: Access(np.random.RandomState.get_state, np.random.RandomState.set_state),
+    torch._C.ScriptModule: Access(_read_script, torch._C.ScriptModule.setattr, delattr),
 }
