@@ -152,11 +152,6 @@ class ReceptiveFields:
         return _Found(ReceptiveField((_Line(),) * axis_count, axes, self.by_weights), is_of_picture=True)
 
 
-def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: int | None = 1) -> ReceptiveField | None:
-    """Return where the output of a node of autograd's graph lies on the picture: see `ReceptiveFields`."""
-    return ReceptiveFields(axis_count, channel_axis=channel_axis).of(node)
-
-
 def _signed(number: int) -> int:
     """Return a number that a node has saved: -1 is saved as 2^64 - 1."""
     return number - 2**64 if number >= 2**63 else number

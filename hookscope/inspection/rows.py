@@ -435,8 +435,10 @@ def predictions(
     output_key: str | None = None,
     *,
     multi_label: bool = False,
-) -> list[Prediction]:
+) -> tuple[list[Prediction], str]:
     """Return the five best classes per input, if the output is one row of logits per input over the categories.
+
+    The text is a sentence on why classes have no names though some are known; "" otherwise.
 
     Args:
         output: What the model returned.
@@ -449,21 +451,16 @@ def predictions(
         UsageError: If there is no such output.
     """
     scores = _scores(output, len(indices), output_key)
-    if scores is None or (output_key is None and not multi_label and scores.shape[1] != len(categories)):
-        return []
-    names = categories if scores.shape[1] == len(categories) else ()
-    return top_classes(scores, names, indices, 5, multi_label=multi_label)
-
-
-def unnamed_warning(
-    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
-) -> str:
-    """Return why predictions have no names though some are known, in a sentence; "" otherwise."""
-    scores = _scores(output, len(indices), output_key) if categories else None
-    if scores is None or scores.shape[1] == len(categories):
-        return ""
-    names = counted(len(categories), "class name")
-    return f"The output has {counted(scores.shape[1], 'score')} per input, but {names} are known, so none is shown."
+    if scores is None:
+        return [], ""
+    unnamed, count = "", scores.shape[1]
+    if categories and count != len(categories):
+        names = counted(len(categories), "class name")
+        unnamed = f"The output has {counted(count, 'score')} per input, but {names} are known, so none is shown."
+    if output_key is None and not multi_label and count != len(categories):
+        return [], unnamed
+    names_by_index = categories if count == len(categories) else ()
+    return top_classes(scores, names_by_index, indices, 5, multi_label=multi_label), unnamed
 
 
 def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:

@@ -21,7 +21,7 @@ from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
-from hookscope.inspection.rows import Recorder, Rows, merge_observations, predictions, unnamed_warning
+from hookscope.inspection.rows import Recorder, Rows, merge_observations, predictions
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -175,9 +175,10 @@ class Run:
 
     def predicted(self, output: object, places: Sequence[int]) -> list[Prediction]:
         """Return the best classes of a batch whose inputs have these positions in the run."""
-        categories, key = self.inspected.info.categories, self.options.output_key
-        self.unnamed = self.unnamed or unnamed_warning(output, categories, places, key)
-        return predictions(output, categories, places, key, multi_label=self.inspected.multi_label)
+        inspected, key = self.inspected, self.options.output_key
+        best, unnamed = predictions(output, inspected.info.categories, places, key, multi_label=inspected.multi_label)
+        self.unnamed = self.unnamed or unnamed
+        return best
 
     def count(self, batch: Batch, observations: Sequence[Observation[Measured]]) -> None:
         """Count the inputs of a batch that is not left out, and what the hooks have seen of it."""

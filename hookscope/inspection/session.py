@@ -26,11 +26,11 @@ from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.edit_placement import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queued
-from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel

@@ -11,7 +11,7 @@ from torchvision import models
 
 import hookscope
 from hookscope.inspection.cost import Call, network_cost
-from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields, receptive_field
+from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields
 from hookscope.reporting.overlays import resampled
 from hookscope.results.cost import ReceptiveField as CostField
 from hookscope.results.inputs import Region
@@ -20,7 +20,7 @@ from tests import networks as small
 
 def field_of(compute: Callable[[Tensor], Tensor], size: tuple[int, int] = (32, 48)) -> ReceptiveField | None:
     picture = torch.rand(1, 3, *size, requires_grad=True)
-    return receptive_field(compute(picture).grad_fn)
+    return ReceptiveFields().of(compute(picture).grad_fn)
 
 
 def lines_of(compute: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
