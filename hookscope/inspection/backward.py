@@ -157,7 +157,6 @@ def _has_floating_inputs(batch: Batch | None) -> bool:
 
 
 def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParameter]) -> Gradients:
-    """Return what a run has gathered, or did until it was broken, as rows."""
     inspected, recorder, mode = run.inspected, run.gradient_recorder, run.options.mode
     layers, operations, _ = run.chosen
     raised, failure = (False, None) if broken is None else (broken.raised, broken.failure)

@@ -340,13 +340,15 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        if expected is not None and not _same(expected, _amount(value)):
+        amount = _amount(value)
+        is_same = expected is None or math.isnan(expected) or math.isclose(expected, amount, rel_tol=_SAME_LOSS)
+        if not is_same:
             run.captured.watch.give_up_copies()
             expected = None
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = _amount(value)
+            expected = amount
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -364,10 +366,6 @@ def _fails_backward(loss: Tensor) -> bool:
 
 def _amount(loss: LossValue) -> float:
     return float(gathered(loss.value.detach()))
-
-
-def _same(first: float, second: float) -> bool:
-    return math.isnan(first) or math.isclose(first, second, rel_tol=_SAME_LOSS)
 
 
 def _autocast(run: GradientRun) -> AbstractContextManager[object]:

@@ -305,7 +305,6 @@ class _Call:
     """An operation with its arguments, read token by token."""
 
     def __init__(self, text: str, start: int) -> None:
-        """Read everything from a place on."""
         self.text, self.index, self.seed, self.dtype, self.named = text, 0, 0, "", False
         self.numbers: dict[str, float] = {}
         self.channels: tuple[int, ...] = ()
@@ -355,7 +354,6 @@ class _Call:
                 self.fail(token, "a comma or a closing parenthesis is missing here")
 
     def read_argument(self) -> None:
-        """Read one argument, with or without its name."""
         parameters, first = OPERATIONS[self.name].parameters, self.peek()
         if first.kind == "name" and self.peek(1).text == "=":
             self.index += 2

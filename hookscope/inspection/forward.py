@@ -211,7 +211,6 @@ def _undo(run: Run) -> None:
 
 
 def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
-    """Return what the network returns for a batch, or how it fails."""
     try:
         with torch.no_grad():
             return run.inspected.network(*batch.args, **batch.kwargs), None

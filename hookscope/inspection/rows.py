@@ -320,7 +320,6 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
 
 
 def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:
-    """Return the flags of a row in the order of display."""
     flags: list[Flag] = ["not a tensor"] if seen.value is None else []
     flags += value_flags(statistics)
     if seen.in_place:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -192,7 +193,11 @@ class Run:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
-        notes = [*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes]
+        notes, count = [*self.inspected.notes], len(self.records)
+        if arguments := self.repeated_arguments():
+            names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
+            seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
+            notes.insert(0, f"All {count:,} inputs share the same {names}: {seen}.")
         if places := some_of([*self.captured.traced], 3):
             notes.append(f"No rows for layers and operations inside {places}: torch traces what runs there.")
         if self.made:
@@ -264,12 +269,6 @@ def run_batches(
     return first
 
 
-def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
-    names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
-    seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
-    return (f"All {count:,} inputs share the same {names}: {seen}.",) if arguments else ()
-
-
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
     """Return a note that names the modules of TorchScript, whose operations are not seen; none if there are none.
 
@@ -300,11 +299,7 @@ def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOp
         LayerNotFoundError: If a pattern or an edit selects nothing.
         UsageError: If a pattern or an edit is malformed.
     """
-
-    def order() -> list[str]:
-        return execution_order(inspected.network, queue)
-
-    modules = inspected.modules
+    modules, order = inspected.modules, partial(execution_order, inspected.network, queue)
     others, operations = split_patterns(options.layers, modules, ops=options.ops)
     if options.with_activations and not options.layers and not options.ops:
         operations = OperationChoice([ACTIVATIONS])

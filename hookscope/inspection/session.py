@@ -451,7 +451,6 @@ def _versions() -> dict[str, str]:
 
 
 def _one_by_one(error: HookscopeError) -> list[str]:
-    """Return an error's message for each of its inputs."""
     if isinstance(error, UnfitInputError) and error.names:
         return [f"{name}: {error.reason}" for name in error.names]
     return [str(error)]

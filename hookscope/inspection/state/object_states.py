@@ -6,7 +6,7 @@ have a state that is read and written as a whole.
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -32,37 +32,19 @@ def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
     return []
 
 
-class _Kind(NamedTuple):
-    """How containers of a kind are read and filled, whatever a subclass makes of it. Sets and lists have no keys."""
-
-    keys: Callable[[Any], Iterable[Any]] | None
-    values: Callable[[Any], Iterable[Any]]
-    clear: Callable[[Any], None]
-    fill: Callable[[Any, Any], None]
+# Containers, which are read and filled by these classes' own methods, whatever a subclass makes of them. The first that
+# fits is the one.
+_KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
 
 
-# The first that fits is the one.
-_KINDS: dict[type, _Kind] = {
-    OrderedDict: _Kind(OrderedDict.__iter__, OrderedDict.values, OrderedDict.clear, OrderedDict.update),
-    dict: _Kind(dict.__iter__, dict.values, dict.clear, dict.update),
-    list: _Kind(None, list.__iter__, list.clear, list.extend),
-    set: _Kind(None, set.__iter__, set.clear, set.update),
-    deque: _Kind(None, deque.__iter__, deque.clear, deque.extend),
-    bytearray: _Kind(None, bytearray.__iter__, bytearray.clear, bytearray.extend),
-}
-
-
-def kind_of(value: object) -> type | None:
-    """Return which of the kinds that `Contents` can keep a container is of; None if it is of none."""
-    if type(value) in _KINDS:
-        return type(value)
+def kind_of(value: object) -> Any:
+    """Return which of the classes that `Contents` can keep a container is of; None if it is of none."""
     return next((kind for kind in _KINDS if isinstance(value, kind)), None)
 
 
-def contents(kind: type, container: Any) -> list[Any]:
-    """Return what a container of that kind holds, keys included."""
-    keys = _KINDS[kind].keys
-    return [*(keys(container) if keys else ()), *_KINDS[kind].values(container)]
+def contents(kind: Any, container: Any) -> list[Any]:
+    """Return what a container of that class holds, keys included."""
+    return [*kind.__iter__(container), *(kind.values(container) if issubclass(kind, dict) else ())]
 
 
 def identical(first: Sequence[object], second: Sequence[object]) -> bool:
@@ -74,7 +56,7 @@ def identical(first: Sequence[object], second: Sequence[object]) -> bool:
 class Contents:
     """Containers of one kind, each once, with what they held, in a row: to compare all of them takes one pass."""
 
-    kind: type
+    kind: Any
     containers: list[Any]
     _counts: list[int] = field(default_factory=list)
     _keys: list[Any] = field(default_factory=list)
@@ -96,27 +78,26 @@ class Contents:
 
     def put_back(self) -> Iterator[Problem]:
         """Fill them as they were; return what that fails with."""
-        start = 0
-        kind = _KINDS[self.kind]
+        start, kind = 0, self.kind
+        fill = kind.update if hasattr(kind, "update") else kind.extend
         for container, count in zip(self.containers, self._counts, strict=True):
             part = slice(start, start + count)
             start += count
-            before = Contents(self.kind, [container], [count], self._keys[part], self._values[part])
+            before = Contents(kind, [container], [count], self._keys[part], self._values[part])
             if before.changed():
-                held = [*zip(before._keys, before._values, strict=True)] if kind.keys else before._values
-                yield from attempt(container, partial(kind.clear, container)) or attempt(
-                    container, partial(kind.fill, container, held)
-                )
+                held = [*zip(before._keys, before._values, strict=True)] if before._keys else before._values
+                clear, refill = partial(kind.clear, container), partial(fill, container, held)
+                yield from attempt(container, clear) or attempt(container, refill)
 
     def _counts_now(self) -> list[int]:
-        return [*map(self.kind.__len__, self.containers)]  # type: ignore[attr-defined] # all of `_KINDS` have it
+        return [*map(self.kind.__len__, self.containers)]
 
     def _keys_now(self) -> list[Any]:
-        keys = _KINDS[self.kind].keys
-        return [*chain.from_iterable(map(keys, self.containers))] if keys else []
+        return [*chain.from_iterable(map(self.kind.__iter__, self.containers))] if issubclass(self.kind, dict) else []
 
     def _values_now(self) -> Iterator[Any]:
-        return chain.from_iterable(map(_KINDS[self.kind].values, self.containers))
+        values = self.kind.values if issubclass(self.kind, dict) else self.kind.__iter__
+        return chain.from_iterable(map(values, self.containers))
 
 
 class Access(NamedTuple):

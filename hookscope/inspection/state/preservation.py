@@ -51,7 +51,7 @@ class Preserved:
 
     def mark_hooks(self) -> None:
         """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
-        self._snapshot.note_hooks()
+        self._snapshot.note()
 
     def changed(self) -> bool:
         """Tell whether the network is not as it was at the mark."""

@@ -104,7 +104,6 @@ class Snapshot:
         """
         own_code = has_own_code(modules)
         self._found = reached = _reachable(modules, closely=own_code)
-        self._with_hooks = own_code  # those of modules are among what was found
         written = overwritten(reached.modules, own_code=own_code)
         stepped = [group for owner in reached.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
         expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
@@ -146,15 +145,6 @@ class Snapshot:
             for hooks in filter(None, self._functions):
                 alike[type(hooks)].append(hooks)
         self._contents = [Contents(kind, containers).note() for kind, containers in alike.items()]
-
-    def note_hooks(self) -> None:
-        """Do what `note` does where only hooks and gradients may have changed."""
-        with torch._C.DisableTorchFunction():
-            gradients, functions = [[*map(attrgetter(name), self.leaves)] for name in ("grad", "_backward_hooks")]
-        if self._with_hooks or any(functions):
-            self.note()
-        else:
-            self._gradients, self._functions = gradients, functions
 
     def changed(self) -> bool:
         """Tell whether anything is not as it was."""
