@@ -99,9 +99,9 @@ def _rows(
 ) -> Iterator[ModuleCost]:
     counted: set[nn.Parameter] = set()
     for name, module in modules.items():
-        inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
         computed = counts.inclusive[name]
         if name not in counts.entered:  # a ModuleList, or a module whose forward was called by name
+            inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
             computed = sum((counts.own[path] for path in inside), Counter())
         own = {*module.parameters(recurse=False)} - counted  # a tied parameter belongs to the first module
         counted |= own

@@ -151,7 +151,8 @@ class Recorder:
             self.token_layout.note_patches(call.maker, tensor)
         grids = self.grids_of(key, tensor, axis)
         is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
-        if is_kept and is_shown and not _lacks_memory(measured, tensor):
+        is_lost = isinstance(measured, Reduction) and measured.unmeasured is not None and missing_memory(tensor)
+        if is_kept and is_shown and not is_lost:
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
@@ -181,11 +182,12 @@ class Recorder:
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
-        layout = None if self.token_layout is None else self.token_layout.known(key)
+        layout, grids = None, tuple(self.axes.grids)
+        if self.token_layout is not None:
+            layout, grids = self.token_layout.known(key), self.token_layout.known_grids(key, grids)
         if layout is not None and layout.windows is not None:
             tensor, axis = layout.maps(tensor), 1
-        if tensor.dim() == 0:
-            tensor = tensor.reshape(1)
+        tensor = tensor if tensor.dim() else tensor.reshape(1)
         if tensor.shape[0] != count:
             if tensor.dim() == 3 and tensor.shape[1] == count:  # (T, N, D)
                 tensor = tensor.transpose(0, 1)
@@ -198,11 +200,6 @@ class Recorder:
             channel_count = values.numel() if axis is None else shape[axis - 1]
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
-            grids = (
-                tuple(self.axes.grids)
-                if self.token_layout is None
-                else self.token_layout.known_grids(key, self.axes.grids)
-            )
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
@@ -213,10 +210,6 @@ def _peak(measured: Measured) -> float:
     if isinstance(measured, Reduction) and measured.finite_count:
         return max(abs(measured.min), abs(measured.max))
     return math.inf
-
-
-def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:
-    return isinstance(measured, Reduction) and measured.unmeasured is not None and bool(missing_memory(tensor))
 
 
 def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]], input_count: int) -> None:

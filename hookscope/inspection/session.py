@@ -353,13 +353,10 @@ def compare(
         for kind, label in keys
         if old.get((kind, label)) != new.get((kind, label))
     )
-    return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
-
-
-def _losses(before: Activations | Gradients, after: Activations | Gradients) -> tuple[float, float] | None:
-    if not isinstance(before, Gradients) or not isinstance(after, Gradients):
-        return None
-    return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
+    losses = None
+    if isinstance(before, Gradients) and isinstance(after, Gradients) and before.loss and after.loss:
+        losses = before.loss.value, after.loss.value
+    return Comparison(tuple(edits), losses, (before.predictions, after.predictions), changes, len(keys))
 
 
 def _numbers(statistics: TensorStatistics | None) -> TensorStatistics | None:
