@@ -4,14 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import ModelError
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.step_gradients import StepWatch
 from hookscope.inputs import Batch
@@ -20,8 +18,8 @@ from hookscope.inspection.differentiation import (
     GradientRun,
     LossFunction,
     differentiable,
-    merge_batch,
     run_batch,
+    undo_batch,
 )
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,
@@ -33,7 +31,7 @@ from hookscope.inspection.gradient_rows import (
     step_rows,
 )
 from hookscope.inspection.network import InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.rows import OnTensor, Recorder, Rows, feature_maps, hidden_labels, layer_rows, uncalled
+from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows, uncalled
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models import LoadedModel
@@ -138,23 +136,10 @@ def inspect_gradients(
                 gradient_recorder=gradient_recorder,
                 parameter_ids={*map(id, parameters)},
             )
-            ended = run_batches(
-                queue,
-                partial(_run_one, run),
-                run.records,
-                on_batch,
-                keep=partial(_keep, run),
-                undo=partial(_undo, run),
-                takes_apart=options.mode == "eval",
-            )
+            run_one, undo = partial(run_batch, run), partial(undo_batch, run)
+            broken = run_batches(queue, run_one, run.records, on_batch, undo, takes_apart=options.mode == "eval")
             with torch._C.DisableTorchFunction():  # which would see `.grad` read
                 named = named_parameters(network)
-    broken = None
-    if ended is not None:
-        broken, seen = ended
-        for name, value in seen.items():
-            setattr(run, name, value)
-    merge_batch(run)
     run.end(broken)
     if not any(trainable):
         end = "the first floating-point outputs of layers" if ends_at_outputs else "the network's input"
@@ -172,7 +157,6 @@ def _has_floating_inputs(batch: Batch | None) -> bool:
 
 
 def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParameter]) -> Gradients:
-    """Return what a run has gathered, or did until it was broken, as rows."""
     inspected, recorder, mode = run.inspected, run.gradient_recorder, run.options.mode
     layers, operations, _ = run.chosen
     raised, failure = (False, None) if broken is None else (broken.raised, broken.failure)
@@ -209,42 +193,6 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
         hidden=hidden_labels(rows, layers, operations),
         broadcast_inputs=run.repeated_arguments(),
     )
-
-
-# What a run gathers of each batch, in lists; and what its hooks have shown.
-_GATHERED = ("records", "best", "losses", "loss_warnings")
-_SHOWN = ("rows", "gradients", "steps")
-
-
-def _run_one(run: GradientRun, batch: Batch) -> Break | None:
-    """Run a batch; `_undo` removes every trace of it if the model raises on it."""
-    merge_batch(run)
-    run.lengths_before = {name: len(getattr(run, name)) for name in _GATHERED}
-    parameters = run.inspected.parameters() if run.queue.on_error is not None and run.losses else []
-    gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
-    run.gradients_before = {
-        parameter: grad if missing_memory(grad) else grad.clone() for parameter, grad in gradients.items()
-    }
-    return run_batch(run, batch)
-
-
-def _keep(run: GradientRun, _batch: Batch) -> dict[str, Any]:
-    merge_batch(run)
-    seen = {name: getattr(run, name) for name in _SHOWN} | {name: [*getattr(run, name)] for name in _GATHERED}
-    if not run.lengths_before["records"]:
-        run.rows, run.gradients, run.steps = Rows(), {}, {}
-    return seen
-
-
-def _undo(run: GradientRun) -> None:
-    run.captured.restart()
-    run.recorder.forget()
-    run.gradient_recorder.maps.forget()
-    run.state.rewind()
-    for name, length in run.lengths_before.items():
-        del getattr(run, name)[length:]
-    for parameter in run.inspected.parameters():
-        parameter.grad = run.gradients_before.get(parameter)
 
 
 def gradients_by_input(

@@ -29,7 +29,7 @@ from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.running import unfused
 from hookscope.hooks.selection import module_index, unwrap
-from hookscope.inspection.execution import copied_inputs
+from hookscope.inputs.batches import copied
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.multiply_adds import formula_of, name_of
 from hookscope.inspection.receptive_fields import ReceptiveFields
@@ -50,6 +50,10 @@ class Call(NamedTuple):
     network: nn.Module
     args: Sequence[object]
     kwargs: Mapping[str, object]
+
+    def copied(self) -> "Call":
+        """Return it with copies of the arguments: the network may overwrite them."""
+        return self._replace(args=copied(tuple(self.args)), kwargs=copied(dict(self.kwargs)))
 
 
 def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) -> NetworkCost:
@@ -95,9 +99,9 @@ def _rows(
 ) -> Iterator[ModuleCost]:
     counted: set[nn.Parameter] = set()
     for name, module in modules.items():
-        inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
         computed = counts.inclusive[name]
         if name not in counts.entered:  # a ModuleList, or a module whose forward was called by name
+            inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
             computed = sum((counts.own[path] for path in inside), Counter())
         own = {*module.parameters(recurse=False)} - counted  # a tied parameter belongs to the first module
         counted |= own
@@ -218,15 +222,15 @@ def _count(call: Call, modules: Mapping[str, nn.Module], *, with_gradients: bool
         torch.set_grad_enabled(with_gradients),
         saved_tensors_hooks(saved.pack, lambda tensor: tensor),
     ):
-        args, kwargs = copied_inputs(call.args, call.kwargs)
+        again = call.copied()
         with _CountingMode(counts):
-            _run(call.network, args, kwargs)
+            _run(again)
     return counts
 
 
-def _run(network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def _run(call: Call) -> None:
     try:
-        network(*args, **kwargs)
+        call.network(*call.args, **call.kwargs)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
         error = reraise_internal(raised)
         raise ModelError(f"the network raises {exception_line(error)}") from error
@@ -328,7 +332,7 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
     tree = ReceptiveFields(pictures[0].dim() - 2, by_weights=False)
     nodes: dict[tuple[str, int], Any] = {}
     counts: Counter[str] = Counter()
-    args, kwargs = copied_inputs(call.args, call.kwargs)
+    again = call.copied()
 
     def tracked(value: object) -> object:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != pictures[0].dim():
@@ -343,7 +347,8 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
 
     try:
         with preserved(call.network, seed=0), module_scopes(modules, lambda _name: None, note), torch.enable_grad():
-            _run(call.network, [*map(tracked, args)], {key: tracked(value) for key, value in kwargs.items()})
+            kwargs = {key: tracked(value) for key, value in again.kwargs.items()}
+            _run(again._replace(args=[*map(tracked, again.args)], kwargs=kwargs))
     except ModelError as error:
         return {}, f"Receptive fields are missing: with gradients of the input, {error}"
     fields = {place: tree.of(node) for place, node in nodes.items() if node is not None}
@@ -381,9 +386,9 @@ def _times(call: Call, modules: Mapping[str, nn.Module], device: torch.device) -
     with preserved(call.network, seed=0), torch.no_grad(), module_scopes(modules, enter, leave):
         whole = 0.0
         for number in range(_PASSES_AT_MOST):
-            args, kwargs = copied_inputs(call.args, call.kwargs)
+            again = call.copied()
             spent.clear()
-            _run(call.network, args, kwargs)
+            _run(again)
             for name, seconds in spent.items():
                 times[name].append(seconds)
             whole += spent[""]

@@ -19,6 +19,7 @@ from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.interrupts import finished
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
@@ -34,10 +35,10 @@ from hookscope.inspection.gradient_rows import (
 )
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
-from hookscope.inspection.rows import merge_observations
 from hookscope.inspection.run import Break, InspectionOptions, Run, verified
 from hookscope.inspection.state.preservation import Mode, Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
+from hookscope.results.comparison import Prediction
 from hookscope.results.network import Failure
 from hookscope.statistics.reducer import Measured, Pending
 from hookscope.statistics.storage import gathered
@@ -80,7 +81,6 @@ class GradientRun(Run):
         ends_at_parameters: Whether parameters require one.
         parameter_ids: The ids of the parameters that the network came with.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
-        lengths_before: Lengths of the lists that the run fills, from before the latest batch.
         gradients_before: Copies of the parameters' gradients from before it, where it may be left out.
     """
 
@@ -96,7 +96,6 @@ class GradientRun(Run):
     differentiated: Tensor | None = None
     loss_warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0})
-    lengths_before: dict[str, int] = field(default_factory=dict)
     gradients_before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
 
@@ -108,21 +107,48 @@ class _Pass(NamedTuple):
 
 
 def run_batch(run: GradientRun, batch: Batch) -> Break | None:
-    """Run one batch forward and backward; return how it failed, if it did.
-
-    Without hooks the first runs as well, if that is to be compared.
-    """
-    first = not run.losses
-    if not first:  # before the first batch, nothing has moved since the state was seeded
+    """Run one batch forward and backward; return how it failed, if it did."""
+    if run.losses:  # before the first batch, nothing has moved since the state was seeded
         run.state.mark()
-    run.finish(batch)
+        parameters = run.inspected.parameters() if run.queue.on_error is not None else []
+        kept = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+        run.gradients_before = {leaf: grad if missing_memory(grad) else grad.clone() for leaf, grad in kept.items()}
+        done = _differentiated(run, batch)
+    else:
+        done = _first_pass(run, batch)
+    run.gradient_recorder.release()
+    best: list[Prediction] = []
+    if done.value is not None:
+        with torch.no_grad():
+            best = run.predicted(done.output, run.recorder.indices)
+    watch, gradients = run.captured.watch, run.captured.gradients
+    steps = [] if watch.steps is None else [*watch.steps.found]
+    observations = run.captured.restart()
+
+    def count() -> None:
+        if done.value is not None:
+            run.losses.append((done.value, done.amount))
+            run.loss_warnings.extend(done.value.warnings)
+        run.best.extend(best)
+        merge_gradients(run.gradients, gradients, len(run.losses), len(batch.records))
+        merge_steps(run.steps, steps)
+        run.count(batch, observations)
+
+    if done.broken is not None:
+        return replace(done.broken, count=count)
+    count()
+    return None
+
+
+def _first_pass(run: GradientRun, batch: Batch) -> _Pass:
+    """Run the first batch, without hooks as well if that is to be compared."""
     began = copy.copy(run.state)
     done, watch = _differentiated(run, batch), run.captured.watch
     raised = done.broken is not None and done.broken.raised
-    if first and raised and watch.gave_aliases and not _fails_without_hooks(run, batch):
+    if raised and watch.gave_aliases and not _fails_without_hooks(run, batch):
         watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
         done = _again(run, batch, began)
-    if first and done.broken is None and (run.verifies or _aliases_may_matter(run)):
+    if done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
         for _ in ("tracked inputs", "aliases"):
             differs = run.verification is not None and run.verification.status == "differs"
@@ -130,24 +156,18 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
                 done = _again(run, batch, began)
                 if done.broken is None:
                     _verify(run, batch, done, began)
-    run.gradient_recorder.release()
-    if first and done.broken is None:
+    if done.broken is None:
         run.find_silent(batch)
-    if done.value is not None:
-        run.losses.append((done.value, done.amount))
-        run.loss_warnings.extend(done.value.warnings)
-        with torch.no_grad():
-            run.predict(done.output, run.recorder.indices)
-    return done.broken
+    return done
 
 
-def merge_batch(run: GradientRun) -> None:
-    """Merge what the latest batch showed into what those before it did."""
-    count = len(run.recorder.indices)
-    merge_gradients(run.gradients, run.captured.gradients, len(run.losses), count)
-    if (watch := run.captured.watch).steps is not None:
-        merge_steps(run.steps, watch.steps.found)
-    merge_observations(run.rows, run.captured.restart(), count)
+def undo_batch(run: GradientRun) -> None:
+    """Undo what a batch that is left out has changed."""
+    run.recorder.forget()
+    run.gradient_recorder.maps.forget()
+    run.state.rewind()
+    for parameter in run.inspected.parameters():
+        parameter.grad = run.gradients_before.get(parameter)
 
 
 def differentiable(tensor: Tensor) -> bool:
@@ -301,7 +321,7 @@ def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[o
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
     """Run the model and its loss, repeated until every gradient is seen."""
     expected: float | None = None
-    places = tuple(range(len(run.records) - len(batch.records), len(run.records)))  # it is the latest
+    places = tuple(range(len(run.records), len(run.records) + len(batch.records)))
     while True:
         run.recorder.start(places, pictures=batch.pictures)
         run.gradient_recorder.maps.start(places)
@@ -320,13 +340,15 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        if expected is not None and not _same(expected, _amount(value)):
+        amount = _amount(value)
+        is_same = expected is None or math.isnan(expected) or math.isclose(expected, amount, rel_tol=_SAME_LOSS)
+        if not is_same:
             run.captured.watch.give_up_copies()
             expected = None
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = _amount(value)
+            expected = amount
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -344,10 +366,6 @@ def _fails_backward(loss: Tensor) -> bool:
 
 def _amount(loss: LossValue) -> float:
     return float(gathered(loss.value.detach()))
-
-
-def _same(first: float, second: float) -> bool:
-    return math.isnan(first) or math.isclose(first, second, rel_tol=_SAME_LOSS)
 
 
 def _autocast(run: GradientRun) -> AbstractContextManager[object]:

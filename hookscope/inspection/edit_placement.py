@@ -1,15 +1,22 @@
-"""Fit edit expressions to the layers of one run, and count what they did."""
+"""Fit edit expressions to one network: to its layers and operations in a run, and to the values of its parameters.
+
+A parameter's value is edited by expressions such as `param:conv1.weight:value:zero(channels=3)`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
+from hookscope.hooks.selection import unwrap
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import safe_text, some_of
@@ -40,11 +47,9 @@ class PlacedEdits:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each edit that was never applied."""
-        return tuple(
-            f"Edit '{safe_text(text)}' was never applied: its layer did not run, or got no gradient."
-            for text, count in self.applications.items()
-            if not count
-        )
+        reason = "its layer was not called where hooks see it, got no gradient, or has no floating-point numbers"
+        never = (text for text, count in self.applications.items() if not count)
+        return tuple(f"Edit '{safe_text(text)}' was never applied: {reason}." for text in never)
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence for each edit that selects several layers: a plain word may match more than expected."""
@@ -100,7 +105,7 @@ def place_edits(
             applications[edit.text] += edited is not tensor
             return edited
 
-        assert edit.place != "value"  # noqa: S101 - `parameter_edits` applies those
+        assert edit.place != "value"  # noqa: S101 - `edit_parameters` applies those
         assert edit.place != "freeze"  # noqa: S101 - only a training has these
         return Intervention(edit.place, apply)
 
@@ -115,3 +120,112 @@ def place_edits(
             call = pattern.text.rpartition("#")[2]
             raise UsageError(f"An edit changes every call of an operation: leave out #{call}.")
     return PlacedEdits(by_name, of_operations, applications, layers)
+
+
+# --- Values of parameters ---
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterEdits:
+    """Edits of parameters that have been applied to a network.
+
+    Attributes:
+        originals: Each edited parameter with a copy of what it held, in the order of the edits.
+        notes: A sentence for each edit that selects several parameters.
+        warnings: A sentence for each edit that changed nothing.
+    """
+
+    originals: tuple[tuple[Tensor, Tensor], ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def split_edits(edits: Sequence[str | Edit]) -> tuple[list[Edit], list[Edit]]:
+    """Return the edits of parameters' values, and the others; UsageError if an expression is malformed."""
+    parsed = parsed_edits(edits)
+    return [edit for edit in parsed if edit.place == "value"], [edit for edit in parsed if edit.place != "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEdit:
+    """An edit of one parameter's value.
+
+    Attributes:
+        channel_axis: Which axis of the parameter counts output channels.
+    """
+
+    edit: Edit
+    name: str
+    parameter: nn.Parameter
+    channel_axis: int | None
+
+    def edited(self, values: Tensor, turn: int = 0) -> Tensor:
+        """Return edited values, or the same tensor where it holds no floating-point numbers; see `Edit`."""
+        return self.edit.moved(turn).apply(values, self.channel_axis)
+
+
+def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -> tuple[BoundEdit, ...]:
+    """Return edits of parameters, as `bind_edits` has bound them; UsageError if a parameter cannot be edited."""
+    edits: list[BoundEdit] = []
+    for name, edit in bound:
+        parameter = network.get_parameter(name)
+        if missing := missing_memory(parameter):
+            raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {missing}.")
+        owner = network.get_submodule(name.rpartition(".")[0])
+        edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(owner, parameter)))
+    return tuple(edits)
+
+
+def edit_parameters(model: nn.Module, edits: Sequence[Edit]) -> ParameterEdits:
+    """Write edited values into parameters: what shares their memory follows, as with `load_state_dict`.
+
+    Raises:
+        LayerNotFoundError: If an edit names no parameter.
+        UsageError: If a parameter cannot be edited in this way, or does not have the channels; nothing is changed then.
+    """
+    network = unwrap(model)
+    selected: dict[str, dict[int, str]] = {edit.text: {} for edit in edits}
+    values: dict[int, Tensor] = {}
+    for bound in bound_to_parameters(network, bind_edits(edits, network)):
+        parameter = bound.parameter
+        selected[bound.edit.text][id(parameter)] = bound.name
+        before = values.get(id(parameter), parameter.detach())
+        after = bound.edited(before)
+        if after is not before:
+            values[id(parameter)] = after
+    originals = []
+    for parameter in network.parameters():
+        if id(parameter) in values:
+            originals.append((parameter, parameter.detach().clone()))
+            _write(parameter, values[id(parameter)])
+    several = {text: [*names.values()] for text, names in selected.items() if len(names) > 1}
+    unchanged = [text for text, names in selected.items() if values.keys().isdisjoint(names)]
+    return ParameterEdits(
+        tuple(originals),
+        notes=tuple(note_of_several(text, names, "parameters") for text, names in several.items()),
+        warnings=tuple(
+            f"Edit '{safe_text(text)}' changed nothing: it matches no floating-point numbers." for text in unchanged
+        ),
+    )
+
+
+def put_back(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Give parameters the values they had."""
+    for parameter, values in reversed(originals):
+        _write(parameter, values)
+
+
+@contextmanager
+def edited_parameters(model: nn.Module, edits: Sequence[Edit]) -> Iterator[ParameterEdits]:
+    """Edit parameters for the length of a `with` block, see `edit_parameters`; afterwards they hold what they held."""
+    with interrupts_between_blocks():
+        made = edit_parameters(model, edits) if edits else ParameterEdits()
+        try:
+            yield made
+        finally:
+            finished(partial(put_back, made.originals))
+
+
+def _write(parameter: Tensor, values: Tensor) -> None:
+    with torch.inference_mode(parameter.is_inference()):
+        parameter.data.copy_(values)

@@ -191,15 +191,17 @@ def _prune(values: Tensor, edit: Edit) -> Tensor:
 def _round(values: Tensor, edit: Edit) -> Tensor:
     """Round to what a dtype can hold; a gradient passes as if nothing was rounded.
 
-    For int8 the largest magnitude is 127 steps away from 0, and halves are rounded to even.
+    For int8 the largest finite magnitude is 127 steps away from 0, and halves are rounded to even.
     """
     exact = values.detach()
+    finite = exact.nan_to_num(0.0, 0.0, 0.0)
     if edit.dtype == "int8":
-        step = exact.abs().amax() / 127 if exact.numel() else exact.new_ones(())
-        rounded = torch.where(step > 0, (exact / step).round() * step, exact)
+        step = finite.abs().amax() / 127 if exact.numel() else exact.new_ones(())
+        rounded = torch.where((step > 0) & exact.isfinite(), (exact / step).round() * step, exact)
     else:
         rounded = exact.to(getattr(torch, edit.dtype)).to(exact.dtype)
-    return rounded + (values - exact) if values.requires_grad else rounded
+    # `values - finite` is 0, with a gradient, or what is not finite: Inf - Inf would be NaN.
+    return rounded + (values - finite) if values.requires_grad else rounded
 
 
 ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -303,7 +305,6 @@ class _Call:
     """An operation with its arguments, read token by token."""
 
     def __init__(self, text: str, start: int) -> None:
-        """Read everything from a place on."""
         self.text, self.index, self.seed, self.dtype, self.named = text, 0, 0, "", False
         self.numbers: dict[str, float] = {}
         self.channels: tuple[int, ...] = ()
@@ -353,7 +354,6 @@ class _Call:
                 self.fail(token, "a comma or a closing parenthesis is missing here")
 
     def read_argument(self) -> None:
-        """Read one argument, with or without its name."""
         parameters, first = OPERATIONS[self.name].parameters, self.peek()
         if first.kind == "name" and self.peek(1).text == "=":
             self.index += 2

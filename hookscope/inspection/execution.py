@@ -5,19 +5,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from hookscope.hooks.callers import code_of, operator_around, source_line, whose_code
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall, Operation, physical_shape, shape_of
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
+from hookscope.inputs.batches import copied, copy_of
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.state.preservation import preserved
@@ -68,8 +66,7 @@ def first_calls(
     with preserved(network, seed=0), capture(network, modules, shapes, operations=operations) as captured:
         try:
             with torch.no_grad():
-                copies = copied_inputs(args, kwargs)
-                network(*copies[0], **copies[1])
+                network(*copied(tuple(args)), **copied(dict(kwargs)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             reraise_internal(error)
             failure = locate(modules, error)
@@ -131,23 +128,12 @@ def calls_of_forward(modules: Mapping[str, nn.Module], silent: Mapping[str, nn.M
 
 def _run_again(network: nn.Module, batch: Batch) -> None:
     """Run a pass that has just run; if it raises all the same, what was found until then is used."""
-    args, kwargs = copied_inputs(batch.args, batch.kwargs)
+    again = copy_of(batch)
     with torch.no_grad(), suppress(Exception):
-        network(*args, **kwargs)
+        network(*again.args, **again.kwargs)
 
 
 def _names_forward(base: type) -> bool:
     """Tell whether a method that a class defines, other than torch's own, names the attribute `forward`."""
     codes = filter(None, map(code_of, vars(base).values()))
     return any("forward" in code.co_names and whose_code(code) == "network" for code in codes)
-
-
-def copied_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return copies of what a network is called with: it may overwrite its inputs."""
-
-    def copy(tensor: Tensor) -> Tensor:
-        copied = tensor if missing_memory(tensor) else tensor.detach().clone()
-        return copied.requires_grad_(tensor.requires_grad)
-
-    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copy, (tuple(args), dict(kwargs)))
-    return copies

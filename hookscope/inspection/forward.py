@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -28,7 +28,6 @@ from hookscope.inspection.rows import (
     feature_maps,
     hidden_labels,
     layer_rows,
-    merge_observations,
     uncalled,
 )
 from hookscope.inspection.run import Break, InspectionOptions, Run, choose, run_batches, split_patterns, verified
@@ -137,21 +136,8 @@ def inspect(
             state=state,
             captured=captured,
         )
-        ended = run_batches(
-            queue,
-            partial(_run_batch, run, on_output),
-            run.records,
-            on_batch,
-            keep=lambda batch: (batch.records, captured.restart()),
-            undo=partial(_undo, run),
-        )
+        broken = run_batches(queue, partial(_run_batch, run, on_output), run.records, on_batch, partial(_undo, run))
     seconds = time.perf_counter() - began
-
-    broken = None
-    if ended is not None:
-        broken, (records, seen) = ended
-        merge_observations(run.rows, seen, len(records))
-        run.records.extend(records)
     run.end(broken)
     inspection = _result(run, None if broken is None else broken.failure, {"forward": seconds})
     if broken is not None:
@@ -207,27 +193,24 @@ def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batc
     output, broken = _outcome(run, copy_of(batch) if again else batch)
     run.recorder.settle()
     if broken is not None:
-        return broken
+        return replace(broken, count=partial(run.count, batch, run.captured.restart()))
     if to_verify:
         run.verification = _verified(run, batch, output)
     if not run.records:
         run.find_silent(batch)
-    merge_observations(run.rows, run.captured.restart(), len(places))
-    run.finish(batch)
-    run.predict(output, places)
+    run.count(batch, run.captured.restart())
+    run.best += run.predicted(output, places)
     if on_output is not None:
         on_output(batch, output)
     return None
 
 
 def _undo(run: Run) -> None:
-    run.captured.restart()
     run.recorder.forget()
     run.state.rewind()
 
 
 def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
-    """Return what the network returns for a batch, or how it fails."""
     try:
         with torch.no_grad():
             return run.inspected.network(*batch.args, **batch.kwargs), None

@@ -328,13 +328,8 @@ def _scaled_norm(parameter: nn.Parameter) -> float | None:
     greatest = float(values.abs().max()) if values.numel() else 0.0
     if not (greatest and math.isfinite(greatest)):
         return None if values.numel() and greatest else 0.0
-    exponent = math.frexp(greatest)[1]
-    half = -exponent // 2  # 2^1073 is no float64 either
-    norm = float(torch.linalg.vector_norm(values * 2.0**half * 2.0 ** (-exponent - half)))
-    try:
-        return math.ldexp(norm, exponent)
-    except OverflowError:
-        return None
+    norm = greatest * float(torch.linalg.vector_norm(values / greatest))
+    return norm if math.isfinite(norm) else None
 
 
 def loss_record(losses: Sequence[tuple[LossValue, float]]) -> LossRecord | None:

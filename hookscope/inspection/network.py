@@ -22,7 +22,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import plain_array
-from hookscope.text import safe_text
+from hookscope.text import safe_text, shape_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class InspectedNetwork:
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        for parameter in chain.from_iterable(module._parameters.values() for module in self.modules.values()):
-            if parameter is not None and parameter.is_floating_point():
+        for parameter in self.parameters():
+            if parameter.is_floating_point():
                 return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
         return "cpu", "none"
 
@@ -105,9 +105,11 @@ def bytes_of(tensor: Tensor) -> Any:
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
-    """Return inputs as batches; a tensor is one, with the inputs on axis 0."""
+    """Return inputs as batches; a tensor is one, with the inputs on axis 0; UsageError if it has none."""
     if isinstance(inputs, Tensor):
         count = length_of(inputs) if inputs.dim() else 1
+        if not count:
+            raise UsageError(f"A tensor of shape {shape_text(inputs.shape)} holds no input: axis 0 counts the inputs.")
         record = InputRecord("tensor", None, None, tuple(shape_of(inputs)[1:]), ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs

@@ -152,11 +152,6 @@ class ReceptiveFields:
         return _Found(ReceptiveField((_Line(),) * axis_count, axes, self.by_weights), is_of_picture=True)
 
 
-def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: int | None = 1) -> ReceptiveField | None:
-    """Return where the output of a node of autograd's graph lies on the picture: see `ReceptiveFields`."""
-    return ReceptiveFields(axis_count, channel_axis=channel_axis).of(node)
-
-
 def _signed(number: int) -> int:
     """Return a number that a node has saved: -1 is saved as 2^64 - 1."""
     return number - 2**64 if number >= 2**63 else number
@@ -299,7 +294,7 @@ def _adaptive_pool(node: Any, before: Sequence[int], of_map: ReceptiveField) -> 
 
 def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     pads = node._saved_pad if hasattr(node, "_saved_pad") else node._saved_padding  # the last axis comes first
-    starts = {axis: -pads[-2 * axis - 2] if -2 * axis - 2 < len(pads) else 0 for axis in of_map.axes}
+    starts = {axis: -_signed(pads[-2 * axis - 2]) if -2 * axis - 2 < len(pads) else 0 for axis in of_map.axes}
     return _moved(of_map, {axis: _window(start, start, 1) for axis, start in starts.items()})
 
 

@@ -151,7 +151,8 @@ class Recorder:
             self.token_layout.note_patches(call.maker, tensor)
         grids = self.grids_of(key, tensor, axis)
         is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
-        if is_kept and is_shown and not _lacks_memory(measured, tensor):
+        is_lost = isinstance(measured, Reduction) and measured.unmeasured is not None and missing_memory(tensor)
+        if is_kept and is_shown and not is_lost:
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
@@ -181,11 +182,12 @@ class Recorder:
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
-        layout = None if self.token_layout is None else self.token_layout.known(key)
+        layout, grids = None, tuple(self.axes.grids)
+        if self.token_layout is not None:
+            layout, grids = self.token_layout.known(key), self.token_layout.known_grids(key, grids)
         if layout is not None and layout.windows is not None:
             tensor, axis = layout.maps(tensor), 1
-        if tensor.dim() == 0:
-            tensor = tensor.reshape(1)
+        tensor = tensor if tensor.dim() else tensor.reshape(1)
         if tensor.shape[0] != count:
             if tensor.dim() == 3 and tensor.shape[1] == count:  # (T, N, D)
                 tensor = tensor.transpose(0, 1)
@@ -198,11 +200,6 @@ class Recorder:
             channel_count = values.numel() if axis is None else shape[axis - 1]
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
-            grids = (
-                tuple(self.axes.grids)
-                if self.token_layout is None
-                else self.token_layout.known_grids(key, self.axes.grids)
-            )
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
@@ -213,10 +210,6 @@ def _peak(measured: Measured) -> float:
     if isinstance(measured, Reduction) and measured.finite_count:
         return max(abs(measured.min), abs(measured.max))
     return math.inf
-
-
-def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:
-    return isinstance(measured, Reduction) and measured.unmeasured is not None and bool(missing_memory(tensor))
 
 
 def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]], input_count: int) -> None:
@@ -320,7 +313,6 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
 
 
 def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:
-    """Return the flags of a row in the order of display."""
     flags: list[Flag] = ["not a tensor"] if seen.value is None else []
     flags += value_flags(statistics)
     if seen.in_place:
@@ -340,9 +332,10 @@ def value_flags(statistics: TensorStatistics) -> list[Flag]:
     flags: list[Flag] = []
     if statistics.unmeasured is not None:
         flags.append("unmeasured")
-    if statistics.nan_count or statistics.inf_count:
+    is_finite = not (statistics.nan_count or statistics.inf_count)
+    if not is_finite:
         flags.append("non-finite")
-    if low is not None and low == high and statistics.element_count > 1:
+    if is_finite and low is not None and low == high and statistics.element_count > 1:
         flags.append("all zero" if low == 0 else "constant")
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
@@ -434,8 +427,10 @@ def predictions(
     output_key: str | None = None,
     *,
     multi_label: bool = False,
-) -> list[Prediction]:
+) -> tuple[list[Prediction], str]:
     """Return the five best classes per input, if the output is one row of logits per input over the categories.
+
+    The text is a sentence on why classes have no names though some are known; "" otherwise.
 
     Args:
         output: What the model returned.
@@ -448,21 +443,16 @@ def predictions(
         UsageError: If there is no such output.
     """
     scores = _scores(output, len(indices), output_key)
-    if scores is None or (output_key is None and not multi_label and scores.shape[1] != len(categories)):
-        return []
-    names = categories if scores.shape[1] == len(categories) else ()
-    return top_classes(scores, names, indices, 5, multi_label=multi_label)
-
-
-def unnamed_warning(
-    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
-) -> str:
-    """Return why predictions have no names though some are known, in a sentence; "" otherwise."""
-    scores = _scores(output, len(indices), output_key) if categories else None
-    if scores is None or scores.shape[1] == len(categories):
-        return ""
-    names = counted(len(categories), "class name")
-    return f"The output has {counted(scores.shape[1], 'score')} per input, but {names} are known, so none is shown."
+    if scores is None:
+        return [], ""
+    unnamed, count = "", scores.shape[1]
+    if categories and count != len(categories):
+        names = counted(len(categories), "class name")
+        unnamed = f"The output has {counted(count, 'score')} per input, but {names} are known, so none is shown."
+    if output_key is None and not multi_label and count != len(categories):
+        return [], unnamed
+    names_by_index = categories if count == len(categories) else ()
+    return top_classes(scores, names_by_index, indices, 5, multi_label=multi_label), unnamed
 
 
 def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:

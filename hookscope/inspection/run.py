@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from hookscope.errors import LayerNotFoundError
 from hookscope.hooks.callers import have_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.observed import Observation
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from
@@ -20,7 +22,7 @@ from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
-from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
+from hookscope.inspection.rows import Recorder, Rows, merge_observations, predictions
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -33,8 +35,6 @@ from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.library import missing_because
 from hookscope.statistics.reducer import Measured, Reducer
 from hookscope.text import printable, some_of
-
-Seen = TypeVar("Seen")
 
 _WITHOUT_KERNEL = (
     "This installation lacks the compiled kernel ({}), so NumPy computes the statistics, several times slower. Wheels "
@@ -98,12 +98,14 @@ class Break:
     Attributes:
         failure: Where; None if no module raised.
         overwritten: Whether a tensor was overwritten that the backward pass needed.
+        count: Adds what was seen of the batch to the run.
     """
 
     message: str
     failure: Failure | None = None
     error: BaseException | None = None
     overwritten: bool = False
+    count: Callable[[], None] = lambda: None
 
     @property
     def raised(self) -> bool:
@@ -172,14 +174,16 @@ class Run:
                 reason = f"called as {name}.forward(…){where}, which skips hooks: call {name}(…) instead"
                 self.silent.setdefault(name, reason)
 
-    def predict(self, output: object, places: Sequence[int]) -> None:
-        """Note the best classes of a batch whose inputs have these positions in the run."""
-        categories, key = self.inspected.info.categories, self.options.output_key
-        self.best += predictions(output, categories, places, key, multi_label=self.inspected.multi_label)
-        self.unnamed = self.unnamed or unnamed_warning(output, categories, places, key)
+    def predicted(self, output: object, places: Sequence[int]) -> list[Prediction]:
+        """Return the best classes of a batch whose inputs have these positions in the run."""
+        inspected, key = self.inspected, self.options.output_key
+        best, unnamed = predictions(output, inspected.info.categories, places, key, multi_label=inspected.multi_label)
+        self.unnamed = self.unnamed or unnamed
+        return best
 
-    def finish(self, batch: Batch) -> None:
-        """Count the inputs of a batch that went through the network."""
+    def count(self, batch: Batch, observations: Sequence[Observation[Measured]]) -> None:
+        """Count the inputs of a batch that is not left out, and what the hooks have seen of it."""
+        merge_observations(self.rows, observations, len(batch.records))
         self.records.extend(batch.records)
         self.broadcast_inputs |= batch.broadcast_inputs
 
@@ -189,7 +193,11 @@ class Run:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
-        notes = [*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes]
+        notes, count = [*self.inspected.notes], len(self.records)
+        if arguments := self.repeated_arguments():
+            names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
+            seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
+            notes.insert(0, f"All {count:,} inputs share the same {names}: {seen}.")
         if places := some_of([*self.captured.traced], 3):
             notes.append(f"No rows for layers and operations inside {places}: torch traces what runs there.")
         if self.made:
@@ -222,11 +230,10 @@ def run_batches(
     run: Callable[[Batch], Break | None],
     records: Sequence[InputRecord],
     finished: Callable[[int], None] | None,
-    *,
-    keep: Callable[[Batch], Seen],
     undo: Callable[[], None],
+    *,
     takes_apart: bool = True,
-) -> tuple[Break, Seen] | None:
+) -> Break | None:
     """Run all batches; with an `on_error`, leave out the inputs that the model raises on.
 
     Args:
@@ -234,36 +241,32 @@ def run_batches(
         run: Runs one batch, and returns how it failed.
         records: The inputs that ran; `run` adds to them.
         finished: Called after each batch with the number of these.
-        keep: Returns what the hooks saw of the batch that failed.
-        undo: Undoes what the batch that failed has changed.
+        undo: Undoes what a batch that is left out has changed.
         takes_apart: Whether the inputs of a larger batch are run again, one by one.
 
     Returns:
-        How the run ended early, or, where every input was left out, how the first one failed, with what `keep`
-        returned for that batch; None otherwise.
+        How the run ended early, or, where every input was left out, how the first one failed; None otherwise. What was
+        seen of that batch has been counted.
     """
-    first: tuple[Break, Seen] | None = None
+    first: Break | None = None
     for batch in queue:
-        count = len(records)
         broken = run(batch)
         if broken is not None:
             if queue.on_error is None or broken.error is None or broken.overwritten:
-                return broken, keep(batch)
+                broken.count()
+                return broken
             is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
-            if is_left_out and not count and first is None:
-                first = broken, keep(batch)
+            if is_left_out and not records and first is None:
+                first = broken
                 if queue.peek() is None:  # no other input ran: nothing is to be undone
-                    return first
+                    break
             undo()
         if finished is not None:
             finished(len(records))
-    return None if records else first
-
-
-def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
-    names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
-    seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
-    return (f"All {count:,} inputs share the same {names}: {seen}.",) if arguments else ()
+    if records or first is None:
+        return None
+    first.count()
+    return first
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -296,11 +299,7 @@ def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOp
         LayerNotFoundError: If a pattern or an edit selects nothing.
         UsageError: If a pattern or an edit is malformed.
     """
-
-    def order() -> list[str]:
-        return execution_order(inspected.network, queue)
-
-    modules = inspected.modules
+    modules, order = inspected.modules, partial(execution_order, inspected.network, queue)
     others, operations = split_patterns(options.layers, modules, ops=options.ops)
     if options.with_activations and not options.layers and not options.ops:
         operations = OperationChoice([ACTIVATIONS])

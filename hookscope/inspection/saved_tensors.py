@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from tempfile import gettempdir
 from typing import Any
@@ -46,18 +45,12 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __reduce__(self) -> Any:
         """Copy and pickle with a spool of its own."""
-        held = {
-            label: (spooled, b"".join(self.spool.chunks(spooled.pieces))) for label, spooled in self.spooled.items()
-        }
-        return _spooled_anew, (held,)
+        return _spooled_anew, (dict(self),)
 
 
-def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
+def _spooled_anew(tensors: Mapping[str, Tensor]) -> SavedTensors:
     spool = TensorSpool()
-    placed = {
-        label: replace(spooled, pieces=(spool.append(memoryview(data)),)) for label, (spooled, data) in held.items()
-    }
-    return SavedTensors(spool, placed)
+    return SavedTensors(spool, {label: spool_tensor(spool, tensor) for label, tensor in tensors.items()})
 
 
 def spool_tensor(spool: TensorSpool, tensor: Tensor) -> SpooledTensor:

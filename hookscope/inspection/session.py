@@ -26,11 +26,11 @@ from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import placement
 from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.edit_placement import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queued
-from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel
@@ -353,13 +353,10 @@ def compare(
         for kind, label in keys
         if old.get((kind, label)) != new.get((kind, label))
     )
-    return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
-
-
-def _losses(before: Activations | Gradients, after: Activations | Gradients) -> tuple[float, float] | None:
-    if not isinstance(before, Gradients) or not isinstance(after, Gradients):
-        return None
-    return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
+    losses = None
+    if isinstance(before, Gradients) and isinstance(after, Gradients) and before.loss and after.loss:
+        losses = before.loss.value, after.loss.value
+    return Comparison(tuple(edits), losses, (before.predictions, after.predictions), changes, len(keys))
 
 
 def _numbers(statistics: TensorStatistics | None) -> TensorStatistics | None:
@@ -451,7 +448,6 @@ def _versions() -> dict[str, str]:
 
 
 def _one_by_one(error: HookscopeError) -> list[str]:
-    """Return an error's message for each of its inputs."""
     if isinstance(error, UnfitInputError) and error.names:
         return [f"{name}: {error.reason}" for name in error.names]
     return [str(error)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import nlargest
 from itertools import compress
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,6 @@ _PICTURE_AXES = 2
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of one row, over all batches."""
-
     token_count: int
     layout: Layout | None
     medians: list[float] = field(default_factory=list)
@@ -263,14 +262,12 @@ def _divides(grid: tuple[int, int], shape: Sequence[int]) -> bool:
 
 
 def _result(row: _Row) -> TokenNorms:
-    ordered = sorted(row.medians)
-    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     layout = row.layout
     return TokenNorms(
         row.token_count,
         None if layout is None else layout.prefix,
         None if layout is None else layout.grid,
-        median,
+        median(row.medians),
         row.largest,
         row.high_count,
         tuple(row.high),

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
@@ -34,7 +35,8 @@ def infer_channels(module: nn.Module) -> int | None:
     if any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in module.modules()):
         return None
     # Where no module convolves, the network's own functions may, with a kernel (out, C, height, width).
-    kernel = next((parameter for parameter in module.parameters() if parameter.dim() == 4), None)
+    kernels = (parameter for parameter in module.parameters() if not is_lazy(parameter) and parameter.dim() == 4)
+    kernel = next(kernels, None)
     return kernel.shape[1] if kernel is not None and kernel.shape[1] in {1, 3} else None
 
 

@@ -453,9 +453,12 @@ def test_an_edit_that_was_never_applied_is_reported() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
     model[1].requires_grad_(True)
     inspection = inspect_gradients(model, torch.ones(1, 2), total, edits=["/^0$/:grad:zero", "/^1$/:grad:scale(2)"])
+    reason = "its layer was not called where hooks see it, got no gradient, or has no floating-point numbers."
     assert [text for text in inspection.warnings if "Edit" in text] == [
-        "Edit '/^0$/:grad:zero' was never applied: its layer did not run, or got no gradient."
+        f"Edit '/^0$/:grad:zero' was never applied: {reason}"
     ]
+    whole = hookscope.activations(Apply(torch.Tensor.long), torch.ones(1, 2), edit="/^$/:output:zero")
+    assert f"Edit '/^$/:output:zero' was never applied: {reason}" in whole.warnings
 
 
 # --- what cannot be ---

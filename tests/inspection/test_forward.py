@@ -1,5 +1,6 @@
 """The pipeline as a library: rows, flags, several batches, grids, failures and what it refuses."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,19 +62,27 @@ def test_flags_say_what_a_reader_should_know() -> None:
         net.ones(x)
         net.partly(x * torch.tensor([1.0, 1.0, 0.0, 0.0]).view(4, 1, 1))
         net.bad(x / 0)
+        net.mixed(torch.tensor([math.nan, math.inf, 0.0, 0.0]) * x[0, 0, 0, 0])
         net.none(None)
         return x
 
     parts = {"clip": nn.ReLU(inplace=True), "zero": nn.Hardtanh(0.0, 1.0), "ones": nn.Threshold(100.0, 1.0)}
-    model = Written(forward, **parts, **{name: nn.Identity() for name in ("same", "partly", "bad", "none")})
+    model = Written(forward, **parts, **{name: nn.Identity() for name in ("same", "partly", "bad", "mixed", "none")})
     rows = {row.layer: row for row in inspect(model, torch.arange(1.0, 17.0).view(1, 4, 2, 2), ["name:/./"]).rows}
     assert rows["same"].flags == ("pass-through",)
     assert rows["clip"].flags == ("in-place",)
     assert rows["zero"].flags == ("all zero",)
     assert rows["ones"].flags == ("constant",)
     assert rows["partly"].flags == ("dead channels", "pass-through")
-    assert "non-finite" in rows["bad"].flags
+    assert rows["bad"].flags == ("non-finite", "pass-through")
+    assert rows["mixed"].flags == ("non-finite", "pass-through")
     assert rows["none"].flags == ("not a tensor",)
+
+
+@pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
+def test_a_tensor_without_inputs_is_refused(run: Any) -> None:
+    with pytest.raises(UsageError, match=r"^A tensor of shape 0x2 holds no input: axis 0 counts the inputs\.$"):
+        run(nn.Sequential(nn.Linear(2, 3)), torch.zeros(0, 2))
 
 
 def test_grids_are_kept_for_the_first_inputs_only() -> None:
@@ -136,6 +145,8 @@ def test_the_model_s_output_is_handed_over_with_a_batch_that_it_has_not_overwrit
 def test_refuses_lazy_modules_which_could_not_come_out_as_they_were() -> None:
     with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
         inspect(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))
+    with pytest.raises(UsageError, match=r"0 \(LazyLinear\) is lazy"):
+        hookscope.activations(nn.Sequential(nn.LazyLinear(3)), torch.zeros(1, 2))
     with pytest.raises(UsageError, match="is lazy"):
         list_modules(nn.LazyBatchNorm2d(), None)
 

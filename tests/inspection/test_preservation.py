@@ -81,6 +81,11 @@ def one_row(network: Any) -> None:
         network.head.weight[0] = 0
 
 
+def some_rows(network: Any) -> None:
+    with torch.no_grad():
+        network.head.weight[1:3] = 0
+
+
 def by_numpy(network: Any) -> None:
     network.head.weight.detach().numpy()[0] = 0
 
@@ -101,7 +106,7 @@ def cast(network: Any) -> None:
 
 @pytest.mark.parametrize(
     "write",
-    [clamp, move_away, one_row, by_numpy, step, initialise, cast],
+    [clamp, move_away, one_row, some_rows, by_numpy, step, initialise, cast],
     ids=lambda write: write.__name__,
 )
 def test_what_code_is_seen_to_write_to_is_put_back_in_a_large_network(write: Callable[..., object]) -> None:

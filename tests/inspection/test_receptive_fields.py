@@ -11,7 +11,7 @@ from torchvision import models
 
 import hookscope
 from hookscope.inspection.cost import Call, network_cost
-from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields, receptive_field
+from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields
 from hookscope.reporting.overlays import resampled
 from hookscope.results.cost import ReceptiveField as CostField
 from hookscope.results.inputs import Region
@@ -20,7 +20,7 @@ from tests import networks as small
 
 def field_of(compute: Callable[[Tensor], Tensor], size: tuple[int, int] = (32, 48)) -> ReceptiveField | None:
     picture = torch.rand(1, 3, *size, requires_grad=True)
-    return receptive_field(compute(picture).grad_fn)
+    return ReceptiveFields().of(compute(picture).grad_fn)
 
 
 def lines_of(compute: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
@@ -48,6 +48,7 @@ def filters(*size: int) -> Tensor:
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (-0.25, 0.5), (-0.25, 0.5)),
         (lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 2, 2), stride=2), (-0.25, 0.5), (-0.25, 0.5)),
         (lambda x: x[:, :, 1::2, -8:] * 2, (1, 2), (40, 1)),
+        (lambda x: F.pad(x, (-3, 2, 4, -1)), (-4, 1), (3, 1)),  # negative padding cuts off
         (lambda x: x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2)[..., 3:], (0, 1), (3, 1)),
         # A gate has a factor for each channel, and no place; a branch without its own shift halves that of the other.
         (lambda x: F.avg_pool2d(x, 2) + F.conv2d(x, torch.ones(3, 3, 3, 3), stride=2, padding=1), (0.25, 2), (0.25, 2)),

@@ -171,7 +171,8 @@ def test_without_gradients_the_layers_of_a_branch_have_rows() -> None:
 
 def test_an_edit_inside_a_branch_is_never_applied_and_says_so() -> None:
     run = hookscope.grads(Net(chosen), X.clone(), loss="sum", edit=["taken:output:scale(2)"])
-    assert "Edit 'taken:output:scale(2)' was never applied: its layer did not run, or got no gradient." in run.warnings
+    reason = "its layer was not called where hooks see it, got no gradient, or has no floating-point numbers."
+    assert f"Edit 'taken:output:scale(2)' was never applied: {reason}" in run.warnings
 
 
 def test_a_training_traces_a_branch_while_its_layers_are_observed() -> None:

@@ -142,9 +142,9 @@ def run_model(
             return Break(str(raised), error=raised.raised)
         return None
 
-    ended = run_batches(queue, attempt, records, finished, keep=lambda _batch: None, undo=state.rewind)
-    if ended is not None:
-        raise ModelError(ended[0].message) from ended[0].error
+    broken = run_batches(queue, attempt, records, finished, state.rewind)
+    if broken is not None:
+        raise ModelError(broken.message) from broken.error
 
 
 def run_and_choose(

@@ -34,7 +34,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import part_of
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
+from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields
 from hookscope.inspection.run import split_patterns
 from hookscope.parameters import arg, listing
 from hookscope.results.concentration import Extent
@@ -182,7 +182,7 @@ class MapLayers:
         if output.edge is None or tensor is None or _input_shape(batch) is None:
             return None
         places = places_of(self.passes.inspected.network, tensor)
-        return receptive_field(output.edge.node, len(places.size), places.channel_axis)
+        return ReceptiveFields(len(places.size), channel_axis=places.channel_axis).of(output.edge.node)
 
     def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""

@@ -33,10 +33,10 @@ from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.differentiation import GradientOptions
+from hookscope.inspection.edit_placement import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
-from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches

@@ -119,9 +119,9 @@ class Passes:
             block.enter_context(eager())
             for network in (*self.networks, *([] if self.compiled is None else [self.compiled.whole])):
                 block.enter_context(network.prepared())
-            ended = run_batches(queue, self._run, self.records, finished, keep=lambda _batch: None, undo=self._rewind)
-        if ended is not None:
-            raise ModelError(ended[0].message) from ended[0].error
+            broken = run_batches(queue, self._run, self.records, finished, self._rewind)
+        if broken is not None:
+            raise ModelError(broken.message) from broken.error
 
     def _run(self, batch: Batch) -> Break | None:
         """Run the networks over a batch, and keep its rows unless one of them raises."""

@@ -20,9 +20,14 @@ from hookscope.commands.watch.networks import WatchedNetwork
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.interventions import hook_edits
 from hookscope.hooks.patterns import is_operation_pattern, parse_pattern
-from hookscope.inspection.edit_placement import PlacedEdits, note_of_several, place_edits
+from hookscope.inspection.edit_placement import (
+    BoundEdit,
+    PlacedEdits,
+    bound_to_parameters,
+    note_of_several,
+    place_edits,
+)
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
-from hookscope.inspection.parameter_edits import BoundEdit, bound_to_parameters
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import safe_text
 

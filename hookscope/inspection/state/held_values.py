@@ -275,7 +275,6 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _put_back_special(tensor: Tensor, values: Tensor | None, version: int) -> list[Problem]:
-    """Write a special tensor's values back; return the reason if that fails."""
     if values is None:
         return [(tensor, "no copy of it could be made")]
     problems: list[Problem] = []

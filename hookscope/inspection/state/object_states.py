@@ -6,11 +6,11 @@ have a state that is read and written as a whole.
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from operator import is_, setitem
+from operator import delitem, is_, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,37 +32,19 @@ def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
     return []
 
 
-class _Kind(NamedTuple):
-    """How containers of a kind are read and filled, whatever a subclass makes of it. Sets and lists have no keys."""
-
-    keys: Callable[[Any], Iterable[Any]] | None
-    values: Callable[[Any], Iterable[Any]]
-    clear: Callable[[Any], None]
-    fill: Callable[[Any, Any], None]
+# Containers, which are read and filled by these classes' own methods, whatever a subclass makes of them. The first that
+# fits is the one.
+_KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
 
 
-# The first that fits is the one.
-_KINDS: dict[type, _Kind] = {
-    OrderedDict: _Kind(OrderedDict.__iter__, OrderedDict.values, OrderedDict.clear, OrderedDict.update),
-    dict: _Kind(dict.__iter__, dict.values, dict.clear, dict.update),
-    list: _Kind(None, list.__iter__, list.clear, list.extend),
-    set: _Kind(None, set.__iter__, set.clear, set.update),
-    deque: _Kind(None, deque.__iter__, deque.clear, deque.extend),
-    bytearray: _Kind(None, bytearray.__iter__, bytearray.clear, bytearray.extend),
-}
-
-
-def kind_of(value: object) -> type | None:
-    """Return which of the kinds that `Contents` can keep a container is of; None if it is of none."""
-    if type(value) in _KINDS:
-        return type(value)
+def kind_of(value: object) -> Any:
+    """Return which of the classes that `Contents` can keep a container is of; None if it is of none."""
     return next((kind for kind in _KINDS if isinstance(value, kind)), None)
 
 
-def contents(kind: type, container: Any) -> list[Any]:
-    """Return what a container of that kind holds, keys included."""
-    keys = _KINDS[kind].keys
-    return [*(keys(container) if keys else ()), *_KINDS[kind].values(container)]
+def contents(kind: Any, container: Any) -> list[Any]:
+    """Return what a container of that class holds, keys included."""
+    return [*kind.__iter__(container), *(kind.values(container) if issubclass(kind, dict) else ())]
 
 
 def identical(first: Sequence[object], second: Sequence[object]) -> bool:
@@ -74,7 +56,7 @@ def identical(first: Sequence[object], second: Sequence[object]) -> bool:
 class Contents:
     """Containers of one kind, each once, with what they held, in a row: to compare all of them takes one pass."""
 
-    kind: type
+    kind: Any
     containers: list[Any]
     _counts: list[int] = field(default_factory=list)
     _keys: list[Any] = field(default_factory=list)
@@ -96,34 +78,34 @@ class Contents:
 
     def put_back(self) -> Iterator[Problem]:
         """Fill them as they were; return what that fails with."""
-        start = 0
-        kind = _KINDS[self.kind]
+        start, kind = 0, self.kind
+        fill = kind.update if hasattr(kind, "update") else kind.extend
         for container, count in zip(self.containers, self._counts, strict=True):
             part = slice(start, start + count)
             start += count
-            before = Contents(self.kind, [container], [count], self._keys[part], self._values[part])
+            before = Contents(kind, [container], [count], self._keys[part], self._values[part])
             if before.changed():
-                held = [*zip(before._keys, before._values, strict=True)] if kind.keys else before._values
-                yield from attempt(container, partial(kind.clear, container)) or attempt(
-                    container, partial(kind.fill, container, held)
-                )
+                held = [*zip(before._keys, before._values, strict=True)] if before._keys else before._values
+                clear, refill = partial(kind.clear, container), partial(fill, container, held)
+                yield from attempt(container, clear) or attempt(container, refill)
 
     def _counts_now(self) -> list[int]:
-        return [*map(self.kind.__len__, self.containers)]  # type: ignore[attr-defined] # all of `_KINDS` have it
+        return [*map(self.kind.__len__, self.containers)]
 
     def _keys_now(self) -> list[Any]:
-        keys = _KINDS[self.kind].keys
-        return [*chain.from_iterable(map(keys, self.containers))] if keys else []
+        return [*chain.from_iterable(map(self.kind.__iter__, self.containers))] if issubclass(self.kind, dict) else []
 
     def _values_now(self) -> Iterator[Any]:
-        return chain.from_iterable(map(_KINDS[self.kind].values, self.containers))
+        values = self.kind.values if issubclass(self.kind, dict) else self.kind.__iter__
+        return chain.from_iterable(map(values, self.containers))
 
 
 class Access(NamedTuple):
-    """How the state of an object is read, and the calls that give it one."""
+    """How the state of an object is read and written: as a whole, or attribute by attribute if those can be deleted."""
 
     read: Callable[[Any], Any]
-    write: Callable[[Any, Any], Iterable[Callable[[], object]]]
+    write: Callable[..., object]  # of an object and a state, or of an object, a name and a value
+    delete: Callable[[Any, str], object] | None = None
 
 
 class State:
@@ -139,8 +121,16 @@ class State:
 
     def put_back(self) -> list[Problem]:
         """Give the object the state that it had; return the first thing that this fails with."""
-        calls = self._access.write(self.holder, self.value) if self.changed() else ()
-        return [problem for call in calls for problem in attempt(self.holder, call)][:1]
+        (read, write, delete), holder, value = self._access, self.holder, self.value
+        now = read(holder)
+        if _alike(now, value):
+            return []
+        if delete is None:
+            return attempt(holder, partial(write, holder, value))
+        calls = [partial(delete, holder, name) for name in now.keys() - value.keys()]
+        changed = [name for name in value if name not in now or not _alike(now[name], value[name])]
+        calls += [partial(write, holder, name, value[name]) for name in changed]
+        return [problem for call in calls for problem in attempt(holder, call)][:1]
 
 
 def state_as_a_whole(value: object) -> State | None:
@@ -166,22 +156,8 @@ def _alike(first: Any, second: Any) -> bool:
     return isinstance(first, int | float | str | bytes | complex) and bool(first == second)
 
 
-def _write_items(view: Any, items: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name, value in items.items():
-        if view[name] is not value:
-            yield partial(setitem, view, name, value)
-
-
 def _read_class(kind: type) -> dict[str, object]:
     return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-
-
-def _write_class(kind: type, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name in _read_class(kind).keys() - attributes.keys():
-        yield partial(type.__delattr__, kind, name)
-    for name, value in attributes.items():
-        if name not in vars(kind) or vars(kind)[name] is not value:
-            yield partial(type.__setattr__, kind, name, value)
 
 
 def _read_slots(value: object) -> dict[str, object]:
@@ -206,14 +182,6 @@ def _slot(value: object, name: str) -> object:
 _EMPTY = object()
 
 
-def _write_slots(value: object, slots: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name in _read_slots(value).keys() - slots.keys():
-        yield partial(object.__delattr__, value, name)
-    for name, held in slots.items():
-        if _slot(value, name) is not held:
-            yield partial(object.__setattr__, value, name, held)
-
-
 def _read_script(handle: Any) -> dict[str, object]:
     """Return the attributes of a scripted module, which it keeps out of Python's sight, but not its packed weights."""
     concrete: Any = torch._C.ConcreteModuleType.from_jit_type(handle._type())
@@ -221,40 +189,29 @@ def _read_script(handle: Any) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if not isinstance(value, torch._C.ScriptObject)}
 
 
-def _write_script(handle: Any, attributes: Mapping[str, object]) -> Iterator[Callable[[], object]]:
-    for name, value in attributes.items():
-        if not _alike(handle.getattr(name), value):
-            yield partial(handle.setattr, name, value)
-
-
-def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Iterator[Callable[[], object]]:
+def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
     if array.shape != values.shape:
-        yield partial(array.resize, values.shape, refcheck=False)
-    yield partial(setitem, array, ..., values)
+        array.resize(values.shape, refcheck=False)
+    array[...] = values
 
 
-VIEW = Access(lambda view: dict(view.items()), _write_items)
+VIEW = Access(lambda view: dict(view.items()), setitem, delitem)
 """Access to a mapping that shows the parts of a scripted module."""
-CLASS = Access(_read_class, _write_class)
+CLASS = Access(_read_class, type.__setattr__, type.__delattr__)
 """Access to the attributes of a class, except those that Python keeps there."""
-SLOTS = Access(_read_slots, _write_slots)
+SLOTS = Access(_read_slots, object.__setattr__, object.__delattr__)
 
 _WHOLE: dict[type, Access] = {
     np.ndarray: Access(np.copy, _write_array),
     torch.Generator: Access(
         lambda generator: generator.get_state().tolist(),
-        lambda generator, state: [partial(generator.set_state, torch.tensor(state, dtype=torch.uint8))],
+        lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8)),
     ),
-    random.Random: Access(
-        random.Random.getstate, lambda generator, state: [partial(random.Random.setstate, generator, state)]
-    ),
+    random.Random: Access(random.Random.getstate, random.Random.setstate),
     np.random.Generator: Access(
         lambda generator: generator.bit_generator.state,
-        lambda generator, state: [partial(setattr, generator.bit_generator, "state", state)],
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
     ),
-    np.random.RandomState: Access(
-        np.random.RandomState.get_state,
-        lambda generator, state: [partial(np.random.RandomState.set_state, generator, state)],
-    ),
-    torch._C.ScriptModule: Access(_read_script, _write_script),
+    np.random.RandomState: Access(np.random.RandomState.get_state, np.random.RandomState.set_state),
+    torch._C.ScriptModule: Access(_read_script, torch._C.ScriptModule.setattr, delattr),
 }

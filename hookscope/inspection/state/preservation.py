@@ -51,7 +51,7 @@ class Preserved:
 
     def mark_hooks(self) -> None:
         """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
-        self._snapshot.note_hooks()
+        self._snapshot.note()
 
     def changed(self) -> bool:
         """Tell whether the network is not as it was at the mark."""
@@ -98,7 +98,7 @@ def preserved(
     - what buffers hold; in attributes, what tensors, NumPy arrays and random generators hold, and dicts, lists, sets
       and deques; attributes of objects that are dataclasses or optimisers, or of the package of a module's class;
     - parameters' `requires_grad`, `.grad` and values: of a network with its own code all values up to 8 MiB, else
-      those that its code is seen to write to (`hookscope.inspection.state.parameter_writes`);
+      those that its code is seen to write to (`hookscope.inspection.state.own_code`);
     - the states of the random generators of torch, NumPy and Python, and whether gradients are enabled.
 
     Ctrl-C is held while this happens.

@@ -13,7 +13,7 @@ import hookscope
 from hookscope.commands.attribute.input_places import InputPlaces, places_of
 from hookscope.commands.attribute.sanity import _blurred, _convolved, resized
 from hookscope.errors import UsageError
-from hookscope.inspection.receptive_fields import receptive_field
+from hookscope.inspection.receptive_fields import ReceptiveFields
 from hookscope.results.attributions import AttributionMap, Method, Target
 from hookscope.results.concentration import Box, concentration
 from hookscope.results.inputs import InputRecord
@@ -240,21 +240,21 @@ def test_cells_of_signals_and_volumes_lie_in_the_middle_of_what_they_see() -> No
         return torch.ones(4, 2, *size)
 
     signal = torch.rand(1, 2, 64, requires_grad=True)
-    field = receptive_field(F.max_pool1d(F.conv1d(signal, ones(5), stride=2, padding=1), 2).grad_fn, 1)
+    field = ReceptiveFields(1).of(F.max_pool1d(F.conv1d(signal, ones(5), stride=2, padding=1), 2).grad_fn)
     assert field is not None
     assert [line[:2] for line in field.lines] == [(2.0, 4.0)]  # (5-1)/2 - 1 = 1 and half a step of 2 on
     volume = torch.rand(1, 2, 16, 16, 16, requires_grad=True)
     after = F.avg_pool3d(F.conv3d(volume, ones(3, 1, 5), stride=(1, 2, 2), padding=(1, 0, 0)), 2)
-    field = receptive_field(after.grad_fn, 3)
+    field = ReceptiveFields(3).of(after.grad_fn)
     assert field is not None
     assert [line[:2] for line in field.lines] == [(0.5, 2.0), (1.0, 4.0), (3.0, 4.0)]
     raw = torch.rand(1, 64, requires_grad=True)
-    field = receptive_field(F.conv1d(raw.unsqueeze(1), torch.ones(4, 1, 3)).grad_fn, 1, None)
+    field = ReceptiveFields(1, channel_axis=None).of(F.conv1d(raw.unsqueeze(1), torch.ones(4, 1, 3)).grad_fn)
     assert field is not None
     assert [line[:2] for line in field.lines] == [(1.0, 1.0)]
     last = torch.rand(1, 64, 2, requires_grad=True)
     turned = F.conv1d(last.transpose(1, 2), ones(3)).transpose(1, 2)
-    field = receptive_field(turned.grad_fn, 1, 2)
+    field = ReceptiveFields(1, channel_axis=2).of(turned.grad_fn)
     assert field is not None
     assert (field.axes, field.lines[0][:2]) == ((-2,), (1.0, 1.0))
 

@@ -1,5 +1,6 @@
 """Edits of parameters' values: a network edited so equals one whose state dict was edited, and is left as it was."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -89,6 +90,17 @@ def test_rounding_lets_a_gradient_pass() -> None:
     edited.backward(torch.ones_like(edited))
     assert torch.equal(values.grad if values.grad is not None else edited, torch.ones(4, 4))
     assert torch.equal(parse_edit("x:output:round(int8)").apply(torch.zeros(3), None), torch.zeros(3))
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "float8_e5m2"])
+def test_rounding_leaves_what_is_not_finite(dtype: str, differentiated: bool) -> None:
+    # Scores of attention that a mask has set to -Inf. Steps of int8 are 254 / 127 = 2, whose halves go to even.
+    values = torch.tensor([-math.inf, -254.0, 3.0, math.inf, math.nan], requires_grad=differentiated)
+    edited = parse_edit(f"x:output:round({dtype})").apply(values, None)
+    least = -256.0 if dtype == "float8_e5m2" else -254.0
+    expected = torch.tensor([-math.inf, least, 4.0 if dtype == "int8" else 3.0, math.inf, math.nan])
+    torch.testing.assert_close(edited.detach(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_tied_parameters_are_edited_once_and_views_of_their_memory_follow() -> None:
