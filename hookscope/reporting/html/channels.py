@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hookscope.errors import InputError
-from hookscope.reporting.columns import Column, percent_text
+from hookscope.reporting.columns import Column
 from hookscope.reporting.document import ChannelSearch
 from hookscope.reporting.html.pictures import BUDGET, jpeg_uri, opened_picture
 from hookscope.results.survey import CropSheet, SurveyChannel, SurveyRow, channel_counts
@@ -24,22 +24,26 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
         InputError: If a picture is missing, or none.
     """
     strips, left_out = _strips(part.sheets, read)
-    columns, places = _channels(part, strips)
+    per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
+    rows = [(row, channel) for row in part.rows for channel in _shown(row, per_row, strips)]
+    places = [(row.index, channel.channel) for row, channel in rows]
+    columns = _columns(part.columns, rows)
     crops = {key: place for place, key in enumerate(strips)}
     total = channel_counts(part.rows)
     remarks = []
     if left_out:
         remarks.append(f"{counted(left_out, 'sheet')} of crops did not fit and are in the run's folder only.")
-    if len(places) < total:
-        remarks.append(f"{len(places):,} of {counted(total, 'channel')} are here, all of them in {part.all_in}.")
+    if len(rows) < total:
+        remarks.append(f"{len(rows):,} of {counted(total, 'channel')} are here, all of them in {part.all_in}.")
     data = {
-        "columns": [{"key": heading.key, "words": heading.words, "format": _format(heading)} for heading, _ in columns],
-        "channels": [*zip(*(values for _, values in columns), (crops.get(at, -1) for at in places), strict=True)],
+        "columns": [{"key": column.key, "words": column.words} for column, _ in columns],
+        "channels": [*zip(*(cells for _, cells in columns), (crops.get(at, -1) for at in places), strict=True)],
+        "orders": _orders([channel for _, channel in rows]),
         "strips": list(strips.values()),
     }
     return {
         "columns": [column for column, _ in columns],
-        "count": len(places),
+        "count": len(rows),
         "remarks": remarks,
         "data": _as_script(data),
     }
@@ -70,24 +74,22 @@ def _lines(sheet: CropSheet, content: bytes) -> Iterator[str]:
         yield jpeg_uri(picture.crop((0, line * step, picture.width, line * step + sheet.tile)))
 
 
-def _channels(
-    part: ChannelSearch, strips: dict[tuple[int, int], str]
-) -> tuple[list[tuple[Column, list[Any]]], list[tuple[int, int]]]:
-    """Return the columns that the page has of channels, with their values, and the row and number of each channel."""
-    per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
-    rows = [(row, channel) for row in part.rows for channel in _shown(row, per_row, strips)]
-    columns = [
-        (column, [safe_text(column.cell(row)) if column.words else _rounded(column.read(row)) for row in rows])
-        for column in part.columns
-        if column.title
-    ]
-    places = [(row.index, channel.channel) for row, channel in rows]
-    return [(column, values) for column, values in columns if any(value not in {None, ""} for value in values)], places
+def _columns(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
+    """Return the columns for people that have a text in some row, with their texts."""
+    texts = [(column, [safe_text(column.cell(row)) for row in rows]) for column in columns if column.title]
+    return [(column, cells) for column, cells in texts if not {*cells} <= {"", "-"}]
 
 
-def _format(column: Column) -> str:
-    """Return how the script writes a column's values."""
-    return "percent" if column.text is percent_text else "number" if not (column.words or column.text) else ""
+def _orders(channels: Sequence[SurveyChannel]) -> dict[str, list[int]]:
+    """Return the places of channels in each order that the page offers beside their own."""
+    keys: dict[str, Callable[[SurveyChannel], float]] = {
+        "dead": lambda channel: (
+            (1 if channel.firing_inputs is None else channel.firing_inputs) + channel.firing_positions
+        ),
+        "selective": lambda channel: 1 if channel.selectivity is None else -channel.selectivity,
+        "range": lambda channel: -channel.max_abs,
+    }
+    return {name: sorted(range(len(channels)), key=lambda at: key(channels[at])) for name, key in keys.items()}
 
 
 def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
@@ -97,10 +99,6 @@ def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Seq
     dead = {*row.dead_channels}
     order = sorted(range(len(row.channels)), key=lambda at: ((row.index, at) not in strips, at not in dead, at))
     return [row.channels[at] for at in sorted(order[:most])]
-
-
-def _rounded(value: float | None) -> float | None:
-    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")
 
 
 def _as_script(document: Any) -> Markup:

@@ -1,7 +1,7 @@
 // The table of channels: found by words, sorted, a part of it at a time. The state of the page is its fragment.
 
 {
-const { columns, channels, strips } = JSON.parse(document.getElementById("data").textContent);
+const { columns, channels, orders, strips } = JSON.parse(document.getElementById("data").textContent);
 const STRIP = columns.length;
 const place = Object.fromEntries(columns.map(({ key }, at) => [key, at]));
 const value = (each, key) => each[place[key]];
@@ -11,30 +11,17 @@ const body = document.querySelector("#found tbody");
 let found = channels;
 let shown = 0;
 
-const largest = (each) => Math.max(Math.abs(value(each, "min") ?? 0), Math.abs(value(each, "max") ?? 0));
-const keys = {
-  place: null,
-  dead: (each) => (value(each, "firing_inputs") ?? 1) + value(each, "firing_positions"),
-  selective: (each) => -(value(each, "selectivity") ?? -1),
-  range: (each) => -largest(each),
-};
-const percent = (share) =>
-  share === null ? "-" : share === 0 || share === 1 ? `${share * 100}%` : share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${(share * 100).toFixed(1)}%`;
-const number = (figure) => (figure === null ? "-" : String(Number(figure.toPrecision(4))));
-const formats = { percent, number };
-
 function matches(each, words) {
   const name = value(each, "layer").toLowerCase();
   const best = (value(each, "best_class") ?? "").toLowerCase();
   return words.every((word) =>
-    /^\d+$/.test(word) ? String(value(each, "channel")) === word || name.includes(word) : name.includes(word) || best.includes(word));
+    /^\d+$/.test(word) ? value(each, "channel") === word || name.includes(word) : name.includes(word) || best.includes(word));
 }
 
 function search() {
   const words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
-  found = channels.filter((each) => (!pictured.checked || each[STRIP] >= 0) && matches(each, words));
-  const key = keys[order.value];
-  if (key) found = found.map((each) => [key(each), each]).sort((a, b) => a[0] - b[0]).map(([, each]) => each);
+  const ordered = orders[order.value]?.map((at) => channels[at]) ?? channels;
+  found = ordered.filter((each) => (!pictured.checked || each[STRIP] >= 0) && matches(each, words));
   body.replaceChildren();
   shown = 0;
   extend();
@@ -53,7 +40,7 @@ function cell(row, text, isNumber) {
 function extend() {
   for (const each of found.slice(shown, shown + AT_ONCE)) {
     const row = body.insertRow();
-    columns.forEach(({ words, format }, at) => cell(row, (formats[format] ?? String)(each[at]), !words));
+    columns.forEach(({ words }, at) => cell(row, each[at], !words));
     if (each[STRIP] >= 0) {
       const picture = document.createElement("img");
       picture.src = strips[each[STRIP]];
@@ -71,7 +58,7 @@ function extend() {
 const state = new URLSearchParams(location.hash.slice(1));
 if (state.has("order")) {
   query.value = state.get("q") ?? "";
-  if (state.get("order") in keys) order.value = state.get("order");
+  if (state.get("order") in orders) order.value = state.get("order");
   pictured.checked = Boolean(state.get("pictured"));
 }
 for (const each of [query, order, pictured]) each.addEventListener("input", search);
