@@ -229,6 +229,8 @@ class ShownMap:
     def numbers(self) -> Markup:
         """The values as 32-bit floats, little-endian, in base64; NaN for none, Inf for NaN and Inf."""
         values, largest = self.map.values, float(np.finfo(np.float32).max)
+        if self.map.share:  # below 1 is not 1
+            values = np.where(values < 1, np.minimum(values, 1 - 2**-24), values)
         in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
         text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
         return Markup(text)  # noqa: S704 - letters, digits, + / =

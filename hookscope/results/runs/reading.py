@@ -326,6 +326,9 @@ def _wrong_files(_: RunRecord, result: History) -> Iterator[str]:
     named += [file.compared_with or 0 for file in result.files]
     if [file.index for file in result.files] != [*range(count)] or any(at >= count for at in named):
         yield f"its {RESULT} names files that it does not list"
+    for row in result.rows:
+        if (row.dead_filter_count is None) != (row.filter_count is None):
+            yield f"its {RESULT} counts either filters or dead ones of '{row.name[:_MOST_SHOWN]}'"
 
 
 def _wrong_channels(record: RunRecord, result: Survey) -> Iterator[str]:
