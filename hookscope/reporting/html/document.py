@@ -31,7 +31,7 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.html.channels import shown_channels
 from hookscope.reporting.html.detailed import ShownRow, ShownTable
-from hookscope.reporting.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
+from hookscope.reporting.html.figures import Figure, StepAxis, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
 from hookscope.reporting.html.page import making_facts, render_page, shown_table
 from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
@@ -57,10 +57,10 @@ _PALETTE = "viridis"
 
 # What parts need, in the order in which it is loaded; every page has the first.
 _SCRIPTS: Mapping[type, Sequence[str]] = {
-    Document: ("fragment.js", "plots.js", "rows.js"),
+    Document: ("page.js",),
     HeatMaps: ("heat.js",),
     DetailedTable: ("grids.js",),
-    PhotographMaps: ("over_photograph.js", "attention.js"),
+    PhotographMaps: ("over_photograph.js",),
     ChannelSearch: ("channels.js",),
 }
 
@@ -97,7 +97,6 @@ def document_html(
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,
-        frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
         unusable=run.record.unusable_inputs if run else (),
         making=making_facts(run.record, document.making) if run else document.making,

@@ -15,7 +15,7 @@ from hookscope.text import figure
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
-FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
+_FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
 _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
 _GAP = 8  # between two names
@@ -36,6 +36,8 @@ class Figure:
     names: Sequence[tuple[float, str]]  # place from the left and text
     keys: Sequence[tuple[str, str]]  # style and meaning
     marks: Sequence[tuple[str, str, Sequence[float]]] = ()  # style, meaning, and places from the left, at the foot
+
+    frame = _FRAME
 
     @property
     def placed_names(self) -> list["PlacedName"]:

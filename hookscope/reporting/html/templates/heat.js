@@ -10,10 +10,7 @@ for (const each of heats) {
 // --- numbers behind the colours
 
 function valuesOf(each, row) {
-  if (!each.values) {
-    const bytes = Uint8Array.from(atob($(`values-${each.key}`).textContent), (letter) => letter.charCodeAt(0));
-    each.values = new Float32Array(bytes.buffer);
-  }
+  each.values ??= new Float32Array(bytes($(`values-${each.key}`).textContent).buffer);
   return each.values.subarray(row * each.steps.length, (row + 1) * each.steps.length);
 }
 
@@ -113,7 +110,7 @@ function chart(each, row) {
     return item;
   });
   figure.querySelector(".labels").content.replaceChildren(...labels);
-  followPointer(figure, () => {});
+  followPointer(figure);
   return figure;
 }
 
