@@ -1,4 +1,4 @@
-"""The detailed table of a page: cells of its columns, grids of its rows as far as they fit, the first maps of a few."""
+"""Tables of a page; of the detailed one the grids of its rows as far as they fit, and the first maps of a few rows."""
 
 import base64
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hookscope.reporting.columns import Column, telling
-from hookscope.reporting.document import DetailedTable, RowDetails
+from hookscope.reporting.document import DetailedTable, RowDetails, Table
 from hookscope.reporting.grids import colour_marks
-from hookscope.reporting.html.page import PageTable, shown_table
 from hookscope.reporting.html.pictures import BUDGET, Picture, first_maps, shrink_all
 from hookscope.results.grids import Grid
 from hookscope.results.runs.reading import StoredRun
@@ -25,7 +24,34 @@ _ROW_BYTES, _LEAST = 2_000, 1_000_000
 # a single map (tokens).
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
+_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 _MANY_ROWS = 200  # above which the table lays out only those near the window
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page: headers are columns, cells stand row by row, and rows that call for a look are notable."""
+
+    title: str
+    headers: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    notable: Sequence[bool]
+    remark: str = ""
+
+
+def shown_table(table: Table) -> PageTable:
+    """Return the rows of interest of a table, as many as a browser lays out soon."""
+    shown = table.of_interest()
+    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
+    remark = table.remark
+    if len(rows) < len(table.rows):
+        first = "The first " if len(rows) < len(shown.rows) else ""
+        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
+    columns = telling(table.columns, rows)
+    cells = [*zip(*(texts for _, texts in columns), strict=True)]
+    return PageTable(
+        table.title, [column for column, _ in columns], cells, notable or [False] * len(rows), remark.strip()
+    )
 
 
 @dataclass(frozen=True, slots=True)
