@@ -1,10 +1,7 @@
 """Every channel of a survey as a table of a page that is found by words, with what excites each."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from markupsafe import Markup
 
 from hookscope.errors import InputError
 from hookscope.reporting.columns import Column
@@ -45,7 +42,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
         "columns": [column for column, _ in columns],
         "count": len(rows),
         "remarks": remarks,
-        "data": _as_script(data),
+        "data": data,
     }
 
 
@@ -99,10 +96,3 @@ def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Seq
     dead = {*row.dead_channels}
     order = sorted(range(len(row.channels)), key=lambda at: ((row.index, at) not in strips, at not in dead, at))
     return [row.channels[at] for at in sorted(order[:most])]
-
-
-def _as_script(document: Any) -> Markup:
-    text = json.dumps(document, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704 - JSON without any character that could end the element

@@ -101,6 +101,7 @@ def document_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
         "counted": counted,
         "href": href,
