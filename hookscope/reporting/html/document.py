@@ -36,11 +36,10 @@ from hookscope.reporting.document import (
     StepCharts,
     Table,
 )
-from hookscope.reporting.html.channels import shown_channels
 from hookscope.reporting.html.figures import Figure, StepAxis, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
 from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
-from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_table
+from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_channels, shown_table
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
