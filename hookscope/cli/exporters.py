@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hookscope import options
 from hookscope.cli.console import print_path
-from hookscope.errors import OutputError, UsageError
+from hookscope.errors import UsageError
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ def check_exports(run: Path, option: options.OutputOptions) -> None:
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
         check_tensorboard(option.tensorboard, run)
     if option.page is not None:
+        from hookscope.results.runs.atomic import refusal
         from hookscope.results.runs.reports import check_report_target
 
         check_report_target(option.page)
         if _within(option.page, run):
-            raise OutputError(f"Cannot write to '{safe_text(str(option.page))}': {_RUN_IS_CLOSED}. Name another file.")
+            raise refusal(option.page, _RUN_IS_CLOSED)
 
 
 def print_page(page: Path, tables: "Console") -> None:

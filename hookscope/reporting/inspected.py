@@ -149,9 +149,10 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
         ]
         yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
     prepared = {"; ".join(seen.steps): seen for seen in reversed(result.inputs) if seen.steps}
+    counts = {size: f" ({counted(len(same), 'input')})" if len(same) > 1 else "" for size, same in others.items()}
     yield Text(
         [
-            *(f"{some_of([*dict.fromkeys(names)], 3)}{_times(names)}: {size}." for size, names in others.items()),
+            *(f"{some_of([*dict.fromkeys(same)], 3)}{counts[size]}: {size}." for size, same in others.items()),
             *(f"{short_name(seen)}: {steps}." for steps, seen in [*prepared.items()][::-1][:_MOST_STEPS]),
         ],
         is_extra=True,
@@ -164,10 +165,6 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
 def first_words(result: Inspection) -> str:
     """Return name and size of the first input."""
     return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
-
-
-def _times(names: Sequence[str]) -> str:
-    return f" ({counted(len(names), 'input')})" if len(names) > 1 else ""
 
 
 def _uncalled(result: Inspection) -> Iterator[Listing]:

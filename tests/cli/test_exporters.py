@@ -240,7 +240,7 @@ def test_a_folder_for_tensorboard_that_cannot_be_is_one_line_before_anything_run
         ended = run(command, "net.py:tiny", CAT, "--out", "out", "--tensorboard", folder)
         assert ended.code == 3
         assert ended.stderr == (
-            f"hookscope: error: Cannot write '{folder}': {reason.format(here=tmp_path)}. "
+            f"hookscope: error: Cannot write to '{folder}': {reason.format(here=tmp_path)}. "
             "Name another folder with --tensorboard.\n"
         )
         assert not Path("out").exists()
@@ -256,7 +256,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
     )
     assert (ended.code, ended.stderr) == (
         3,
-        "hookscope: error: Cannot write 'logs': file too large. Name another folder with --tensorboard.\n",
+        "hookscope: error: Cannot write to 'logs': file too large. Name another folder with --tensorboard.\n",
     )
     sizes = [path.stat().st_size for path in (tmp_path / "out" / "grids").iterdir()]
     assert max(sizes) < LARGEST_FILE < sum(sizes)

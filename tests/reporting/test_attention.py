@@ -6,8 +6,8 @@ import pytest
 from hookscope.commands.attention.describe import describe_attention
 from hookscope.reporting.document import PhotographMaps, SmallMaps, StepCharts
 from hookscope.reporting.overviews.document import draw_document
+from hookscope.reporting.overviews.maps import spread
 from hookscope.reporting.overviews.sheet import RED
-from hookscope.reporting.overviews.small_maps import spread
 from hookscope.results.attention import Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.inputs import Photograph
 from tests.reporting.attributed import CAT, DOG, MODEL, corner, photographs

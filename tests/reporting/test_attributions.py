@@ -208,6 +208,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         change("result.json", lambda it: it["maps"][0].update(extent=[-2, 0, -1, 1])),
         "is not the one listed",
     ),
+    **{
+        f"a picture with {name} {value}": (
+            change("run.json", lambda it, name=name, value=value: it["pictures"][0]["region"].update({name: value})),
+            "the part of a picture",
+        )
+        for name, value in {"left": 1e20, "right": "-Infinity", "top": "NaN", "bottom": -1, "height": 0}.items()
+    },
+    "an input without area": (
+        change("result.json", lambda it: it["inputs"][0]["region"].update(bottom=it["inputs"][0]["region"]["top"])),
+        "the part of a picture",
+    ),
     "a pickle": (lambda run: (run / ARRAYS).write_bytes(pickle.dumps({})), "cut short or damaged"),
     "whole numbers": (other_map(np.ones((4, 4), np.int32)), "is not the one listed"),
     "another number of axes": (other_map(np.ones((4, 4, 4, 4), np.float32)), "is not the one listed"),

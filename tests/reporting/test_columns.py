@@ -26,7 +26,7 @@ from hookscope.reporting.columns import (
     telling,
 )
 from hookscope.reporting.document import Table
-from hookscope.reporting.html.page import shown_table
+from hookscope.reporting.html.tables import shown_table
 from hookscope.reporting.tables import csv_text
 from hookscope.results.distribution import distribution_of
 from hookscope.text import safe_text

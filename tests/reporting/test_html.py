@@ -339,7 +339,7 @@ def test_a_layer_without_a_grid_leaves_no_room_for_one(tmp_path: Path) -> None:
 
 def test_a_page_says_what_it_gave_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "hookscope.reporting.html.detailed.shrink_all", lambda names, read, _room: shrink_all(names, read, 1)
+        "hookscope.reporting.html.tables.shrink_all", lambda names, read, _room: shrink_all(names, read, 1)
     )
     page = page_of(tmp_path, [row(0, "conv")], grids={"000-conv.png": drawn(maps())})
     assert "1 grid did not fit" in page

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hookscope.errors import InputError
+from hookscope.results.history import History, HistoryFile, WeightPoint
+from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.reading import read_run
 from tests.reporting.stored import drawn, given, gradient, maps, parameter, report_html, row, statistics, write_run
@@ -238,3 +240,18 @@ def test_a_picture_with_too_many_pixels_is_refused_before_it_is_unpacked(run: Pa
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     (run / "grids/000-conv.png").write_bytes(header)
     assert "it is no picture of a run" in refused(run)
+
+
+@pytest.mark.parametrize(("dead", "filters"), [(1, None), (None, 4)])
+def test_a_history_that_counts_dead_filters_of_no_filters_is_refused(
+    tmp_path: Path, dead: int | None, filters: int | None
+) -> None:
+    file = HistoryFile(index=0, name="a.pt", label="a.pt", status="read")
+    weight = WeightPoint(0, "0.weight", "0", "parameter", (4, 3), "float32", 12, 1.0, 0.0, 1.0, 0, 0.0, 4, 4)
+    result = History(files=(file,), order="their names", verdicts=(), rows=(weight,), provenance=Provenance((), None))
+    folder = result.save(tmp_path / "run")
+    assert read_run(folder).result.rows == (weight,)
+    counts = {"dead_filter_count": dead, "filter_count": filters}
+    changed(folder / "result.json", lambda document: document["rows"][0].update(counts))
+    with pytest.raises(InputError, match=r"counts either filters or dead ones of '0\.weight'"):
+        read_run(folder)

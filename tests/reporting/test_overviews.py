@@ -526,6 +526,6 @@ def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.
     assert sequence.is_sequence
     summaries = [summarised(sequence, "Linear")]
     part = Maps(maps=lambda: summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
-    columns = maps_module.MapColumns(summaries, part)
+    columns = maps_module.map_columns(summaries, part)
     columns.draw(Image.new("RGB", (1200, columns.height)), 0)
     assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]

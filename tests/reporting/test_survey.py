@@ -16,10 +16,12 @@ from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.errors import InputError
 from hookscope.reporting.columns import percent_bound, percent_text, share_in_words
+from hookscope.reporting.html.document import document_html
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
 from hookscope.results.json_form import to_document
-from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.reading import StoredRun, read_run
+from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Survey, dead_bound
 from tests.results.same import assert_same
@@ -116,6 +118,23 @@ def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path
     assert len(data["channels"]) == sum(len(row.channels) for row in survey)
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in data["strips"])
     assert len(data["strips"]) == sum(len(row.channels) - len(row.dead_channels) for row in survey)
+
+
+def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path: Path) -> None:
+    row = survey["0"]
+    arrays = row.channels.arrays
+    assert arrays is not None
+    shares = np.array([1, 1 - 2e-7, 2e-7, 0, 0.75, 0.5])  # only 1 is 100%, only 0 is 0%
+    means = np.array([-0.3642469769816864, 0.7127523422241211, 1.00149999, 0, 1e-45, np.nan])
+    channels = replace(row.channels, arrays=replace(arrays, firing_positions=shares, firing_inputs=shares, mean=means))
+    made = replace(survey, rows=(replace(row, channels=channels),))
+    page = document_html(describe_survey(made, RunRecord("survey")), StoredRun(tmp_path, RunRecord("survey"), made))
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    at = [column["key"] for column in data["columns"]]
+    texts = {key: [channel[at.index(key)] for channel in data["channels"]] for key in ("firing_positions", "mean")}
+    assert texts["firing_positions"] == ["100%", ">99.9%", "<0.1%", "0%", "75.0%", "50.0%"]
+    assert texts["mean"] == ["-0.3642", "0.7128", "1.001", "0", "1.000e-45", "-"]
+    assert data["orders"]["dead"] == [3, 2, 5, 4, 1, 0]
 
 
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:

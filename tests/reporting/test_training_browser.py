@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
+from hookscope.reporting.document import Document, HeatMaps, RowDetails, Section
+from hookscope.reporting.html.document import document_html
+from hookscope.reporting.steps import heat_map
 from hookscope.results.training import TrainingLog
 from tests.reporting.chromium import Opened, needs_chromium, until
 from tests.reporting.conftest import HOSTILE_NAME
@@ -152,6 +155,32 @@ def test_the_pointer_reads_a_curve_and_a_colour(open_page: Open, log: TrainingLo
     assert float(words.split()[-1]) == pytest.approx(log.watched[1].parameters[0].gradient_norm, rel=1e-3)
     page.mouse.click(box["x"] + 5, box["y"] + 5)
     page.wait_for_selector("#panel[open]")
+
+
+def test_the_pointer_reads_100_percent_only_where_that_is_exact(open_html: Open) -> None:
+    shares = [1.0, 1 - 1e-12, 0.987, 0.5, 1e-5, 0.0]
+    drawn = heat_map("dead", "Dead channels", {"0": shares}, range(1, 7), (9, 9), {"0"}, share=True)
+    assert drawn is not None
+    part = HeatMaps(
+        maps=lambda _rows, _columns: [drawn],
+        details=lambda _name: RowDetails(kind="ReLU"),
+        legend="",
+        empty="",
+        all_in="",
+        example="",
+    )
+    section = Section("rows", "Rows", "Rows", [part])
+    page = open_html(
+        document_html(Document(title="a", page_title="a", answer=["a"], level="", sections=[section], main="rows"))
+    ).page
+    page.wait_for_selector("html.ready")
+    box = page.locator("svg.cells").bounding_box()
+    assert box
+    words = []
+    for step in range(6):
+        page.mouse.move(box["x"] + box["width"] * (step + 0.5) / 6, box["y"] + 5)
+        words.append(page.inner_text(".heat output").rpartition(": ")[2])
+    assert words == ["100%", ">99.9%", "98.7%", "50.0%", "<0.1%", "0%"]
 
 
 def test_every_row_shows_its_own_line_of_the_picture(open_page: Open) -> None:

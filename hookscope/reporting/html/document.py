@@ -1,13 +1,20 @@
-"""A document as one HTML page."""
+"""A document as one HTML page: a file that loads nothing else, as its content security policy demands.
+
+Every text is escaped where it enters the page, and none enters the style or the script.
+"""
 
 import base64
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
@@ -29,15 +36,15 @@ from hookscope.reporting.document import (
     StepCharts,
     Table,
 )
-from hookscope.reporting.html.channels import shown_channels
-from hookscope.reporting.html.detailed import ShownRow, ShownTable
-from hookscope.reporting.html.figures import FRAME, Figure, StepAxis, over_depth, over_steps
+from hookscope.reporting.html.figures import Figure, StepAxis, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
-from hookscope.reporting.html.page import making_facts, render_page, shown_table
 from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
+from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_channels, shown_table
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.runs.reports import MARK
 from hookscope.text import counted, safe_text
 
 # A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
@@ -56,12 +63,12 @@ _MOST_PICTURES = 40
 _PALETTE = "viridis"
 
 # What parts need, in the order in which it is loaded; every page has the first.
-_SCRIPTS: Mapping[type, Sequence[str]] = {
-    Document: ("fragment.js", "plots.js", "rows.js"),
-    HeatMaps: ("heat.js",),
-    DetailedTable: ("grids.js",),
-    PhotographMaps: ("over_photograph.js", "attention.js"),
-    ChannelSearch: ("channels.js",),
+_SCRIPTS: Mapping[type, str] = {
+    Document: "page.js",
+    HeatMaps: "heat.js",
+    DetailedTable: "grids.js",
+    PhotographMaps: "over_photograph.js",
+    ChannelSearch: "channels.js",
 }
 
 
@@ -85,22 +92,40 @@ def document_html(
         under = (name for name in links if place and name.startswith(f"{place}."))
         return next((links[name] for name in (*names, *under) if name in links), "")
 
-    return render_page(
-        {"href": href, "kind": lambda part: type(part).__name__, "shown": lambda part: shown[id(part)]},
-        scripts=[script for kind, scripts in _SCRIPTS.items() if kind in kinds for script in scripts],
+    environment = Environment(
+        loader=PackageLoader("hookscope.reporting.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.filters |= {
+        "counted": counted,
+        "href": href,
+        "kind": lambda part: type(part).__name__,
+        "shown": lambda part: shown[id(part)],
+    }
+    # These two are our own files; the style also hides columns by their keys.
+    style = _asset("style.css") + "".join(part.style for part in detailed)
+    script = "".join(_asset(name) for kind, name in _SCRIPTS.items() if kind in kinds)
+    return MARK + environment.get_template("document.html").render(
+        style=Markup(style),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        policy=_policy(style, script),
+        version=version("hookscope"),
         title=document.page_title,
         document=document,
         documents=[(whole, key, _links(whole, shown)) for key, whole in inner.items()],
-        style="".join(part.style for part in detailed),
         details=detailed,
         links=_links(document, shown) | {whole.title: f"#{key}" for key, whole in inner.items()},
         few=_FEW_FINDINGS,
         few_lines=_FEW_LINES,
         most_places=_MOST_PLACES,
-        frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
         unusable=run.record.unusable_inputs if run else (),
-        making=making_facts(run.record, document.making) if run else document.making,
+        making=_making(run.record, document.making) if run else document.making,
     )
 
 
@@ -229,6 +254,8 @@ class ShownMap:
     def numbers(self) -> Markup:
         """The values as 32-bit floats, little-endian, in base64; NaN for none, Inf for NaN and Inf."""
         values, largest = self.map.values, float(np.finfo(np.float32).max)
+        if self.map.share:  # below 1 is not 1
+            values = np.where(values < 1, np.minimum(values, 1 - 2**-24), values)
         in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
         text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
         return Markup(text)  # noqa: S704 - letters, digits, + / =
@@ -296,3 +323,27 @@ def _png_uri(levels: NDArray[np.uint8]) -> str:
     image = Image.fromarray(levels, "P")
     image.putpalette(grid_palette(_PALETTE)[0])
     return png_uri(image, transparency=BACKGROUND)
+
+
+def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what is needed to reproduce a run: term and words, set as code; `making` after what the record has."""
+    command = [("Command", record.command)] if record.command else []
+    layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    return [*command, *layers, *making, ("Versions", versions), ("Platform", record.platform)]
+
+
+def _visible(value: Any) -> Any:
+    """Spell out control characters, bidirectional formatting and the like in every text that enters the page."""
+    return safe_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    sources = {"style-src": style, "script-src": script}
+    digests = {name: hashlib.sha256(text.encode()).digest() for name, text in sources.items() if text}
+    directives = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]
+    return "; ".join(("default-src 'none'", *directives, "img-src data:", "base-uri 'none'", "form-action 'none'"))

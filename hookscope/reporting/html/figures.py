@@ -15,7 +15,7 @@ from hookscope.text import figure
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
-FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
+_FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
 _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
 _GAP = 8  # between two names
@@ -36,6 +36,8 @@ class Figure:
     names: Sequence[tuple[float, str]]  # place from the left and text
     keys: Sequence[tuple[str, str]]  # style and meaning
     marks: Sequence[tuple[str, str, Sequence[float]]] = ()  # style, meaning, and places from the left, at the foot
+
+    frame = _FRAME
 
     @property
     def placed_names(self) -> list["PlacedName"]:
@@ -233,14 +235,10 @@ def _across(count: int) -> Callable[[float], float]:
     return lambda place: round(LEFT + 4 + place * step, 1)
 
 
-def _points(across: Callable[[float], float], run: Run, axis: Axis) -> list[str]:
-    return [f"{_short(across(place))} {_short(_height(axis, value))}" for place, value in run]
-
-
 def _line(across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> str:
     parts = []
     for run in runs:
-        points = _points(across, run, axis)
+        points = [f"{_short(across(place))} {_short(_height(axis, value))}" for place, value in run]
         # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)

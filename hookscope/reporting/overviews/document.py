@@ -30,7 +30,7 @@ from hookscope.reporting.document import (
 from hookscope.reporting.document_text import finding_line
 from hookscope.reporting.lettering import font, line_height
 from hookscope.reporting.overviews.charts import Chart
-from hookscope.reporting.overviews.maps import MOST_STAGES, MapColumns
+from hookscope.reporting.overviews.maps import MOST_STAGES, map_columns, small_maps
 from hookscope.reporting.overviews.over_photograph import map_blocks
 from hookscope.reporting.overviews.sheet import (
     AMBER,
@@ -55,7 +55,6 @@ from hookscope.reporting.overviews.sheet import (
     text_block,
     write,
 )
-from hookscope.reporting.overviews.small_maps import small_maps
 from hookscope.reporting.palettes import colour_levels
 from hookscope.reporting.steps import HeatMap, columns_of, kept_runs, round_steps
 from hookscope.results.survey import CropSheet
@@ -113,9 +112,8 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 def _maps(part: Maps) -> list[Block]:
     maps = part.maps()
-    columns = MapColumns(maps[:MOST_STAGES], part)
     more = _more(len(maps) - MOST_STAGES, "output")
-    return [Block(columns.height, columns.draw), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
+    return [map_columns(maps[:MOST_STAGES], part), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
 
 
 def _finding_lines(part: Findings) -> Block:

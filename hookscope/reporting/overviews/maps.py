@@ -1,17 +1,16 @@
-"""Feature maps in an overview: which layers stand for the network, and how their two maps are drawn."""
+"""Maps in an overview: which layers stand for the network, how their two maps are drawn, and rows of small maps."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.document import Maps
+from hookscope.reporting.document import MapRow, Maps, SmallMaps
 from hookscope.reporting.lettering import font, line_height
 from hookscope.reporting.overlays import ColourScale, colour_scale
-from hookscope.reporting.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
+from hookscope.reporting.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, NAME, RED, SMALL, Block, fitting, write
 from hookscope.reporting.palettes import colour_levels
 from hookscope.results.activations import MapSummary
 
@@ -26,7 +25,14 @@ _NON_FINITE = (255, 0, 255)
 _STRIP = 40  # pixels: the height of a sequence
 _TALLEST = 1.4  # a map is drawn at most so many times as high as wide
 
+# Of small maps.
+_MOST_ROWS = 24  # that are shown: the first, the last, and evenly between
+_MOST_COLUMNS = 24
+
 # Pixels.
+_NAMES = 150  # left of small maps
+_LARGEST = 84  # a side of a small map, with the gap beside it
+_TWO_LINES = 40  # a row of small maps drawn higher has room for where they are from
 _GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
 _HEAD = 3 * line_height(SMALL) + 6
 _UNDER_NAME = line_height(SMALL) + 4
@@ -85,50 +91,33 @@ def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class MapColumns:
-    """Maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
+def map_columns(summaries: Sequence[MapSummary], part: Maps) -> Block:
+    """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
 
     `summaries` are those of the part for which there is room.
     """
+    width = (INNER - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
+    pitch = _UNDER_NAME + max(_height(summary.size, width) for summary in summaries) + _UNDER_MAP + _BETWEEN
+    letters, (above, below) = part.letters, part.names
 
-    summaries: Sequence[MapSummary]
-    part: Maps
-
-    @property
-    def height(self) -> int:
-        """Pixels that they take; 0 without any."""
-        return _HEAD + (1 + self.part.with_strongest) * self._pitch - _BETWEEN if self.summaries else 0
-
-    @property
-    def _width(self) -> int:
-        return (INNER - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
-
-    @property
-    def _pitch(self) -> int:
-        tallest = max(_height(summary.size, self._width) for summary in self.summaries)
-        return _UNDER_NAME + tallest + _UNDER_MAP + _BETWEEN
-
-    def draw(self, image: Image.Image, top: int) -> None:
-        """Draw them on the sheet."""
+    def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)
-        letters, (above, below) = self.part.letters, self.part.names
-        for column, summary in enumerate(self.summaries):
-            left = MARGIN + column * (self._width + _GAP)
+        for column, summary in enumerate(summaries):
+            left = MARGIN + column * (width + _GAP)
             label = f"{letters[summary.row]}  {summary.label}" if summary.row in letters else summary.label
-            is_sequence = summary.row in self.part.sequences
+            is_sequence = summary.row in part.sequences
             size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
             named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
-            lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
-            write(pen, lines, top, left, self._width)
+            write(pen, [(fitting(text, SMALL, width), SMALL, colour) for text, colour in named], top, left, width)
             names = above.format(summary.over_channels), below.format(summary.channel, _why(summary))
             names = ("|A-B|", "A-B") if is_sequence else names
             drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
-            for place, (values, name) in enumerate(drawings[: 1 + self.part.with_strongest]):
-                here = top + _HEAD + place * self._pitch
-                write(pen, [(name, SMALL, INK)], here, left, self._width)
-                size_drawn = (self._width, _height(summary.size, self._width))
-                _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
+            for place, (values, name) in enumerate(drawings[: 1 + part.with_strongest]):
+                here = top + _HEAD + place * pitch
+                write(pen, [(name, SMALL, INK)], here, left, width)
+                _paste(image, values, here + _UNDER_NAME, left, width, _height(summary.size, width))
+
+    return Block(_HEAD + (1 + part.with_strongest) * pitch - _BETWEEN, draw)
 
 
 def _why(summary: MapSummary) -> str:
@@ -148,10 +137,7 @@ def _height(size: tuple[int, int], width: int) -> int:
 
 
 def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
-    pixels = Image.fromarray(coloured(values))
-    larger = pixels.width <= width and pixels.height <= height
-    way = Image.Resampling.NEAREST if larger else Image.Resampling.BOX
-    image.paste(pixels.resize((width, height), way), (left, top))
+    image.paste(_drawn(values, height, width), (left, top))
     scale = colour_scale(values, clips=False)
     pen, drawn = ImageDraw.Draw(image), font(SMALL)
     under = top + height + 5
@@ -164,3 +150,49 @@ def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int,
         room = width - drawn.getlength(label)
         at = left + place * room / max(1, len(labels) - 1)
         pen.text((at, under + _BAR_HEIGHT + 1), label, DIM, drawn)
+
+
+def _drawn(values: NDArray[np.float32], height: int, width: int) -> Image.Image:
+    """Return a map in colours, a square for each value where it is smaller than its place, else averaged."""
+    pixels = Image.fromarray(coloured(values))
+    larger = pixels.width <= width and pixels.height <= height
+    return pixels.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.BOX)
+
+
+def small_maps(part: SmallMaps) -> Block:
+    """Return maps in rows: a row for each block of a network, a column for each of its heads."""
+    rows = [part.rows[place] for place in spread(len(part.rows), _MOST_ROWS)]
+    columns = min(_MOST_COLUMNS, max(len(row.maps) for row in rows))
+    pitch = min(_LARGEST, (INNER - _NAMES) // columns)
+    sizes = [_size(row, pitch - 4) for row in rows]
+    heights = [max(height, line_height(SMALL)) + 4 for height, _ in sizes]
+    skipped = f"   ·   {len(rows)} of them" if len(rows) < len(part.rows) else ""
+    head = line_height(NAME) + line_height(SMALL) + 6
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        write(pen, [(f"{part.title}{skipped}", NAME, INK), (part.legend, SMALL, DIM)], top, MARGIN, INNER)
+        at = top + head
+        for row, size, height in zip(rows, sizes, heights, strict=True):
+            lines = [(row.name, SMALL, INK), (fitting(row.where, SMALL, _NAMES - 10), SMALL, DIM)]
+            write(pen, lines[: 1 + (size[0] > _TWO_LINES)], at, MARGIN, _NAMES)
+            for place, values in enumerate(row.maps[:columns]):
+                left = MARGIN + _NAMES + place * pitch
+                image.paste(_drawn(values, *size), (left, at))
+                if row.marked[place]:
+                    pen.rectangle([left - 2, at - 2, left + size[1] + 1, at + size[0] + 1], outline=RED, width=2)
+            at += height
+
+    return Block(head + sum(heights), draw)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return positions spread evenly over so many, the first and the last among them."""
+    return [*dict.fromkeys(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist())]
+
+
+def _size(row: MapRow, side: int) -> tuple[int, int]:
+    """Return height and width at which the maps of a row are drawn."""
+    height, width = row.maps[0].shape
+    longest = max(height, width)
+    return max(1, round(side * height / longest)), max(1, round(side * width / longest))

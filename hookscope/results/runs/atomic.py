@@ -79,9 +79,9 @@ def check_writable(path: Path, option: str, kind: Kind = "file") -> None:
             target.lstat()  # raises for an impossible name; asking whether it exists does not
         standing = target if os.path.lexists(target) else next(parent for parent in target.parents if parent.exists())
         if not standing.is_dir() and (standing != target or kind == "folder"):
-            raise refusal(path, f"'{safe_text(str(standing))}' is not a folder", option, kind)
+            raise refusal(path, f"'{standing}' is not a folder", option, kind)
         if not os.access(standing, os.W_OK):
-            raise refusal(path, f"no permission to write '{safe_text(str(standing))}'", option, kind)
+            raise refusal(path, f"no permission to write '{standing}'", option, kind)
 
 
 def reason_of(error: OSError) -> str:
@@ -90,7 +90,7 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def reported(path: Path, option: str, kind: Kind = "file") -> Iterator[None]:
+def reported(path: Path, option: str = "", kind: Kind = "file") -> Iterator[None]:
     """Turn an error of the operating system into an OutputError about what an option names."""
     try:
         yield
@@ -100,6 +100,8 @@ def reported(path: Path, option: str, kind: Kind = "file") -> Iterator[None]:
         raise refusal(path, f"no {kind} can have such a name", option, kind) from error
 
 
-def refusal(path: Path, reason: str, option: str, kind: Kind = "file") -> OutputError:
-    """Return an error that says why a place cannot be written."""
-    return OutputError(f"Cannot write '{safe_text(str(path))}': {reason}. Name another {kind} with {option}.")
+def refusal(path: Path, reason: str, option: str = "", kind: Kind = "file", remedy: str = "") -> OutputError:
+    """Return an error that says why a place cannot be written, and what to name instead, with an option if it has."""
+    remedy = remedy or f"Name another {kind}"
+    by = f" with {option}" if option else ""
+    return OutputError(safe_text(f"Cannot write to '{path}': {reason}. {remedy}{by}."))

@@ -22,12 +22,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from hookscope.errors import OutputError
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.results.runs.atomic import new_token, reason_of, sync
-from hookscope.text import safe_text, slug, strict_json
+from hookscope.results.runs.atomic import new_token, reason_of, refusal, sync
+from hookscope.text import slug, strict_json
 
 if sys.platform != "win32":
     import fcntl
@@ -193,14 +192,14 @@ def check_target(target: Path, option: str = "") -> None:
                 _refuse_foreign(target, option)
             standing = next(folder for folder in target.parents if folder.exists())
             if not os.access(standing, os.W_OK | os.X_OK):
-                raise _refusal(target, f"no permission to write in '{standing}'", option)
+                raise refusal(target, f"no permission to write in '{standing}'", option, "folder")
             # Asking for a name that is too long fails even where nothing of that name exists.
             longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
             for name in (longest, *target.relative_to(standing).parts[:-1]):
                 with suppress(FileNotFoundError):
                     (standing / name).lstat()
     except ValueError as error:
-        raise _refusal(target, "no file can have such a name", option) from error
+        raise refusal(target, "no file can have such a name", option, "folder") from error
 
 
 def default_run_path(verb: str, *names: str) -> Path:
@@ -274,23 +273,23 @@ def _refuse_foreign(target: Path, option: str) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise _refusal(target, "it is a symbolic link", option)
+        raise refusal(target, "it is a symbolic link", option, "folder")
     if not stat.S_ISDIR(mode):
-        raise _refusal(target, "it exists and is not a folder", option)
+        raise refusal(target, "it exists and is not a folder", option, "folder")
     reason = "it is a mount point, which cannot be replaced" if target.is_mount() else ""
     with suppress(FileNotFoundError):  # the current folder may have been deleted
         if not reason and Path.cwd().is_relative_to(target):
             reason = "it is the current folder, or above it, and cannot be replaced"
     if reason:
-        raise _refusal(target, reason, option, "Name a folder inside it")
+        raise refusal(target, reason, option, remedy="Name a folder inside it")
     if all(path.name in _LITTER for path in target.iterdir()):
         return
     record = _read_record(target)
     if record is None:
-        raise _refusal(target, "the folder holds something that is not a hookscope run", option)
+        raise refusal(target, "the folder holds something that is not a hookscope run", option, "folder")
     foreign = sorted(_files(target) - {_RECORD, *record["files"]})
     if foreign:
-        raise _refusal(target, f"besides a hookscope run it holds '{foreign[0]}'", option)
+        raise refusal(target, f"besides a hookscope run it holds '{foreign[0]}'", option, "folder")
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -410,14 +409,9 @@ def _reported(target: Path, option: str, within: Path | None = None) -> Iterator
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space, or name another folder" if full else "Name another folder"
-        raise _refusal(target, reason_of(error), option, remedy) from error
+        raise refusal(target, reason_of(error), option, remedy=remedy) from error
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
     named = isinstance(error.filename, str | bytes | os.PathLike)
     return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)
-
-
-def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> OutputError:
-    by = f" with {option}" if option else ""
-    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. {remedy}{by}."))

@@ -23,6 +23,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.history import History
+from hookscope.results.inputs import Region
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.directory import RUNS
 from hookscope.results.runs.record import RunRecord
@@ -277,14 +278,29 @@ def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator
         yield "its pictures are not those of its inputs"
     if len(record.overlays) != len(result.maps):
         yield "its overlays are not those of its maps"
+    regions = [
+        *(picture.region for picture in record.pictures),
+        *(seen.region for seen in result.inputs if seen.region),
+    ]
+    if not all(map(_is_part, regions)):
+        yield "the part of a picture that an input covers cannot be"
     maps = [(attribution_map.values.ndim, attribution_map) for attribution_map in result.maps]
     for axes, heat_map in (*maps, *((patch.values.ndim - 1, patch) for patch in patches)):
         sides = [*zip(heat_map.extent[:axes], heat_map.extent[axes:], strict=False)]
-        is_area = len(heat_map.extent) == 2 * axes and all(map(math.isfinite, heat_map.extent))
-        is_inside = all(begin < min(end, 1) and end > 0 for begin, end in sides)
+        is_area = len(heat_map.extent) == 2 * axes and all(_reaches_into(begin, end, 1) for begin, end in sides)
         fits = 1 <= axes <= 3 and heat_map.values.dtype == np.float32 and heat_map.values.size
-        if not (is_area and is_inside and fits and _fits_itself(heat_map)):
+        if not (is_area and fits and _fits_itself(heat_map)):
             yield f"a map in its {ARRAYS} is not the one listed in {RESULT}"
+
+
+def _is_part(region: Region) -> bool:
+    sides = ((region.top, region.bottom, region.height), (region.left, region.right, region.width))
+    return all(_reaches_into(*side) for side in sides)
+
+
+def _reaches_into(begin: float, end: float, size: int) -> bool:
+    """Tell whether a part of something of a size lies in it, and can be divided into cells in floating point."""
+    return 1e-9 * size < end - begin < 1e9 * size and begin < size and end > 0
 
 
 def _fits_itself(heat_map: AttributionMap | AttentionMap | PatchWeights) -> bool:
@@ -310,6 +326,9 @@ def _wrong_files(_: RunRecord, result: History) -> Iterator[str]:
     named += [file.compared_with or 0 for file in result.files]
     if [file.index for file in result.files] != [*range(count)] or any(at >= count for at in named):
         yield f"its {RESULT} names files that it does not list"
+    for row in result.rows:
+        if (row.dead_filter_count is None) != (row.filter_count is None):
+            yield f"its {RESULT} counts either filters or dead ones of '{row.name[:_MOST_SHOWN]}'"
 
 
 def _wrong_channels(record: RunRecord, result: Survey) -> Iterator[str]:

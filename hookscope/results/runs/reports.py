@@ -4,10 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from hookscope.errors import OutputError
 from hookscope.regular_files import read_bounded
-from hookscope.results.runs.atomic import reason_of, whole_file
-from hookscope.text import safe_text
+from hookscope.results.runs.atomic import refusal, reported, whole_file
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 """How every report begins."""
@@ -21,17 +19,12 @@ def default_report_path(run: Path) -> Path:
 
 def check_report_target(target: Path) -> None:
     """Raise OutputError where something else than a report stands, or nothing can be written; change nothing."""
-    try:
+    with reported(target):
         _refuse_foreign(target)
-        folder = target.parent
-        if not folder.is_dir():
-            raise _refusal(target, "there is no such folder")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise _refusal(target, "no permission to write there")
-    except ValueError as error:
-        raise _refusal(target, "no file can have such a name") from error
-    except OSError as error:
-        raise _refusal(target, reason_of(error)) from error
+        if not target.parent.is_dir():
+            raise refusal(target, "there is no such folder")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise refusal(target, "no permission to write there")
 
 
 def write_report(target: Path, page: str) -> None:
@@ -39,12 +32,9 @@ def write_report(target: Path, page: str) -> None:
 
     Raises OutputError if it cannot be written, or the target has become something else; an earlier report stays.
     """
-    try:
-        with whole_file(target) as file:
-            file.write(page.encode())
-            _refuse_foreign(target)
-    except OSError as error:
-        raise _refusal(target, reason_of(error)) from error
+    with reported(target), whole_file(target) as file:
+        file.write(page.encode())
+        _refuse_foreign(target)
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -53,13 +43,9 @@ def _refuse_foreign(target: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(mode):
-        raise _refusal(target, "it is a symbolic link")
+        raise refusal(target, "it is a symbolic link")
     if stat.S_ISDIR(mode):
-        raise _refusal(target, "it is a folder")
+        raise refusal(target, "it is a folder")
     if stat.S_ISREG(mode) and read_bounded(target, len(MARK), follow_links=False).startswith(MARK.encode()):
         return
-    raise _refusal(target, "it exists and is not a hookscope report")
-
-
-def _refusal(target: Path, reason: str) -> OutputError:
-    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. Name another file."))
+    raise refusal(target, "it exists and is not a hookscope report")

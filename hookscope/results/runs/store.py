@@ -5,8 +5,8 @@ What is read is the type that was written. It may come from a stranger: it is ch
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 RESULT, ARRAYS = "result.json", "arrays.safetensors"
 
-# In a shape -1 is the size of an axis along which the parts of a nested tensor differ.
-_SHAPES = ("shape", "shape_b")
+# The least whole number in a field: all others count something. In a shape -1 is the size of an axis along which the
+# parts of a nested tensor differ.
+_LEAST = {"seed": None, "shape": -1, "shape_b": -1}
 
 # Numbers that JSON does not have.
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -75,8 +76,6 @@ def checked(kind: type, document: Mapping[str, Any], arrays: Mapping[str, NDArra
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(".".join(map(str, first["loc"][1:])), first["msg"]) from error
-    for place in _negative(result):
-        raise ValueError(place.removeprefix("."), "Input should be greater than or equal to 0")
     return result
 
 
@@ -90,14 +89,17 @@ def _validator(kind: type) -> "SchemaValidator":
     return SchemaValidator(_as_written(adapter.core_schema), CoreConfig(strict=True))
 
 
-def _as_written(schema: Any) -> Any:
-    """Return the schema of what `json_form` writes: numbers may be "NaN", arrays are names."""
+def _as_written(schema: Any, least: int | None = 0) -> Any:
+    """Return the schema of what `json_form` writes: numbers may be "NaN", arrays are names.
+
+    Whole numbers are `least` or more, those in mappings aside, which are other programs' own.
+    """
     from pydantic_core import core_schema  # noqa: PLC0415 - for reading alone
 
-    if isinstance(schema, list):
-        return [*map(_as_written, schema)]
     if not isinstance(schema, dict):
-        return schema
+        return [_as_written(part, least) for part in schema] if isinstance(schema, list) else schema
+    if schema.get("type") == "int":
+        return core_schema.int_schema(ge=least)
     if schema.get("type") == "float":
         return core_schema.no_info_before_validator_function(_number, {"type": "float"})
     if schema.get("type") == "is-instance" and schema["cls"] is np.ndarray:
@@ -106,7 +108,11 @@ def _as_written(schema: Any) -> Any:
         unstored = {field.name: _default(field) for field in fields(schema["cls"]) if not is_stored(field)}
         entries = [entry | unstored.get(entry["name"], {}) for entry in schema["schema"]["fields"]]
         return {**schema, "schema": _as_written({**schema["schema"], "fields": entries})}
-    return {name: _as_written(part) for name, part in schema.items()}
+    if schema.get("type") == "dataclass-field":
+        least = _LEAST.get(schema["name"], 0)
+    elif schema.get("type") == "dict":
+        least = None
+    return {name: _as_written(part, least) for name, part in schema.items()}
 
 
 def _number(value: object) -> object:
@@ -127,17 +133,3 @@ def _array(name: object, info: "ValidationInfo") -> NDArray[Any]:
         raise ValueError("no such array")
     values: NDArray[Any] = info.context[name]
     return values
-
-
-def _negative(value: object) -> Iterator[str]:
-    """Yield the places of whole numbers below zero: all of them count something, but for the seed."""
-    if isinstance(value, int):
-        yield from ("",) * (value < 0)
-    elif isinstance(value, tuple):
-        yield from (f".{place}{inside}" for place, entry in enumerate(value) for inside in _negative(entry))
-    elif is_dataclass(value):
-        for field in fields(value):
-            if field.name != "seed" and is_stored(field):
-                entry = getattr(value, field.name)
-                entry = tuple(0 if size == -1 else size for size in entry) if field.name in _SHAPES else entry
-                yield from (f".{field.name}{inside}" for inside in _negative(entry))

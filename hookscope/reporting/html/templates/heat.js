@@ -10,18 +10,20 @@ for (const each of heats) {
 // --- numbers behind the colours
 
 function valuesOf(each, row) {
-  if (!each.values) {
-    const bytes = Uint8Array.from(atob($(`values-${each.key}`).textContent), (letter) => letter.charCodeAt(0));
-    each.values = new Float32Array(bytes.buffer);
-  }
+  each.values ??= new Float32Array(bytes($(`values-${each.key}`).textContent).buffer);
   return each.values.subarray(row * each.steps.length, (row + 1) * each.steps.length);
 }
 
 function words(each, value) {
   if (Number.isNaN(value)) return "-";
   if (!Number.isFinite(value)) return "NaN or Inf";
-  if (each.share) return `${Number((100 * value).toPrecision(3))}%`;
+  if (each.share) return percent(value);
   return value === 0 || (value >= 1e-3 && value < 1e5) ? String(Number(value.toPrecision(4))) : value.toExponential(3);
+}
+
+function percent(share) { // 0% and 100% only where that is exact
+  if (share === 0 || share === 1) return `${100 * share}%`;
+  return share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${(100 * share).toFixed(1)}%`;
 }
 
 function columnWords(each, column) {
@@ -108,7 +110,7 @@ function chart(each, row) {
     return item;
   });
   figure.querySelector(".labels").content.replaceChildren(...labels);
-  followPointer(figure, () => {});
+  followPointer(figure);
   return figure;
 }
 

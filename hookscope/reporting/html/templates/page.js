@@ -1,5 +1,6 @@
-// Rows that are filtered, sorted and opened. The state of the page is its fragment: #layer=…&q=…&sort=rows:-mean
-// Text of the run is only ever read from and written to the document as text.
+"use strict";
+// Rows that are filtered, sorted and opened, and plots that lead to them. Text of the run is only ever read from and
+// written to the document as text. The state of the page is its fragment: #layer=…&q=…&sort=rows:-mean
 
 const $ = (id) => document.getElementById(id);
 const ROW_HEIGHT = 27; // px of a row of a long table, as in the style
@@ -8,32 +9,43 @@ const parts = [...document.querySelectorAll("template.part")].map((template) => 
   const { name, otherNames = "", kind, flagged } = template.dataset;
   return { template, name, kind, flagged: flagged !== undefined, text: `${name} ${otherNames}`.toLowerCase(), matches: true };
 });
-const places = new Map();
-for (const part of parts) if (!places.has(part.name)) places.set(part.name, part);
+const places = new Map([...parts].reverse().map((part) => [part.name, part])); // the first of a name
 const tables = [...document.querySelectorAll("table[data-key]")].map((table) => {
   const rows = [...table.tBodies[0].rows].map((tr, number) => ({ tr, number, part: parts[tr.dataset.part] }));
   return { table, key: table.dataset.key, rows, order: rows, sorted: "order", isLong: table.id === "table" };
 });
-const query = tables.length ? $("q") : null;
+const filters = [...document.querySelectorAll(".filters :is(input, select)[id]")];
 const boxes = [...document.querySelectorAll('input[name="column"]')];
 const chosen = () => boxes.filter((box) => box.checked).map((box) => box.value).join(",");
 const usual = chosen();
+const onFilter = tables.length ? [filterRows] : []; // what the filters change
 const onOpen = []; // what else happens with the part of a row that is shown
 let shown = null;
 let later = [];
+let waiting = 0;
+
+const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+const filter = () => onFilter.forEach((then) => then());
 
 // --- the fragment
 
+const stateInFragment = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+
 function address(layer) {
+  const values = filters.map((one) => [one.id, one.type === "checkbox" ? (one.checked ? "1" : "") : one.value]);
   const sort = tables.filter((each) => each.sorted !== "order").map((each) => `${each.key}:${each.sorted}`).join(",");
-  const state = { layer, q: query?.value, type: $("type")?.value, flagged: $("flagged")?.checked ? "1" : "", sort,
-    columns: chosen() === usual ? null : chosen() };
-  const kept = Object.entries(state).filter(([name, value]) => value || (name === "columns" && value !== null));
-  return `#${kept.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
+  const state = [["layer", layer], ...values, ["sort", sort]].filter(([, value]) => value);
+  if (chosen() !== usual) state.push(["columns", chosen()]);
+  return `#${state.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
+// A moment later, unless a link has changed the fragment by then.
 function remember() {
-  keepInFragment(() => address(shown ? shown.name : ""));
+  clearTimeout(waiting);
+  const before = location.hash;
+  waiting = setTimeout(() => {
+    if (location.hash === before) history.replaceState(null, "", address(shown ? shown.name : ""));
+  }, 200);
 }
 
 function go(part) {
@@ -45,18 +57,17 @@ function follow() {
   clearTimeout(waiting);
   if (location.hash.length > 1 && !location.hash.includes("=")) return; // a section
   const given = stateInFragment();
-  if (query) {
-    query.value = given.q || "";
-    if ($("type")) $("type").value = given.type || "";
-    if ($("type")?.selectedIndex < 0) $("type").value = "";
-    if ($("flagged")) $("flagged").checked = Boolean(given.flagged);
-    const columns = (given.columns ?? usual).split(",");
-    for (const box of boxes) box.checked = columns.includes(box.value);
-    chooseColumns();
-    const orders = new Map((given.sort || "").split(",").map((each) => each.split(":")));
-    for (const each of tables) sort(each, orders.get(each.key) || "order");
-    filter();
+  for (const one of filters) {
+    if (one.type === "checkbox") one.checked = Boolean(given[one.id]);
+    else one.value = given[one.id] ?? "";
+    if (one.selectedIndex < 0) one.selectedIndex = 0;
   }
+  const columns = (given.columns ?? usual).split(",");
+  for (const box of boxes) box.checked = columns.includes(box.value);
+  chooseColumns();
+  const orders = new Map((given.sort ?? "").split(",").map((each) => each.split(":")));
+  for (const each of tables) sort(each, orders.get(each.key) || "order");
+  filter();
   const part = given.layer === undefined ? undefined : find(given.layer);
   if (part) open(part);
   else if (panel.open) panel.close();
@@ -70,8 +81,8 @@ function find(name) {
 
 // --- the tables
 
-function filter() {
-  const words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
+function filterRows() {
+  const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
   const kind = $("type")?.value;
   for (const part of parts) {
     part.matches = (!kind || part.kind === kind) && (!$("flagged")?.checked || part.flagged) && words.every((word) => part.text.includes(word));
@@ -167,18 +178,40 @@ function turn(by) {
   if (next && shown) go(next);
 }
 
-// --- what people do
+// --- plots: what is under the pointer in words, with a line through it, and the row that a click there leads to
 
-for (const figure of document.querySelectorAll("figure.depth")) {
-  followPointer(figure, (label) => {
-    const part = find(label);
+function followPointer(figure) {
+  const plot = figure.querySelector("svg.plot");
+  const labels = [...figure.querySelector(".labels").content.children].map((each) => each.textContent);
+  const [frame, left, right, width] = ["frame", "left", "right", "width"].map((each) => Number(plot.dataset[each]));
+  const place = (event) => {
+    const box = plot.getBoundingClientRect();
+    const x = frame + ((event.clientX - box.left) / box.width) * (width - frame);
+    const share = (x - left) / (right - left);
+    return Math.max(0, Math.min(labels.length - 1, Math.round(share * (labels.length - 1))));
+  };
+  const show = (line, words) => {
+    plot.querySelector(".cursor").setAttribute("d", line);
+    figure.querySelector(".place").value = words;
+  };
+  plot.addEventListener("pointermove", (event) => {
+    const at = place(event);
+    const x = left + (at / Math.max(1, labels.length - 1)) * (right - left);
+    show(`M${x.toFixed(1)} 0V${plot.height.baseVal.value - 20}`, labels[at]);
+  });
+  plot.addEventListener("pointerleave", () => show("", ""));
+  plot.addEventListener("click", (event) => {
+    const part = find(labels[place(event)]);
     if (part) go(part);
   });
 }
-query?.addEventListener("input", () => { filter(); remember(); });
-for (const control of [$("type"), $("flagged")]) control?.addEventListener("change", () => { filter(); remember(); });
+
+// --- what people do
+
+document.querySelectorAll("figure.depth").forEach(followPointer);
+for (const one of filters) one.addEventListener("input", () => { filter(); remember(); });
 for (const box of boxes) box.addEventListener("change", () => { chooseColumns(); remember(); });
-if (query) document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
+document.querySelector("form.filters")?.addEventListener("submit", (event) => event.preventDefault());
 for (const each of tables) {
   each.table.tHead.addEventListener("click", (event) => {
     const button = event.target.closest("button");

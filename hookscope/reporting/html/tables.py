@@ -1,7 +1,7 @@
-"""The detailed table of a page: cells of its columns, grids of its rows as far as they fit, the first maps of a few."""
+"""Tables of a page; rows with grids as far as they fit, and the first maps of a few; channels, found by words."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,13 +9,14 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from hookscope.errors import InputError
 from hookscope.reporting.columns import Column, telling
-from hookscope.reporting.document import DetailedTable, RowDetails
+from hookscope.reporting.document import ChannelSearch, DetailedTable, RowDetails, Table
 from hookscope.reporting.grids import colour_marks
-from hookscope.reporting.html.page import PageTable, shown_table
-from hookscope.reporting.html.pictures import BUDGET, Picture, first_maps, shrink_all
+from hookscope.reporting.html.pictures import BUDGET, Picture, first_maps, jpeg_uri, opened_picture, shrink_all
 from hookscope.results.grids import Grid
 from hookscope.results.runs.reading import StoredRun
+from hookscope.results.survey import CropSheet, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
 
 # A row's text takes this much room of the pictures', which keep the last of these.
@@ -25,7 +26,35 @@ _ROW_BYTES, _LEAST = 2_000, 1_000_000
 # a single map (tokens).
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
+_MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
+_MOST_CHANNELS = 20_000  # their numbers take 3 MB
 _MANY_ROWS = 200  # above which the table lays out only those near the window
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page: headers are columns, cells stand row by row, and rows that call for a look are notable."""
+
+    title: str
+    headers: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    notable: Sequence[bool]
+    remark: str = ""
+
+
+def shown_table(table: Table) -> PageTable:
+    """Return the rows of interest of a table, as many as a browser lays out soon."""
+    shown = table.of_interest()
+    rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
+    remark = table.remark
+    if len(rows) < len(table.rows):
+        first = "The first " if len(rows) < len(shown.rows) else ""
+        remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
+    columns = telling(table.columns, rows)
+    cells = [*zip(*(texts for _, texts in columns), strict=True)]
+    return PageTable(
+        table.title, [column for column, _ in columns], cells, notable or [False] * len(rows), remark.strip()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +240,87 @@ def _strip(run: StoredRun[Any], row: ShownRow, grid: Grid) -> Strip:
     side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
     uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
     return Strip(row, count, uri, width, (row.details.kind, *colour_marks(grid)))
+
+
+def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[str, Any]:
+    """Return what the template draws; `read` returns a picture of the run.
+
+    Raises:
+        InputError: If a picture is missing, or none.
+    """
+    strips, left_out = _strips(part.sheets, read)
+    per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
+    rows = [(row, channel) for row in part.rows for channel in _shown_of(row, per_row, strips)]
+    places = [(row.index, channel.channel) for row, channel in rows]
+    columns = _channel_columns(part.columns, rows)
+    crops = {key: place for place, key in enumerate(strips)}
+    total = channel_counts(part.rows)
+    remarks = []
+    if left_out:
+        remarks.append(f"{counted(left_out, 'sheet')} of crops did not fit and are in the run's folder only.")
+    if len(rows) < total:
+        remarks.append(f"{len(rows):,} of {counted(total, 'channel')} are here, all of them in {part.all_in}.")
+    data = {
+        "columns": [{"key": column.key, "words": column.words} for column, _ in columns],
+        "channels": [*zip(*(cells for _, cells in columns), (crops.get(at, -1) for at in places), strict=True)],
+        "orders": _orders([channel for _, channel in rows]),
+        "strips": list(strips.values()),
+    }
+    return {
+        "columns": [column for column, _ in columns],
+        "count": len(rows),
+        "remarks": remarks,
+        "data": data,
+    }
+
+
+def _strips(sheets: Sequence[CropSheet], read: Callable[[str], bytes]) -> tuple[dict[tuple[int, int], str], int]:
+    """Return the crops of each channel, by row and channel, as data URIs, and how many sheets did not fit."""
+    strips: dict[tuple[int, int], str] = {}
+    room, left_out = BUDGET, 0
+    for sheet in sheets:
+        content = read(sheet.path)
+        room -= len(content)
+        if room < 0:
+            left_out += 1
+            continue
+        strips |= {
+            (sheet.row, channel): uri for channel, uri in zip(sheet.channels, _crops_of(sheet, content), strict=True)
+        }
+    return strips, left_out
+
+
+def _crops_of(sheet: CropSheet, content: bytes) -> Iterator[str]:
+    picture = opened_picture(content, sheet.path)
+    step = sheet.tile + sheet.gap
+    if picture.height < len(sheet.channels) * step - sheet.gap:
+        raise InputError(f"Cannot read '{safe_text(sheet.path)}': it has fewer lines than run.json lists.")
+    for line in range(len(sheet.channels)):
+        yield jpeg_uri(picture.crop((0, line * step, picture.width, line * step + sheet.tile)))
+
+
+def _channel_columns(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
+    """Return the columns for people that have a text in some row, with their texts."""
+    texts = [(column, [safe_text(column.cell(row)) for row in rows]) for column in columns if column.title]
+    return [(column, cells) for column, cells in texts if not {*cells} <= {"", "-"}]
+
+
+def _orders(channels: Sequence[SurveyChannel]) -> dict[str, list[int]]:
+    """Return the places of channels in each order that the page offers beside their own."""
+    keys: dict[str, Callable[[SurveyChannel], float]] = {
+        "dead": lambda channel: (
+            (1 if channel.firing_inputs is None else channel.firing_inputs) + channel.firing_positions
+        ),
+        "selective": lambda channel: 1 if channel.selectivity is None else -channel.selectivity,
+        "range": lambda channel: -channel.max_abs,
+    }
+    return {name: sorted(range(len(channels)), key=lambda at: key(channels[at])) for name, key in keys.items()}
+
+
+def _shown_of(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
+    """Return the channels of a row that the page has: if not all, those with crops, then dead ones, then the first."""
+    if len(row.channels) <= most:
+        return row.channels
+    dead = {*row.dead_channels}
+    order = sorted(range(len(row.channels)), key=lambda at: ((row.index, at) not in strips, at not in dead, at))
+    return [row.channels[at] for at in sorted(order[:most])]
