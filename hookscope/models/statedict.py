@@ -137,7 +137,7 @@ def unfit_names(
     unknown = [key for key in unexpected if key not in unused]
     groups = [
         _group("missing", [printable(key, 80) for key in missing if key not in absent]),
-        _group("of another shape", [difference for key, difference in reshaped.items() if key not in both]),
+        _group("of another shape or type", [difference for key, difference in reshaped.items() if key not in both]),
         _group("unknown to the network", [printable(key, 80) for key in unknown]),
     ]
     if any(groups):
@@ -277,13 +277,13 @@ def _copyable(value: object, target: object, name: str) -> bool:
         return True
     loses_phase = value.is_complex() and not target.is_complex()
     loses_fraction = value.is_floating_point() and not (target.is_floating_point() or target.is_complex())
-    return not (loses_phase or loses_fraction)
+    return value.layout is target.layout and not (loses_phase or loses_fraction)
 
 
 def _shown_form(value: object, other: object) -> str:
-    if _form(value) != _form(other) or not isinstance(value, Tensor):
+    if _form(value) != _form(other) or not (isinstance(value, Tensor) and isinstance(other, Tensor)):
         return _form(value)
-    return str(value.dtype).removeprefix("torch.")
+    return str(value.dtype if value.layout is other.layout else value.layout).removeprefix("torch.")
 
 
 def _form(value: object) -> str:
