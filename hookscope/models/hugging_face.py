@@ -27,7 +27,7 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.classes import stored_classes
-from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
+from hookscope.models.construction import FileOptions, LoadedModel, replaced, seeded, silenced_known_warnings
 from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.names import optional_package
@@ -74,7 +74,7 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
         raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no {arg('model_arg')}.")
     with _quiet(transformers), seeded(options.seed), silenced_known_warnings():
         config, kind = _class_of(transformers, settings, printable(str(folder / CONFIG)))
-        chosen = _weights(folder, name, options)
+        chosen = options.usual_weights(name, lambda: _trained_weights(folder, options.file))
         module, misfits = _built(kind, config, chosen, options, name)
     if options.on_meta:
         module = module.to("meta")
@@ -179,17 +179,11 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     return config.vision_config, vision
 
 
-def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
-    def trained() -> ChosenWeights:
-        path = weights_file(folder)
-        if path == folder:
-            raise DownloadError("there are none in the folder.")
-        return ChosenWeights.of_file(read_checkpoint(path, options.file))
-
-    if (chosen := options.usual_weights(name, trained)) is None:
-        weights = printable(str(options.weights))
-        raise UsageError(f"{name} has no weights '{weights}'; give auto, none or a state dict file.")
-    return chosen
+def _trained_weights(folder: Path, options: FileOptions) -> ChosenWeights:
+    path = weights_file(folder)
+    if path == folder:
+        raise DownloadError("there are none in the folder.")
+    return ChosenWeights.of_file(read_checkpoint(path, options))
 
 
 def _built(

@@ -150,11 +150,7 @@ def load_model(
             f"'{printable(model)}' is loaded without one."
         )
     if spec.form in ("torchvision", "timm") and looks_like_file(weights):
-        checkpoint = read_checkpoint(Path(weights), options)
-        _, adapted, channels, notes = _network_of(checkpoint, spec, build.arguments)
-        arguments = {**adapted, **build.arguments}
-        loaded = _load_network(spec, replace(build, weights=checkpoint, arguments=arguments, input_channels=channels))
-        return replace(loaded, notes=(*notes, *loaded.notes))
+        return _load_weights(read_checkpoint(Path(weights), options), spec, build)
     return _load_network(spec, build)
 
 
@@ -191,17 +187,20 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
         return replace(loaded, training=checkpoint.training)
     try:
-        network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
-        arguments = {**recognised, **options.arguments}
-        options = replace(options, weights=checkpoint, arguments=arguments, input_channels=channels)
-        loaded = _load_network(network, options)
+        loaded = _load_weights(checkpoint, network, options)
     except (MisfitError, ModelNotFoundError) as error:
         if remark := shard_remark(path):
             raise type(error)(f"{error} {remark}") from error
         raise
-    name = f"{checkpoint.name} ({loaded.info.name})"
-    notes = (*notes, *loaded.notes)
-    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, training=checkpoint.training)
+    info = replace(loaded.info, name=f"{checkpoint.name} ({loaded.info.name})")
+    return replace(loaded, info=info, training=checkpoint.training)
+
+
+def _load_weights(checkpoint: Checkpoint, named: ModelSpec | None, options: BuildOptions) -> LoadedModel:
+    network, recognised, channels, notes = _network_of(checkpoint, named, options.arguments)
+    arguments = {**recognised, **options.arguments}
+    loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
+    return replace(loaded, notes=(*notes, *loaded.notes))
 
 
 def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
