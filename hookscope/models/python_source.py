@@ -61,7 +61,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
     if weights := options.weights_name:
-        raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a state dict file.")
+        raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
     if is_file:
         check_readable(Path(source))
     with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):

@@ -75,7 +75,7 @@ class BuildOptions:
         """
         if self.weights_name:
             given = printable(self.weights_name)
-            raise UsageError(f"{name} has no weights '{given}'; {others}give auto, none or a state dict file.")
+            raise UsageError(f"{name} has no weights '{given}'; {others}give auto, none or a file.")
         reason = ""
         if self.weights == "auto":
             reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."
