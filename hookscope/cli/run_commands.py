@@ -293,7 +293,6 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
 
 
 def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
-    """Print, write and show a survey; finished chunks go once all is written."""
     from hookscope.commands.survey.plan import ChunkFolder
 
     run.show(result)
@@ -307,12 +306,10 @@ def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
 
 
 def _chunk_folder(run: Path) -> Path:
-    """Return where the finished chunks of a run wait until it is whole."""
     return run.with_name(f"{run.name}.chunks")
 
 
 def _say_how_to_go_on(chunks: Path) -> None:
-    """After Ctrl-C, SIGTERM or an error: say what is finished, and how to go on."""
     count = sum(path.stem.isdecimal() for path in chunks.glob("*.json")) if chunks.is_dir() else 0
     if count:
         noun = "chunk waits" if count == 1 else "chunks wait"
