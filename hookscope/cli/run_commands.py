@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import Gradients
     from hookscope.results.survey import Survey
 
-_WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-
 
 def activations(model: str, images: Sequence[str] = (), *, option: options.Activations) -> int:
     """Run MODEL over pictures; write feature-map grids, shapes and activation statistics.
@@ -198,12 +196,13 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
     hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
     hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
     """
+    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES
     from hookscope.commands.history.run import history as run_history
 
     several: str | list[str] = files
     if os.path.isfile(files):  # noqa: PTH113 never raises
         # A glob that the shell has expanded.
-        further = [*takewhile(lambda name: name.lower().endswith(_WEIGHTS_SUFFIXES), images)]
+        further = [*takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES), images)]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
