@@ -73,9 +73,8 @@ class BuildOptions:
         `trained` returns those that the network's library recommends, or raises DownloadError. Raises UsageError for
         the name of trained weights, with what `others` says of them.
         """
-        if self.weights_name:
-            given = printable(self.weights_name)
-            raise UsageError(f"{name} has no weights '{given}'; {others}give auto, none or a file.")
+        if weights := printable(self.weights_name):
+            raise UsageError(f"{name} has no weights '{weights}'; {others}give auto, none or a file.")
         reason = ""
         if self.weights == "auto":
             reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."

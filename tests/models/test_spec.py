@@ -8,9 +8,8 @@ import torchvision
 from torch import nn
 
 from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
-from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
-from hookscope.models.construction import seeded
-from hookscope.models.spec import ModelSpec
+from hookscope.models.construction import FileOptions, seeded
+from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookscope.errors import MisfitError
-from hookscope.models import FileOptions
+from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import fits, foreign_names, load_into
 from hookscope.models.wrapped_names import stripped_forms
 

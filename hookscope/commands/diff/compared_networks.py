@@ -11,9 +11,9 @@ from hookscope.commands.diff.alignment import is_inside
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.state.preservation import Mode
-from hookscope.models import LoadedModel, parse_model
 from hookscope.models.checkpoint import looks_like_file
-from hookscope.models.construction import copied
+from hookscope.models.construction import LoadedModel, copied
+from hookscope.models.spec import parse_model
 from hookscope.parameters import arg
 from hookscope.text import exception_line, printable, some_of
 

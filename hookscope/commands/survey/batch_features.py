@@ -13,7 +13,7 @@ from hookscope.inputs.batches import to_device
 from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.network import as_batches
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import InputRecord
 from hookscope.results.survey import FeatureFiles
 from hookscope.text import safe_text
