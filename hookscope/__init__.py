@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from hookscope.hooks.tensor_gradients import tensor_gradients
     from hookscope.inspection.backward import PassError
     from hookscope.inspection.forward import ForwardError
-    from hookscope.models import LoadedModel, load_model
+    from hookscope.models.construction import LoadedModel
+    from hookscope.models.spec import load_model
     from hookscope.reporting.grids import draw_grid
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
@@ -127,10 +128,8 @@ _HOMES = {
     "hooks.selection": ("select_layers",),
     "hooks.tensor_gradients": ("tensor_gradients",),
     "statistics.reducer": ("tensor_statistics",),
-    "models": (
-        "LoadedModel",
-        "load_model",
-    ),
+    "models.construction": ("LoadedModel",),
+    "models.spec": ("load_model",),
     "reporting.grids": ("draw_grid",),
     "results.activations": ("Activations",),
     "results.attention": ("Attention",),

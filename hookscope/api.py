@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from hookscope.inspection.given_inputs import Images
-    from hookscope.models import LoadedModel
+    from hookscope.models.construction import LoadedModel
 
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
     from torch import Tensor
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from hookscope.commands.watch.watch import Watch
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import OnError, OnProgress
-    from hookscope.models import LoadedModel
     from hookscope.models.classes import Classes
+    from hookscope.models.construction import LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions, Method

@@ -12,7 +12,7 @@ from hookscope.inspection.differentiation import GradientOptions, LossFunction
 from hookscope.inspection.forward import ForwardOptions
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import BatchQueue, as_batches
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 

@@ -139,7 +139,8 @@ def skipped_objects(content: object) -> str:
             kinds[part.name if isinstance(part, Global) else "a storage"] += 1
     if not kinds:
         return ""
-    tensors = sum(map(_tensors_inside, objects.values()))
+    inside = parts_in([*objects.values()], _held_by)  # what objects share is gone through once
+    tensors = sum(isinstance(part, StandIn) and part.name in _TENSOR_CALLS for part in inside)
     (first, count), *others = kinds.most_common(_LISTED_KINDS)
     text = f"{counted(count, 'object')} of {printable(first, 80)}"
     text += "".join(f", {count} of {printable(name, 80)}" for name, count in others)
@@ -148,10 +149,7 @@ def skipped_objects(content: object) -> str:
     return f"{text}; {counted(tensors, 'tensor')} inside them" if tensors else text
 
 
-def _tensors_inside(call: StandIn) -> int:
-    def inside(part: object) -> Iterable[object]:
-        if isinstance(part, StandIn):
-            return part.arguments, part.keywords, part.state, part.entries, part.elements
-        return values_in(part)
-
-    return sum(isinstance(part, StandIn) and part.name in _TENSOR_CALLS for part in parts_in(call, inside))
+def _held_by(part: object) -> Iterable[object]:
+    if isinstance(part, StandIn):
+        return part.arguments, part.keywords, part.state, part.entries, part.elements
+    return values_in(part)

@@ -193,7 +193,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _result(arguments: Sequence[str]) -> object:
-    """Return what a command returns, or the exit code of what ended it early."""
     try:
         if not arguments and sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
             from hookscope.cli.greeting import greeting
@@ -212,7 +211,6 @@ def _result(arguments: Sequence[str]) -> object:
 
 
 def _ended_by(error: BaseException) -> int:
-    """Report what ended a command early; return its exit code."""
     if isinstance(error, typer.Abort):  # typer's word for Ctrl-C, but for any EOFError too
         error = error.__cause__ or error
     if isinstance(error, HookscopeError):
@@ -236,7 +234,6 @@ def _ended_by(error: BaseException) -> int:
 
 
 def _wrong_usage(error: Any) -> UsageError:
-    """Return what typer found wrong in one line, with what would be right."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     parameters = [] if context is None else context.command.params
     names = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}

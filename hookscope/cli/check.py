@@ -181,7 +181,6 @@ def _job(checkpoints: Sequence[str]) -> str:
 
 
 def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    """Run the workers; return their results in the order of `work`."""
     from hookscope.cli.check_workers import check_workers
 
     finished: dict[int, Checked] = {}
@@ -232,7 +231,6 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 
 
 def _show_bugs(results: "Sequence[Checked]") -> None:
-    """Print the tracebacks of bugs to stderr, every line made harmless."""
     tracebacks = dict.fromkeys(result.traceback for result in results if result.traceback)
     for line in (line for traceback in tracebacks for line in traceback.splitlines()):
         indent = line[: len(line) - len(line.lstrip(" "))]

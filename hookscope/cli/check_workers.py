@@ -69,7 +69,6 @@ def _read(job: CheckJob, answer: object) -> Checked:
 
 
 def _check(job: CheckJob) -> dict[str, Any]:
-    """Check one checkpoint, in the worker; return a `Checked` as JSON can hold it."""
     done = _checked(job)
     return asdict(replace(done, report=replace(done.report, overview_parts=None)))  # the overview is drawn
 
@@ -100,7 +99,6 @@ def _checked(job: CheckJob) -> Checked:
 
 
 def _unfinished(job: CheckJob, ending: WorkerFailure) -> Checked:
-    """Return the verdict on a checkpoint whose worker returned none."""
     remedies = {
         "time": " Give it more with --timeout.",
         "memory": " Give it more with --memory, or run fewer --jobs.",

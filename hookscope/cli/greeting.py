@@ -65,14 +65,12 @@ def _holds_files_of_the_user(entry: os.DirEntry[str]) -> bool:
 def _first(
     folder: Path, place: str, suffixes: frozenset[str], fits: Callable[[Path], bool] = lambda _file: True
 ) -> str | None:
-    """Return the first file in a place in the folder with one of the suffixes that fits."""
     names = _names(folder / place, lambda entry: Path(entry.name).suffix.lower() in suffixes and entry.is_file())
     first = next((name for name in names if fits(folder / place / name)), None)
     return str(Path(place, first)) if first else None
 
 
 def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """Return the first names in a folder that are wanted and that a terminal can show."""
     try:
         with os.scandir(folder) as entries:
             some = (entry for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))

@@ -67,7 +67,6 @@ def checkpoint(file: str, *, option: options.Checkpoint) -> int:
 
 
 def _print(result: "ModuleTable | CheckpointContents", *, json: bool, full: bool = False) -> "Console":
-    """Print a result after its warnings; return the console for messages."""
     from hookscope.commands.conversion import summary
     from hookscope.reporting.terminal import warnings_panel
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import Gradients
     from hookscope.results.survey import Survey
 
-_WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-
 
 def activations(model: str, images: Sequence[str] = (), *, option: options.Activations) -> int:
     """Run MODEL over pictures; write feature-map grids, shapes and activation statistics.
@@ -198,12 +196,13 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
     hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
     hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
     """
+    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES
     from hookscope.commands.history.run import history as run_history
 
     several: str | list[str] = files
     if os.path.isfile(files):  # noqa: PTH113 never raises
         # A glob that the shell has expanded.
-        further = [*takewhile(lambda name: name.lower().endswith(_WEIGHTS_SUFFIXES), images)]
+        further = [*takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES), images)]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
@@ -293,7 +292,6 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
 
 
 def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
-    """Print, write and show a survey; finished chunks go once all is written."""
     from hookscope.commands.survey.plan import ChunkFolder
 
     run.show(result)
@@ -307,12 +305,10 @@ def _finish(run: Run, result: "Survey", option: options.Survey) -> int:
 
 
 def _chunk_folder(run: Path) -> Path:
-    """Return where the finished chunks of a run wait until it is whole."""
     return run.with_name(f"{run.name}.chunks")
 
 
 def _say_how_to_go_on(chunks: Path) -> None:
-    """After Ctrl-C, SIGTERM or an error: say what is finished, and how to go on."""
     count = sum(path.stem.isdecimal() for path in chunks.glob("*.json")) if chunks.is_dir() else 0
     if count:
         noun = "chunk waits" if count == 1 else "chunks wait"

@@ -30,6 +30,8 @@ class SectionedCommand(TyperCommand):
         Raises:
             UsageError: If there is one.
         """
+        if ctx.resilient_parsing:  # for a completion
+            return super().parse_args(ctx, args)
         options = {
             name: get_param
             for get_param in self.get_params(ctx)
@@ -38,9 +40,10 @@ class SectionedCommand(TyperCommand):
         }
         before_arguments = [*takewhile(lambda arg: arg != "--", args)]
         ctx.meta[_SHORT] = "-h" in before_arguments and "--help" not in before_arguments
-        for name, value in pairwise(before_arguments):
-            if name in options and value in options and not options[name].is_flag:
-                raise UsageError(f"{name} needs a value; '{value}' is the next option.")
+        for name, value in pairwise((*before_arguments, None)):
+            if name in options and value in {None, *options} and not options[name].is_flag:
+                following = f"; '{value}' is the next option" if value else ""
+                raise UsageError(f"{name} needs a value{following}.")
         _, _, parameters = self.make_parser(ctx).parse_args([*args])
         for parameter, count in Counter(parameters).items():
             if count > 1 and isinstance(parameter, TyperOption) and not (parameter.multiple or parameter.is_flag):

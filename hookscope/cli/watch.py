@@ -74,7 +74,6 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
 
 
 def _refuse_launcher(args: Sequence[str]) -> None:
-    """Raise UsageError if the script is a launcher or Python itself."""
     script = Path(args[0]).name if args else ""
     if script in _LAUNCHERS:
         raise UsageError(f"'{script}' is not a script. Give {_LAUNCHERS[script]}.")
@@ -99,6 +98,5 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
 
 
 def _is_first_process() -> bool:
-    """Tell whether this process has rank 0, or no rank from a launcher."""
     ranks = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"

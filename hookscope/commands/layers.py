@@ -15,7 +15,7 @@ from hookscope.hooks.interrupts import interrupts_between_blocks
 if TYPE_CHECKING:
     from hookscope.commands.opening import Model
     from hookscope.inputs import Batch
-    from hookscope.models import LoadedModel
+    from hookscope.models.construction import LoadedModel
     from hookscope.results.network import ModuleTable
     from hookscope.results.noise_shapes import NoiseShape
 
@@ -47,8 +47,8 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
         HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
     from hookscope.inspection.device import fits_into_memory, placement
-    from hookscope.models import build_on_meta, load_model, parse_model
     from hookscope.models.construction import built_of_zeros
+    from hookscope.models.spec import build_on_meta, load_model, parse_model
     from hookscope.results.noise_shapes import parse_noise_shapes
 
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hookscope.inspection.given_inputs import Images
     from hookscope.inspection.session import Session
-    from hookscope.models import FileOptions, LoadedModel
+    from hookscope.models.construction import FileOptions, LoadedModel
 
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
 
@@ -70,7 +70,7 @@ def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> Loade
 def load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:
     """Load what MODEL names and move it to its device; take a module as it is."""
     from hookscope.inspection.device import choose_device, move_to
-    from hookscope.models import load_model
+    from hookscope.models.spec import load_model
 
     if not isinstance(model, str | Path):
         if options.any_given(option, options.ModelOptions) or run.device != "auto" or run.dtype is not None:
@@ -91,7 +91,7 @@ def load(model: Model, option: options.ModelOptions, run: options.RunOptions) ->
 
 def file_options(option: options.ModelOptions) -> FileOptions:
     """Return how weights files are read."""
-    from hookscope.models import FileOptions
+    from hookscope.models.construction import FileOptions
 
     missing, unexpected = tuple(option.allow_missing), tuple(option.allow_unexpected)
     return FileOptions(option.trust, option.key, missing, unexpected)
@@ -102,8 +102,7 @@ def given_network(model: nn.Module | ExportedProgram | LoadedModel) -> LoadedMod
     from torch.fx import GraphModule
     from torch.jit import ScriptModule
 
-    from hookscope.models import LoadedModel
-    from hookscope.models.construction import loaded_module
+    from hookscope.models.construction import LoadedModel, loaded_module
 
     if isinstance(model, ScriptModule):
         from hookscope.models.exported import copied_torchscript

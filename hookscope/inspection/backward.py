@@ -34,7 +34,7 @@ from hookscope.inspection.network import InspectedNetwork, inspected_network, qu
 from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows, uncalled
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import TokenLayout

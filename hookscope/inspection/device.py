@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.text import one_line
 

@@ -34,7 +34,7 @@ from hookscope.inspection.run import Break, InspectionOptions, Run, choose, run_
 from hookscope.inspection.state.preservation import preserved
 from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.inspection.verification import Outcome, outcome_of
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import reduced

@@ -18,7 +18,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import length_of, part_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import plain_array

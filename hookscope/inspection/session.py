@@ -33,7 +33,7 @@ from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queued
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.models.input_spec import example_shape, shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.models.user_code import load_function

@@ -80,9 +80,11 @@ def is_adapter(names: Iterable[str]) -> bool:
     unique = {*names}
     halves = {name: match["path"] or "" for name in unique if (match := _NAME.fullmatch(name))}
     layers = {*halves.values()}
+    lengths = {len(layer) for layer in layers}  # a name made to be slow has a million dots
     for name in unique - halves.keys():
-        ends = [-1, *(at for at, letter in enumerate(name) if letter == ".")]  # of the modules that it is inside of
-        if any(name[: max(end, 0)] in layers and not _OTHER_PARTS.fullmatch(name[end + 1 :]) for end in ends):
+        inside = [length for length in lengths if length == 0 or name[length : length + 1] == "."]
+        rests = (name[length:].removeprefix(".") for length in inside if name[:length] in layers)
+        if not all(map(_OTHER_PARTS.fullmatch, rests)):
             return False
     return bool(layers)
 

@@ -54,10 +54,10 @@ def model_parallel_remark(content: object) -> str:
 
 def _number(value: object) -> str:
     """Return a number as text, also out of a list of one for each group, or an enum; "" for anything else."""
-    if type(value) is list and value:
-        return _number(value[0])
+    if type(value) is list and value:  # which may hold itself
+        value = value[0]
     if isinstance(value, StandIn) and len(value.arguments) == 1:
-        return _number(value.arguments[0])
+        value = value.arguments[0]
     return str(value) if type(value) is int and 0 <= value < 10**6 else ""
 
 

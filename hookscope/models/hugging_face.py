@@ -27,7 +27,7 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.classes import stored_classes
-from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
+from hookscope.models.construction import FileOptions, LoadedModel, replaced, seeded, silenced_known_warnings
 from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.names import optional_package
@@ -52,6 +52,9 @@ _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 # Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
 _UNCROPPED_SIDE = 384
 
+_COUNTS_LAYERS = re.compile(r"layer|depth")
+_MOST_LAYERS = 1000  # ours: published networks have a few hundred; a million take hours to build
+
 
 def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     """Build the network that a folder's configuration names, with the weights of the folder.
@@ -71,7 +74,7 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
         raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no {arg('model_arg')}.")
     with _quiet(transformers), seeded(options.seed), silenced_known_warnings():
         config, kind = _class_of(transformers, settings, printable(str(folder / CONFIG)))
-        chosen = _weights(folder, name, options)
+        chosen = options.usual_weights(name, lambda: _trained_weights(folder, options.file))
         module, misfits = _built(kind, config, chosen, options, name)
     if options.on_meta:
         module = module.to("meta")
@@ -95,6 +98,9 @@ def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
             raise UsageError(
                 f"{shown} describes quantised weights, which cannot be loaded here; give the unquantised ones."
             )
+        counts = value if isinstance(value, list) else [value]
+        if _COUNTS_LAYERS.search(key) and any(type(count) is int and count > _MOST_LAYERS for count in counts):
+            raise CheckpointError(f"{shown} asks for more than {_MOST_LAYERS} layers ({printable(key, 80)}); refused.")
         if key.lstrip("_") in _DROPPED or key.lstrip("_").endswith("attn_implementation"):
             continue
         if key == "use_pretrained_backbone":
@@ -154,13 +160,14 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     try:
         config = mapping[model_type].from_dict(dict(settings))
     except Exception as error:
-        raise CheckpointError(f"{shown} is not what {version} takes: {exception_line(error, 200)}") from error
+        cause = exception_line(error.__cause__ or error, 200)  # a validator's own message has several lines
+        raise CheckpointError(f"{shown} is not what {version} takes: {cause}") from error
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
     if name is None:
         kind = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING.get(type(config), None)
     is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not is_network:
-        raise ModelNotFoundError(f"{shown} names '{printable(str(name), 80)}', which {version} does not have.")
+        raise ModelNotFoundError(f"{shown} names '{printable(str(name), 80)}', which is no network of {version}.")
     if getattr(kind, "main_input_name", "") in (_PICTURES, _RECORDINGS):
         return config, kind
     vision = getattr(transformers, f"{kind.__name__.removesuffix('Model')}VisionModel", None)
@@ -172,17 +179,11 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     return config.vision_config, vision
 
 
-def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
-    def trained() -> ChosenWeights:
-        path = weights_file(folder)
-        if path == folder:
-            raise DownloadError("there are none in the folder.")
-        return ChosenWeights.of_file(read_checkpoint(path, options.file))
-
-    if (chosen := options.usual_weights(name, trained)) is None:
-        weights = printable(str(options.weights))
-        raise UsageError(f"{name} has no weights '{weights}'; give auto, none or a state dict file.")
-    return chosen
+def _trained_weights(folder: Path, options: FileOptions) -> ChosenWeights:
+    path = weights_file(folder)
+    if path == folder:
+        raise DownloadError("there are none in the folder.")
+    return ChosenWeights.of_file(read_checkpoint(path, options))
 
 
 def _built(
@@ -204,12 +205,14 @@ def _built(
         )
     except Exception as error:
         raise ModelError(f"{name} raised while {kind.__name__} was built: {exception_line(error)}") from error
-    reshaped = [mismatch[0] if isinstance(mismatch, tuple) else str(mismatch) for mismatch in info["mismatched_keys"]]
+    differing = {
+        key: f"{printable(key, 80)}: file {tuple(stored)}, network {tuple(own)}"
+        for key, stored, own in sorted(info["mismatched_keys"])
+    }
     missing, unexpected = sorted(map(str, info["missing_keys"])), sorted(map(str, info["unexpected_keys"]))
     if info["error_msgs"]:
         raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(info['error_msgs'][0]))}")
     names = chosen.origin, f"{chosen.origin} does not fit {kind.__name__}"
-    differing = {key: printable(key, 80) for key in sorted(reshaped)}
     return module.eval(), tuple(unfit_names(names, missing, unexpected, differing, options.file))
 
 
@@ -225,14 +228,16 @@ def _preprocessing(
     if module.main_input_name == _RECORDINGS:
         return _of_recordings(held, default_preprocessing(module), name), ()
     channels = getattr(config, "num_channels", 3)
-    if not held:
-        side = _sides(getattr(config, "image_size", None))
-        usual = default_preprocessing(module)
-        return (Preprocessing(resize=side, crop=side) if side and channels == 3 else usual), ()
     try:
-        return _described(held, channels, name)
+        if held:
+            return _described(held, channels, name)
+        side = _sides(getattr(config, "image_size", None))
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{name} has settings of an image processor that are not transformers'.") from error
+        settings = "settings of an image processor" if held else f"an image_size in its {CONFIG}"
+        raise CheckpointError(f"{name} has {settings} that {'are' if held else 'is'} not transformers'.") from error
+    if side is None:
+        return default_preprocessing(module), ()
+    return with_channels(Preprocessing(resize=side, crop=side, source=f"{CONFIG} of {name}"), channels), ()
 
 
 def _of_recordings(held: Mapping[str, Any], usual: Preprocessing, name: str) -> Preprocessing:
@@ -276,7 +281,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
         std=std,
         source=f"the image processor of {name}",
     )
-    return (with_channels(described, channels) if channels != 3 else described), tuple(warnings)
+    return with_channels(described, channels), tuple(warnings)
 
 
 def _resize(size: object) -> int | tuple[int, int] | None:

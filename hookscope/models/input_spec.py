@@ -176,7 +176,6 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
 
 
 def _first_layer(module: nn.Module) -> _Layer | None:
-    """Return the first layer, if its type and size say what the input looks like."""
     for child in module.modules():
         if isinstance(child, _Layer):
             size = child.in_features if isinstance(child, nn.Linear) else child.in_channels

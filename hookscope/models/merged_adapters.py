@@ -27,6 +27,10 @@ _PART = re.compile(r"(?P<layer>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB]
 _PATTERN = re.compile(r"[\w.\-]+")  # what is no plain name could take for ever to match
 _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
 
+# Settings of adapters that are not merged so, with the names of the methods; and initialisations that change W, too.
+_OTHER_METHODS = {"use_dora": "DoRA", "alora_invocation_tokens": "aLoRA", "lora_bias": "LoRA with biases"}
+_CHANGES_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
@@ -35,7 +39,6 @@ class AdapterSettings:
     alpha: float
     alphas: Mapping[str, float]
     by_root: bool
-    transposed: bool
     base: str
 
     def scale(self, layer: str, rank: int) -> float:
@@ -70,9 +73,13 @@ def read_settings(path: Path) -> AdapterSettings:
     if held is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
     kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
-    if kind != "LORA" or held.get("use_dora"):
-        method = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
-        raise CheckpointError(f"{shown} describes adapters of kind {method}; only LoRA can be merged.")
+    begun = str(held.get("init_lora_weights"))
+    methods = [name for setting, name in _OTHER_METHODS.items() if held.get(setting)]
+    methods += [begun] * begun.lower().startswith(_CHANGES_WEIGHTS) + [str(kind)] * (kind != "LORA")
+    if methods:
+        raise CheckpointError(
+            f"{shown} describes adapters of kind {printable(methods[0], 40)}; only LoRA can be merged."
+        )
     if not isinstance(alphas, dict) or not all(
         type(value) in (int, float) and math.isfinite(value) for value in (alpha, *alphas.values())
     ):
@@ -80,8 +87,8 @@ def read_settings(path: Path) -> AdapterSettings:
     if not all(_PATTERN.fullmatch(name) for name in alphas):
         raise CheckpointError(f"{shown} has layer patterns that are not names; merge it with peft.")
     base = held.get("base_model_name_or_path")
-    by_root, transposed = held.get("use_rslora") is True, held.get("fan_in_fan_out") is True
-    return AdapterSettings(float(alpha or 0), alphas, by_root, transposed, base if isinstance(base, str) else "")
+    by_root = held.get("use_rslora") is True
+    return AdapterSettings(float(alpha or 0), alphas, by_root, base if isinstance(base, str) else "")
 
 
 def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: AdapterSettings, name: str) -> tuple[str, ...]:
@@ -101,7 +108,9 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
             raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
         if weight is None:
             raise MisfitError(f"{name} is for '{printable(layer, 80)}', which {type(module).__name__} does not have.")
-        delta = _product(down, up, is_embedding or settings.transposed)
+        # peft goes by the class as well: Conv1D of transformers keeps its weight as (inputs, outputs).
+        is_transposed = is_embedding or type(module.get_submodule(layer)).__name__ == "Conv1D"
+        delta = _product(down, up, is_transposed)
         if delta.shape != weight.shape:
             shapes = f"{tuple(delta.shape)} for a weight of {tuple(weight.shape)}"
             raise MisfitError(f"{name} does not fit '{printable(layer, 80)}': {shapes}.")

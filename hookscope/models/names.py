@@ -53,10 +53,11 @@ def refuse_by_form(text: str) -> None:
             f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: "
             f"{arg('images')})."
         )
-    if text.endswith(".py"):
-        defined = some_of([printable(name) for name in _defined_in(Path(text))], 6)
+    file = text.removesuffix(":")
+    if file.endswith(".py"):
+        defined = some_of([printable(name) for name in _defined_in(Path(file))], 6)
         remark = f"; it defines {defined}" if defined else ""
-        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME{remark}.")
+        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(file)}:NAME{remark}.")
 
 
 def _defined_in(file: Path) -> list[str]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
-from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import LoadedModel, replaced, seeded
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
@@ -61,9 +60,8 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
-    weights = options.weights
-    if isinstance(weights, str) and weights not in ("auto", "none") and not looks_like_file(weights):
-        raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a state dict file.")
+    if weights := options.weights_name:
+        raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
     if is_file:
         check_readable(Path(source))
     with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):

@@ -35,7 +35,7 @@ from hookscope.models.merged_adapters import adapter_config, merge_adapter, read
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
 from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
-from hookscope.models.shards import trust_remedy
+from hookscope.models.shards import shard_remark, trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
@@ -76,7 +76,8 @@ def parse_model(text: str) -> ModelSpec:
     if looks_like_file(text):
         return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
     module, _, factory = text.rpartition(".") if "." in text else (text, "", "NAME")
-    if module.isidentifier() and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
+    is_python = module.isidentifier() and factory.isidentifier()
+    if is_python and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
         raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
     is_timms = f"timm:{name}" in network_table("timm").networks
     others = f" timm has it: give timm:{name}." if is_timms else nearest_file(Path(text)) or nearest(name, names)
@@ -149,11 +150,7 @@ def load_model(
             f"'{printable(model)}' is loaded without one."
         )
     if spec.form in ("torchvision", "timm") and looks_like_file(weights):
-        checkpoint = read_checkpoint(Path(weights), options)
-        _, adapted, channels, notes = _network_of(checkpoint, spec, build.arguments)
-        arguments = {**adapted, **build.arguments}
-        loaded = _load_network(spec, replace(build, weights=checkpoint, arguments=arguments, input_channels=channels))
-        return replace(loaded, notes=(*notes, *loaded.notes))
+        return _load_weights(read_checkpoint(Path(weights), options), spec, build)
     return _load_network(spec, build)
 
 
@@ -189,12 +186,21 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         held = ChosenWeights.of_file(checkpoint)
         loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
         return replace(loaded, training=checkpoint.training)
-    network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
+    try:
+        loaded = _load_weights(checkpoint, network, options)
+    except (MisfitError, ModelNotFoundError) as error:
+        if remark := shard_remark(path):
+            raise type(error)(f"{error} {remark}") from error
+        raise
+    info = replace(loaded.info, name=f"{checkpoint.name} ({loaded.info.name})")
+    return replace(loaded, info=info, training=checkpoint.training)
+
+
+def _load_weights(checkpoint: Checkpoint, named: ModelSpec | None, options: BuildOptions) -> LoadedModel:
+    network, recognised, channels, notes = _network_of(checkpoint, named, options.arguments)
     arguments = {**recognised, **options.arguments}
     loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
-    name = f"{checkpoint.name} ({loaded.info.name})"
-    notes = (*notes, *loaded.notes)
-    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, training=checkpoint.training)
+    return replace(loaded, notes=(*notes, *loaded.notes))
 
 
 def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:

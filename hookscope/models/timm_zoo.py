@@ -88,13 +88,14 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
     config = published(name)
     options = replace(options, input_channels=options.arguments.get("in_chans", options.input_channels))
     trained = partial(_trained_weights, on_meta=options.on_meta)
-    chosen = options.usual_weights(f"timm:{name}", partial(trained, config))
-    if chosen is None:
-        name = f"{name.partition('.')[0]}.{options.weights}"
+    if options.weights_name:
+        name = f"{name.partition('.')[0]}.{options.weights_name}"
         try:
             chosen = trained(published(name))
         except ModelNotFoundError as error:
             raise UsageError(f"{error} Or give auto, none or a file.") from error
+    else:
+        chosen = options.usual_weights(f"timm:{name}", partial(trained, config))
     is_trained = chosen.origin.startswith(_TRAINED) and not isinstance(options.weights, Checkpoint)
     if chosen.checkpoint and is_trained:
         build = partial(_build_trained, name, chosen.checkpoint, options)

@@ -14,6 +14,7 @@ seen.
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from typing import Any
@@ -22,8 +23,30 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
-from hookscope.models.scriptgraph import Plan, define_weights, groups, permutation, planned, reroute
+from hookscope.models.module_stubs import MODAL, always_training, layer_class, set_sizes, some_layers
+
+# A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
+_FORWARD = re.compile(r"forward(__)?\d*\Z")
+
+# Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
+_PLAIN = {
+    *("TensorType", "IntType", "FloatType", "ComplexType", "NumberType", "BoolType", "StringType", "NoneType"),
+    *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
+}
+
+# How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
+_WRITTEN = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "StringType": "str",
+    "OptionalType": "{}?",
+    "ListType": "{}[]",
+    "DictType": "Dict({}, {})",
+}
+
+_ATTENTION = "aten::_native_multi_head_attention"
 
 
 class _Tensors(UserDict[str, Tensor]):
@@ -97,14 +120,14 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     """
     script = load()
     try:
-        plan = planned(script, cache(load))
+        plan = _planned(script, cache(load))
         for call in plan.calls:
-            reroute(*call, _operator(call[2]))
+            _reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
-            define_weights(graph, node)
+            _define_weights(graph, node)
         limit = "" if plan.calls or _is_one_layer(script) else "its code does not say where its layers are called"
     except (AttributeError, RuntimeError, TypeError):  # this torch has other graphs, and some may be half changed
-        script, plan, limit = load(), Plan(), "this version of torch does not let hooks in"
+        script, plan, limit = load(), _Plan(), "this version of torch does not let hooks in"
     root = _layer(script, {}, {})
     remarks = []
     if limit:
@@ -157,7 +180,7 @@ def _layer(script: Any, cached: dict[Any, ScriptLayer], taken: dict[int, tuple[A
         cached[handle] = _layers[handle] = made
         for name, child in script._modules.items():
             made._modules[name] = _layer(child, cached, taken)
-        set_sizes(made, groups(script), permutation(script))
+        set_sizes(made, _groups(script), _permutation(script))
     return cached[handle]
 
 
@@ -178,3 +201,204 @@ def _cause_of(error: Exception) -> str:
 def _is_one_layer(script: Any) -> bool:
     """Tell whether there is nothing but the root. Freezing takes the others away, and with them the root's mode."""
     return not len(script._modules) and bool(script._c.hasattr("training"))
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be done to the graphs of a script, and what cannot be.
+
+    `calls` are to be made through Python: (graph, node, what the operator in its place returns, in the schema language:
+    one for each item of a longer tuple). `skipped` are the names of modules with a call that cannot be, `traced_away`
+    of those whose call tracing has emptied. `forced` operators are always in training mode; `attentions` are fused.
+    """
+
+    calls: list[tuple[Any, Any, tuple[str, ...]]] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
+    traced_away: set[str] = field(default_factory=set)
+    forced: int = 0
+    attentions: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+def _planned(script: Any, twin: Callable[[], Any]) -> _Plan:
+    """Look through the graphs of a script; `twin` gives a second copy of it."""
+    owners: dict[str, list[tuple[str, Any]]] = {}
+    for name, module in script.named_modules():
+        owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
+    plan = _Plan()
+    for instances in owners.values():
+        handle = instances[0][1]
+        for graph in [handle._get_method(method).graph for method in handle._method_names()]:
+            plan.forced += sum(map(_is_forced, graph.findAllNodes("prim::Constant", True)))
+            plan.attentions += [(graph, node) for node in graph.findAllNodes(_ATTENTION, True)]
+            for node in graph.findAllNodes("prim::CallMethod", True):
+                if not _FORWARD.match(node.s("name")) or node.inputsAt(0).unique() == next(graph.inputs()).unique():
+                    continue
+                if _does_nothing(node):
+                    plan.traced_away.update(_submodule_names(node.inputsAt(0), instances))
+                elif _can_run_in_python(node, owners, twin):
+                    plan.calls.append((graph, node, _return_types(node.output().type())))
+                else:
+                    plan.skipped.update(_submodule_names(node.inputsAt(0), instances))
+            for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a separate thread
+                for value in node.inputs():
+                    plan.skipped.update(_submodule_names(value, instances))
+    return plan
+
+
+def _does_nothing(call: Any) -> bool:
+    """Tell whether nothing goes in or out: tracing leaves that of a layer that returned its input."""
+    return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
+
+
+def _submodule_names(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
+    path: list[str] = []
+    while value.node().kind() == "prim::GetAttr" and value.type().kind() in ("ClassType", "InterfaceType"):
+        path.insert(0, value.node().s("name"))
+        value = value.node().inputsAt(0)
+    if not path or value.node().kind() != "prim::Param":
+        return []
+    return [".".join([name, *path] if name else path) for name, _ in instances]
+
+
+def _is_forced(constant: Any) -> bool:
+    if constant.output().toIValue() is not True:
+        return False
+    return any(MODAL.get(use.user.kind().removeprefix("aten::")) == use.offset for use in constant.output().uses())
+
+
+def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin: Callable[[], Any]) -> bool:
+    receiver, *arguments = call.inputs()
+    result = call.output().type()
+    if not all(_is_plain(value.type()) for value in (*arguments, call.output())):
+        return False
+    if "Any" in _return_types(result) and _holds_container(result):  # an empty one does not show its type
+        return False
+    if not any(_holds_container(value.type()) for value in arguments):
+        return True
+    instances = owners.get(receiver.type().qualified_name()) if receiver.type().kind() == "ClassType" else None
+    if instances is None:  # a module interface: what runs is not known
+        return False
+    graph = dict(twin().named_modules())[instances[0][0]]._c._get_method(call.s("name")).graph
+    torch._C._jit_pass_inline(graph)  # makes torch keep the graphs of what it inlines, hence the twin
+    return not _overwrites_containers(graph)
+
+
+def _overwrites_containers(graph: Any) -> bool:
+    """Tell whether a graph changes a list or dictionary that it is given: Python would hand it a copy."""
+    aliases = graph.alias_db()
+    _, *arguments = graph.inputs()
+    containers = [value for value in arguments if _holds_container(value.type())]
+    changed = [value for value in _values(graph) if _is_container(value.type()) and aliases.has_writers(value)]
+    nested = [value for value in containers if any(map(_holds_container, value.type().containedTypes()))]
+    return any(aliases.has_writers(value) for value in containers) or any(
+        aliases.may_contain_alias(value, other) for value in nested for other in changed
+    )
+
+
+def _values(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield from node.outputs()
+        for inner in node.blocks():
+            yield from _values(inner)
+
+
+def _is_container(kind: Any) -> bool:
+    return kind.kind() in ("ListType", "DictType")
+
+
+def _holds_container(kind: Any) -> bool:
+    return _is_container(kind) or any(map(_holds_container, kind.containedTypes()))
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind.kind() in _PLAIN and all(map(_is_plain, kind.containedTypes()))
+
+
+def _return_types(kind: Any) -> tuple[str, ...]:
+    """Return how an operator's returns are written, given a call's type: a tuple of several items becomes several."""
+    items = kind.containedTypes() if kind.kind() == "TupleType" else []
+    return tuple(map(_written_type, items)) if len(items) > 1 else (_written_type(kind),)
+
+
+def _written_type(kind: Any) -> str:
+    inner = [_written_type(part) for part in kind.containedTypes()]
+    if kind.kind() == "TupleType" and len(inner) > 1:
+        pattern: str | None = f"({', '.join(['{}'] * len(inner))})"
+    else:
+        pattern = _WRITTEN.get(kind.kind())
+    return "Any" if pattern is None or "Any" in inner else pattern.format(*inner)
+
+
+def _reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
+    """Put an operator, with returns as in `_Plan.calls`, in place of a call; it gets module, method and arguments."""
+
+    def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
+        made = graph.create(kind, inputs, count)
+        made.copyMetadata(node)
+        made.insertBefore(node)
+        return made
+
+    receiver, *arguments = node.inputs()
+    method = insert("prim::Constant", [])
+    method.s_("value", node.s("name"))
+    method.output().setType(torch._C.StringType.get())
+    packed = insert("prim::TupleConstruct", arguments)
+    packed.output().setType(torch._C.TupleType([value.type() for value in arguments]))
+    kind = node.output().type()
+    items = kind.containedTypes() if len(returns) > 1 else [kind]
+    routed = insert(operator, [receiver, method.output(), packed.output()], len(items))
+    values = []
+    for value, item, written in zip(routed.outputs(), items, returns, strict=True):
+        if written == "Any":
+            value.setType(torch._C.AnyType.get())
+            cast = insert("prim::unchecked_cast", [value]).output()
+        else:
+            cast = value
+        cast.setType(item)
+        values.append(cast)
+    (result,) = values if len(values) == 1 else [insert("prim::TupleConstruct", values).output()]
+    result.setType(kind)
+    node.output().replaceAllUsesWith(result)
+    node.destroy()
+
+
+def _define_weights(graph: Any, node: Any) -> None:
+    """Let fused attention return None where it returns no weights.
+
+    Unasked for, they are a tensor that does not exist, which fails on its way to Python. (Without a script, Python gets
+    None for it.)
+    """
+    weights, wanted = node.outputsAt(1), node.inputsAt(10)
+    choice = graph.create("prim::If", [wanted], 1)
+    choice.insertAfter(node)
+    choice.addBlock().registerOutput(weights)
+    otherwise = choice.addBlock()
+    nothing = otherwise.addNode("prim::Constant", []).output()
+    nothing.setType(torch._C.NoneType.get())
+    otherwise.registerOutput(nothing)
+    choice.output().setType(torch._C.OptionalType(weights.type()))
+    weights.replaceAllUsesAfterNodeWith(choice, choice.output())
+    for use in choice.output().uses():
+        if use.user.kind() == "prim::TupleConstruct":
+            use.user.output().setType(torch._C.TupleType([value.type() for value in use.user.inputs()]))
+
+
+def _groups(script: Any) -> int | None:
+    """Return the group count of a convolution: an attribute if it was scripted, a constant in its graph if traced."""
+    count = getattr(script, "groups", None)
+    if count is None:
+        count = next((node.inputsAt(8).toIValue() for node in _forward_nodes(script, "aten::_convolution")), None)
+    return count if isinstance(count, int) else None
+
+
+def _permutation(script: Any) -> list[int] | None:
+    """Return the order in which a permuting layer puts the axes: found like `groups`."""
+    order = getattr(script, "dims", None)
+    for node in _forward_nodes(script, "aten::permute") if order is None else ():
+        order = [value.toIValue() for value in node.inputsAt(1).node().inputs()]
+    return order if isinstance(order, list) and all(isinstance(axis, int) for axis in order) else None
+
+
+def _forward_nodes(script: Any, kind: str) -> list[Any]:
+    has_forward = script._c._has_method("forward")
+    return script._c._get_method("forward").graph.findAllNodes(kind, True) if has_forward else []

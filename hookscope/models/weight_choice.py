@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hookscope.errors import UsageError
 from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.construction import (
     FileOptions,
@@ -50,20 +51,30 @@ class BuildOptions:
         """Whether the network is to differ from the one that trained weights are for."""
         return bool(self.arguments) or self.input_channels is not None
 
+    @property
+    def weights_name(self) -> str:
+        """The name of trained weights; "" for "auto", "none" and a file."""
+        weights = self.weights
+        is_other = not isinstance(weights, str) or weights in ("auto", "none") or looks_like_file(weights)
+        return "" if is_other else str(weights)
+
     def file_weights(self) -> "ChosenWeights | None":
-        """Return the weights of the file that `weights` names or is; None if it is neither."""
+        """Return the weights of the file that `weights` names or is; None for "auto" and "none"."""
         read = self.weights
         if isinstance(read, str):
-            if read in ("auto", "none") or not looks_like_file(read):
+            if read in ("auto", "none"):
                 return None
             read = read_checkpoint(Path(read), self.file)
         return ChosenWeights.of_file(read)
 
-    def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]") -> "ChosenWeights | None":
-        """Return what "auto", "none" and a file stand for; None for the name of trained weights.
+    def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]", others: str = "") -> "ChosenWeights":
+        """Return what "auto", "none" and a file stand for.
 
-        `trained` returns those that the network's library recommends, or raises DownloadError.
+        `trained` returns those that the network's library recommends, or raises DownloadError. Raises UsageError for
+        the name of trained weights, with what `others` says of them.
         """
+        if weights := printable(self.weights_name):
+            raise UsageError(f"{name} has no weights '{weights}'; {others}give auto, none or a file.")
         reason = ""
         if self.weights == "auto":
             reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."
@@ -72,8 +83,8 @@ class BuildOptions:
                     return trained()
                 except DownloadError as error:
                     reason = str(error)
-        elif self.weights != "none":
-            return self.file_weights()
+        elif (chosen := self.file_weights()) is not None:
+            return chosen
         if self.on_meta:
             return ChosenWeights("not loaded")
         loud = f"{name}: weights are RANDOM (seed {self.seed}), so activations show no learnt features: {reason}"

@@ -254,6 +254,6 @@ def shown_key(key: object) -> str:
     return printable(str(key), 40) if isinstance(key, str | int | float) else f"a {kind_of(key)}"
 
 
-def listed(members: Sequence[str], shown: int = 5) -> str:
+def listed(members: Sequence[str]) -> str:
     """Return the first members for a message."""
-    return f"{', '.join(members[:shown])}{', …' if len(members) > shown else ''}"
+    return f"{', '.join(members[:5])}{', …' if members[5:] else ''}"

@@ -72,8 +72,6 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     if unknown := options.arguments.keys() - {"num_classes"}:
         raise UsageError(f"MODEL 'demo' takes no {arg('model_arg')} {printable(min(unknown))}; it takes num_classes.")
     chosen = options.usual_weights(DEMO, partial(_demo_weights, on_meta=options.on_meta))
-    if chosen is None:
-        raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")
     names = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
     has_names = chosen.is_file or (options.weights == "auto" and not chosen.random)
     is_imagenet = options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
@@ -115,13 +113,9 @@ def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
     if isinstance(weights, str) and (enum := choices.__members__.get(weights.removeprefix(f"{choices.__name__}."))):
         return _trained_weights(enum, on_meta=options.on_meta)
     trained = partial(_trained_weights, choices.DEFAULT, on_meta=options.on_meta, probes=True)
-    if chosen := options.usual_weights(name, trained):
-        is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
-        return replace(chosen, enum=_published(choices, chosen.checkpoint)) if is_file else chosen
-    names = ", ".join(choices.__members__)
-    raise UsageError(
-        f"{name} has no weights '{printable(str(weights))}'; it has {names}; or give auto, none or a file."
-    )
+    chosen = options.usual_weights(name, trained, f"it has {', '.join(choices.__members__)}; or ")
+    is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
+    return replace(chosen, enum=_published(choices, chosen.checkpoint)) if is_file else chosen
 
 
 def _published(choices: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:

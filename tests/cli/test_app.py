@@ -271,6 +271,8 @@ def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: tuple[
         (("check", "--sarif", "--jobs", "2", "a.pt"), "--sarif", "--jobs"),
         (("grads", "demo", "--loss", "-l", "conv"), "--loss", "-l"),
         (("activations", "demo", "cat.jpg", "--out", "--no-grids"), "--out", "--no-grids"),
+        (("activations", "demo", "cat.jpg", "--layer"), "--layer", ""),
+        (("watch", "-m", "--", "train.py"), "-m", ""),
     ],
 )
 def test_the_name_of_an_option_is_no_value_of_the_one_before(
@@ -278,7 +280,8 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
 ) -> None:
     ended = run(*arguments)
     assert ended.code == 2
-    assert ended.stderr == f"hookscope: error: {name} needs a value; '{value}' is the next option.\n"
+    following = f"; '{value}' is the next option" if value else ""
+    assert ended.stderr == f"hookscope: error: {name} needs a value{following}.\n"
 
 
 def test_no_option_only_repeats_a_default() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from tests.cli.conftest import CAT, Run
 
 

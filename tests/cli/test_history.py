@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.cli.conftest import Run
@@ -43,6 +44,15 @@ def test_a_glob_that_the_shell_expanded_is_the_files_of_it(run: Run, tmp_path: P
     alone = run("history", "epoch_1.pt")
     assert alone.code == 2
     assert "'epoch_1.pt' is one: name more, a folder, or a glob" in alone.stderr
+
+
+def test_indices_of_shards_are_files_as_well(run: Run) -> None:
+    for at in (1, 2):
+        safetensors.torch.save_file(weights(at), f"{at}.safetensors")
+        listed = dict.fromkeys(weights(at), f"{at}.safetensors")
+        Path(f"{at}.safetensors.index.json").write_text(json.dumps({"weight_map": listed}), encoding="utf-8")
+    document = json.loads(run("history", "1.safetensors.index.json", "2.safetensors.index.json", "--json").stdout)
+    assert [file["label"] for file in document["files"]] == ["1.safetensors.index.json", "2.safetensors.index.json"]
 
 
 def test_an_error_of_every_file_is_printed_once(run: Run, tmp_path: Path) -> None:

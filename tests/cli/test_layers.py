@@ -86,7 +86,7 @@ def test_weights_of_a_file_must_fit_the_network_that_is_listed(run: Run, tmp_pat
 def test_shapes_come_from_the_meta_device_where_that_works(
     run: Run, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr("hookscope.models.load_model", lambda *_, **__: pytest.fail("built for real"))
+    monkeypatch.setattr("hookscope.models.spec.load_model", lambda *_, **__: pytest.fail("built for real"))
     ended = run("layers", model, "--json")
     assert ended.code == 0
     assert modules_of(ended.stdout)[0]["output_shapes"]

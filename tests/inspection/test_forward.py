@@ -16,7 +16,7 @@ from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import load_batches
 from hookscope.inspection.forward import ForwardError, list_modules
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.statistics import native

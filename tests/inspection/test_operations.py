@@ -18,7 +18,8 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
-from hookscope.models import FileOptions, load_model
+from hookscope.models.construction import FileOptions
+from hookscope.models.spec import load_model
 from tests.commands.attention.small_networks import FlexAttention
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import TORCHVISION, vision

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hookscope.errors import InputError
-from hookscope.models import LoadedModel, load_model
 from hookscope.models.classes import read_classes, stored_classes
+from hookscope.models.construction import LoadedModel
+from hookscope.models.spec import load_model
 
 NAMES = ("ant", "bee", "crane")
 

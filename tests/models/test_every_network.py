@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models import LoadedModel, build_on_meta, load_model
-from hookscope.models.construction import skipped_initialisation
+from hookscope.models.construction import LoadedModel, skipped_initialisation
+from hookscope.models.spec import build_on_meta, load_model
 from hookscope.results.inputs import Preprocessing
 from tests.models.saved import tensors_of
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hookscope.errors import CheckpointError, UntrustedFileError
-from hookscope.models import load_model
 from hookscope.models.construction import FileOptions
+from hookscope.models.spec import load_model
 from hookscope.models.trusted_files import read_pickle
 from tests.models.hostile import Call
 from tests.models.saved import NINE, SAVERS, SEVEN, build, tensors_of

@@ -25,6 +25,7 @@ from hookscope.errors import (
 )
 from hookscope.inputs.batches import load_batches
 from hookscope.models.construction import FileOptions
+from hookscope.models.input_spec import example_shape
 from hookscope.models.spec import load_model, parse_model
 from tests.cli.conftest import CAT
 
@@ -128,6 +129,18 @@ def test_pictures_are_prepared_as_by_the_image_processor(vit: Path, name: str) -
     assert difference.max() < 8 / 255 / 0.26
 
 
+@pytest.mark.parametrize(("channels", "size"), [(3, 32), (1, (32, 48)), (4, 32)])
+def test_without_an_image_processor_pictures_have_the_size_of_the_configuration(
+    tmp_path: Path, channels: int, size: int | tuple[int, int]
+) -> None:
+    config = transformers.ViTConfig(**{**VIT, "image_size": size, "num_channels": channels})
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    loaded = load_model(str(tmp_path / "vit"))
+    height, width = (size, size) if isinstance(size, int) else size
+    assert example_shape(loaded.module, loaded.preprocessing) == (1, channels, height, width)
+    assert loaded.preprocessing.crop == (height, width)
+
+
 @pytest.mark.exhaustive
 def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path) -> None:
     size = {"shortest_edge": 64, "longest_edge": 90}
@@ -147,7 +160,7 @@ def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
         load_model(str(vit))
     for phrase in (
         "1 missing (classifier.bias)",
-        "1 of another shape (classifier.weight)",
+        "1 of another shape or type (classifier.weight: file (5, 32), network (3, 32))",
         "1 unknown to the network (e",
     ):
         assert phrase in str(raised.value)
@@ -186,9 +199,22 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
         "asks for code that comes with it (auto_map)",
     ),
     "a module of the folder": (lambda folder: change(folder, architectures=["modeling.Net"]), ModelNotFoundError, ""),
-    "a class that is no network": (lambda folder: change(folder, architectures=["ViTConfig"]), ModelNotFoundError, ""),
+    "a class that is no network": (
+        lambda folder: change(folder, architectures=["ViTConfig"]),
+        ModelNotFoundError,
+        "names 'ViTConfig', which is no network of transformers",
+    ),
     "an unknown network": (lambda folder: change(folder, model_type="evilnet"), ModelNotFoundError, "'evilnet'"),
-    "settings that cannot be": (lambda folder: change(folder, hidden_size="x"), HookscopeError, ""),
+    "settings that cannot be": (
+        lambda folder: change(folder, hidden_size="x"),
+        CheckpointError,
+        "TypeError: Field 'hidden_size' expected int, got str (value: 'x')",
+    ),
+    "layers without end": (
+        lambda folder: change(folder, num_hidden_layers=10**9),
+        CheckpointError,
+        "asks for more than 1000 layers (num_hidden_layers); refused",
+    ),
     "a network for text": (
         lambda folder: change(folder, model_type="bert", architectures=["BertModel"]),
         UsageError,

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.models import build_on_meta
 from hookscope.models.input_spec import (
     default_preprocessing,
     example_shape,
@@ -10,6 +9,7 @@ from hookscope.models.input_spec import (
     infer_input_shape,
     with_channels,
 )
+from hookscope.models.spec import build_on_meta
 from hookscope.results.inputs import Preprocessing
 
 NETWORKS = {

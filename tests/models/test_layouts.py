@@ -16,9 +16,11 @@ import torch
 
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
+from hookscope.models.adapters import is_adapter
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import FileOptions
 from hookscope.models.contents import list_contents
+from hookscope.models.spec import load_model
 from hookscope.models.statedict import load_into
 from tests.models import hostile
 
@@ -31,6 +33,9 @@ def test_a_single_shard_says_which_of_how_many_it_is(tmp_path: Path, suffix: str
     assert list_contents(shard).warnings == (f"{said}; give that.",)
     assert read_checkpoint(shard).warnings == (f"{said}; give that.",)
     assert list_contents(index).warnings == ()
+    with pytest.raises(HookscopeError, match=f"{said}; give that") as raised:
+        load_model(str(shard), arch="resnet18")
+    assert "does not fit resnet18" in str(raised.value)
     index.unlink()
     assert list_contents(shard).warnings == (f"{said}, which is not next to it.",)
 
@@ -61,6 +66,14 @@ def test_an_adapter_says_its_rank_and_layers_and_whether_it_is_trained(tmp_path:
     assert list_contents(path).warnings == (f"{said}trained on; every lora_B is 0 (untrained).",)
     safetensors.torch.save_file(adapter(float("nan"), name=name), path)
     assert "untrained" not in list_contents(path).warnings[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_name_of_many_parts_takes_no_longer_than_another(tmp_path: Path) -> None:
+    # A copy of the name for each of its dots would be 2^39 bytes.
+    path = tmp_path / "adapter_model.safetensors"
+    safetensors.torch.save_file(adapter(0.5) | {"." * 2**20: torch.ones(1)}, path)
+    assert is_adapter(read_checkpoint(path).state)
 
 
 def test_adapters_inside_a_network_need_no_other(tmp_path: Path) -> None:
@@ -139,6 +152,14 @@ def test_states_of_optimisers_say_where_the_weights_are(
             read_checkpoint(path)
         assert where in str(raised.value)
         assert any(said in warning for warning in list_contents(path).warnings)
+
+
+def test_a_stage_that_is_in_itself_is_no_stage(tmp_path: Path) -> None:
+    stage: list[Any] = []
+    stage.append(stage)
+    torch.save(optimiser_states(stage), tmp_path / "states.pt")
+    with pytest.raises(CheckpointError, match="of a DeepSpeed ZeRO checkpoint"):
+        read_checkpoint(tmp_path / "states.pt")
 
 
 def test_a_folder_of_deepspeed_stands_for_its_weights(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def adapted(tmp_path: Path, settings: dict[str, Any], *, trained: bool = True, safe: bool = True) -> nn.Module:
+Q = "base_model.model.q.lora_"
+
+
+def adapted(
+    tmp_path: Path, settings: dict[str, Any], *, trained: bool = True, safe: bool = True, network: str = NETWORK
+) -> nn.Module:
     """Write net.py, and what peft saves of adapters for its network; return what peft merges."""
     import peft
 
-    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    (tmp_path / "net.py").write_text(network, encoding="utf-8")
     base = load_model(f"{tmp_path / 'net.py'}:build").module
     wrapped = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**settings))
     if trained:
@@ -101,6 +107,38 @@ def test_without_a_network_it_says_that_it_needs_one(tmp_path: Path) -> None:
         load_model(str(tmp_path / "adapter"))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("kind", ["gaussian", "orthogonal", "pissa", "olora"])
+def test_initialisations_that_change_the_network_are_refused_and_others_merged(tmp_path: Path, kind: str) -> None:
+    import peft
+
+    adapted(tmp_path, CASES["linear"] | {"init_lora_weights": kind})
+    base = load_model(f"{tmp_path / 'net.py'}:build").module
+    merged: nn.Module = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter").merge_and_unload()
+    tensors = safetensors.torch.load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    expected = base.q.weight + 6 / 4 * tensors[f"{Q}B.weight"] @ tensors[f"{Q}A.weight"]
+    changes = not torch.allclose(merged.q.weight, expected, atol=1e-5)
+    assert changes == (kind in ("pissa", "olora"))
+    refusal = pytest.raises(CheckpointError, match=f"of kind {kind}") if changes else nullcontext()
+    with refusal:
+        loaded = load_model(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build")
+        torch.testing.assert_close(loaded.module.q.weight, expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_a_square_weight_is_turned_if_its_layer_keeps_it_so(tmp_path: Path) -> None:
+    # The setting is of the last layer that peft wrapped, here the linear one.
+    network = NETWORK.replace("nn.Linear(12, 6)", "Conv1D(12, 12)").replace("nn.Linear(12, 2)", "nn.Linear(12, 12)")
+    network = f"from transformers.pytorch_utils import Conv1D\n{network}"
+    expected = adapted(tmp_path, CASES["linear"] | {"target_modules": ["q", "head"]}, network=network).state_dict()
+    actual = load_model(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build").module.state_dict()
+    assert not json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["fan_in_fan_out"]
+    for name in ("q.weight", "head.weight"):
+        torch.testing.assert_close(actual[name], expected[name])
+
+
 def _settings(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "adapter_config.json"
@@ -119,7 +157,6 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path
     return changed
 
 
-Q = "base_model.model.q.lora_"
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter_config.json with"),
     "settings that are no JSON": (
@@ -127,6 +164,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         "not the JSON that peft writes",
     ),
     "another method": (_settings(peft_type="LOHA"), "of kind LOHA; only LoRA"),
+    # What peft itself makes of these: test_initialisations_that_change_the_network.
+    "PiSSA": (_settings(init_lora_weights="pissa_niter_4"), "of kind pissa_niter_4; only LoRA"),
+    "aLoRA": (_settings(alora_invocation_tokens=[1, 2]), "of kind aLoRA; only LoRA"),
+    "LoRA with biases": (_settings(lora_bias=True), "of kind LoRA with biases; only LoRA"),
     "DoRA": (_settings(use_dora=True), "of kind DoRA; only LoRA"),
     "no alpha": (_settings(lora_alpha=None), "no number for lora_alpha"),
     "an alpha that is no number": (_settings(lora_alpha=float("inf")), "no number for lora_alpha"),

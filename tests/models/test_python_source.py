@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError
-from hookscope.models import LoadedModel, build_on_meta, load_model
+from hookscope.models.construction import LoadedModel
 from hookscope.models.python_source import parse_arguments
+from hookscope.models.spec import build_on_meta, load_model
 
 NET = """
 import torch

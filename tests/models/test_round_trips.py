@@ -11,8 +11,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from hookscope.models import architecture, load_model
+from hookscope.models import architecture
 from hookscope.models.construction import silenced_known_warnings
+from hookscope.models.spec import load_model
 from tests.models.saved import tensors_of
 
 from .test_zoo import build

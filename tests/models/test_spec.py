@@ -8,9 +8,8 @@ import torchvision
 from torch import nn
 
 from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
-from hookscope.models import FileOptions, build_on_meta, load_model, parse_model
-from hookscope.models.construction import seeded
-from hookscope.models.spec import ModelSpec
+from hookscope.models.construction import FileOptions, seeded
+from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
@@ -69,6 +68,8 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
         ("resnet43", {}, ModelNotFoundError, r"No model is called 'resnet43'\. Nearest: 'resnet34'"),
         ("min.py:build", {}, InputError, r"min\.py does not exist\. Nearest: 'mine\.py'\. Give FILE\.py:NAME"),
         ("net.py", {}, UsageError, r"net\.py:NAME"),
+        ("mine.py:", {}, UsageError, r"needs the name of a factory: mine\.py:NAME\.$"),
+        ("mine.py:build:x", {}, ModelNotFoundError, r"'mine\.py:build:x'\. List them"),
         ("mine", {}, ModelNotFoundError, r"No model is called 'mine'\. mine\.py is here: give mine\.py:NAME\.$"),
         ("mine.build", {}, ModelNotFoundError, r"mine\.py is here: give mine\.py:build\.$"),
         ("model.pt", {}, ModelNotFoundError, r"model\.pt fits no network .*--arch"),

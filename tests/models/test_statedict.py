@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookscope.errors import MisfitError
-from hookscope.models import FileOptions
+from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import fits, foreign_names, load_into
 from hookscope.models.wrapped_names import stripped_forms
 
@@ -29,7 +29,10 @@ def test_misfits_are_listed_on_one_line_with_counts() -> None:
     assert message.isprintable()
     assert "model.pt does not fit Sequential" in message
     assert "4 missing (0.weight, 1.weight, 1.bias, …)" in message
-    assert "2 of another shape (2.weight: file (10, 512), network (2, 4), 2.bias: file (10,), network (2,))" in message
+    assert (
+        "2 of another shape or type (2.weight: file (10, 512), network (2, 4), 2.bias: file (10,), network (2,))"
+        in message
+    )
     assert r"1 unknown to the network (head\n::error::)" in message
 
 
@@ -175,6 +178,11 @@ def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, co
         shown = f"{str(inputs).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
         with pytest.raises(MisfitError, match=f"values: file {shown}"):
             load_into(module, state, "model.pt")
+
+
+def test_a_sparse_tensor_says_where_it_is() -> None:
+    with pytest.raises(MisfitError, match=r"1 of another shape or type \(weight: file sparse_coo, network strided\)"):
+        load_into(nn.Linear(2, 2, bias=False), {"weight": torch.eye(2).to_sparse()}, "model.pt")
 
 
 @pytest.mark.parametrize("name", ["conv1/kernel:0", "params.Conv_0.kernel"])

@@ -15,9 +15,10 @@ from torch import nn
 
 from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatchedError, UntrustedFileError, UsageError
 from hookscope.inputs.loading import load_input
-from hookscope.models import build_on_meta, load_model, timm_zoo
+from hookscope.models import timm_zoo
 from hookscope.models.download import cached_file
 from hookscope.models.names import model_names
+from hookscope.models.spec import build_on_meta, load_model
 from tests.models.hostile import Call
 
 from .conftest import Server

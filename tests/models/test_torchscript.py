@@ -208,7 +208,7 @@ def test_a_torch_with_other_graphs_leaves_output_and_parameter_gradients(
     def reroute(_graph: Any, node: Any, *_: object) -> None:
         node.destroy_in_another_way()
 
-    monkeypatch.setattr(torchscript, "reroute", reroute)
+    monkeypatch.setattr(torchscript, "_reroute", reroute)
     eager = conv_net().eval()
     loaded = load_script(eager, tmp_path)
     check_limited(loaded, eager, torch.randn(2, 3, 8, 8), " can be seen: this version of torch does not let hooks in")

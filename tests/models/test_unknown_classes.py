@@ -234,6 +234,16 @@ def test_objects_in_objects_without_end_end_in_one_sentence_or_are_skipped(tmp_p
         read_checkpoint(path)
 
 
+@pytest.mark.timeout(60)
+def test_what_skipped_objects_share_is_counted_once(tmp_path: Path) -> None:
+    # Going through the shared list for each of the objects would take 2^32 steps.
+    shared = [torch.ones(2), *range(2**16)]
+    objects = [argparse.Namespace(values=shared) for _ in range(2**16)]
+    torch.save({"state_dict": {"w": torch.ones(2)}, "args": objects}, tmp_path / "a.pt")
+    said = "skipped: 65,536 objects of argparse.Namespace; 1 tensor inside them."
+    assert read_checkpoint(tmp_path / "a.pt").warnings[0].endswith(said)
+
+
 def test_a_number_that_python_does_not_print_is_refused(tmp_path: Path) -> None:
     for number, refused in ((10**4000, False), (10**5000, True)):
         torch.save({"w": torch.ones(2), "n": number}, tmp_path / "n.pt", pickle_protocol=4)

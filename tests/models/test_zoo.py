@@ -14,10 +14,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
-from hookscope.models import build_on_meta, load_model
 from hookscope.models.construction import replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
 from hookscope.models.names import model_names
+from hookscope.models.spec import build_on_meta, load_model
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.zoo import load_torchvision
 from tests.models.hostile import Call

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.inputs.batches import load_batches
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from hookscope.results.activations import LayerRow
 from hookscope.results.distribution import (
     EXACT_LIMIT,

@@ -11,7 +11,7 @@ from torch import nn
 from hookscope.errors import UsageError
 from hookscope.inputs.batches import load_batches, part_of
 from hookscope.inputs.noise import noise_batch
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import Failure
 from hookscope.rules.baseline import Baseline, baseline_of, require_fit

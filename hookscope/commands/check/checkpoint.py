@@ -34,7 +34,7 @@ from hookscope.errors import (
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.inspection.device import full_float32
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow

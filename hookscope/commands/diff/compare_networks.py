@@ -41,8 +41,7 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import Mode
-from hookscope.models import LoadedModel
-from hookscope.models.construction import copied
+from hookscope.models.construction import LoadedModel, copied
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord

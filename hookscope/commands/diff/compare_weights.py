@@ -16,8 +16,8 @@ from hookscope.commands.diff.measures import coarser, comparable, plain, sums_of
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.inspection.session import package_versions
-from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.differences import Differences, Match, Side, Unmatched, WeightDifference

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hookscope.commands.opening import Model
     from hookscope.inspection.given_inputs import Images
     from hookscope.inspection.session import OnError, OnProgress
-    from hookscope.models import LoadedModel
+    from hookscope.models.construction import LoadedModel
     from hookscope.results.differences import Differences
 
 
@@ -107,8 +107,8 @@ def _sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.
     Raises:
         UsageError: If weights of B are named and B is a weights file.
     """
-    from hookscope.models import parse_model
     from hookscope.models.checkpoint import looks_like_file
+    from hookscope.models.spec import parse_model
 
     names = (a, a if b == "same" else b)
     chosen = (option.weights, option.weights_b or option.weights)
@@ -189,7 +189,7 @@ def _refuse(names: Sequence[str], reason: str) -> None:
 def _weights(model: Model, option: options.Diff) -> Weights:
     """Return the weights of a model; of a weights file those in it, whatever network they are for."""
     from hookscope.commands.diff.compare_weights import read_weights, weights_of
-    from hookscope.models import parse_model
+    from hookscope.models.spec import parse_model
 
     if not isinstance(model, str | Path):
         return weights_of(given_network(model))

@@ -16,8 +16,8 @@ from hookscope.commands.check.measuring.training_state import groups_of, moves_b
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of
 from hookscope.errors import HookscopeError
-from hookscope.models import FileOptions
 from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
+from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow

@@ -23,7 +23,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import length_of, to_device
 from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.results.inputs import InputRecord

@@ -23,7 +23,7 @@ from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.network import queued
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.json_form import UNSTORED

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.attribute.pixels import PIXEL_METHODS, Pixels, ScoredBatch, guided_backprop
 from hookscope.errors import ModelError, UsageError
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from tests.networks import batch_of
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from hookscope.api import check
 from hookscope.commands.check.checkpoint import check_checkpoint
 from hookscope.errors import UsageError
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.rules.settings import CheckSettings, Expectation
 

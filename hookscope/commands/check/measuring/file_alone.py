@@ -15,10 +15,11 @@ from torch.nn.modules.conv import _ConvNd
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import CheckpointError, UsageError
-from hookscope.models import FileOptions, parse_model
 from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
+from hookscope.models.spec import parse_model
 from hookscope.models.statedict import named_tensors
 from hookscope.models.training_entries import training_entries
 from hookscope.models.wrapped_names import twin_names

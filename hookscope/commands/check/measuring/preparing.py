@@ -20,9 +20,10 @@ from hookscope.inspection.device import move_to
 from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
-from hookscope.models import FileOptions, LoadedModel, load_model
 from hookscope.models.classes import with_classes
+from hookscope.models.construction import FileOptions, LoadedModel
 from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.spec import load_model
 from hookscope.options import InputOptions, taken
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.noise_shapes import parse_noise_shapes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.check.checkpoint import check_checkpoint
 from hookscope.inputs.batches import load_batches
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.inputs import Preprocessing
 from hookscope.rules.baseline import Baseline, baseline_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.models import load_model
+from hookscope.models.spec import load_model
 from hookscope.results.check import CheckReport
 from hookscope.rules.judging import wanted_rules
 from hookscope.rules.settings import CheckSettings, RuleSettings

@@ -18,7 +18,8 @@ from hookscope.commands.check.checkpoint import check_checkpoint
 from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import prepare
 from hookscope.inputs.batches import load_batches
-from hookscope.models import LoadedModel, load_model
+from hookscope.models.construction import LoadedModel
+from hookscope.models.spec import load_model
 from hookscope.results.check import RuleOutcome
 from hookscope.results.inputs import Preprocessing
 from hookscope.rules.judging import judge, wanted_rules

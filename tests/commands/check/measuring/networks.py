@@ -10,7 +10,7 @@ from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.inputs import Batch
 from hookscope.inspection.network import inspected_network
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.rules.settings import CheckSettings

@@ -13,7 +13,7 @@ from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import CheckpointError, ImageError, NothingMatchedError, UsageError
 from hookscope.inspection.network import inspected_network
-from hookscope.models import LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import Preprocessing
 from hookscope.rules.settings import CheckSettings, Expectation
 

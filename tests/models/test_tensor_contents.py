@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookscope.models import tensor_values
-from hookscope.models.tensor_values import Values, values_of_tensor
+from hookscope.models import tensor_contents
+from hookscope.models.tensor_contents import Values, values_of_tensor
 
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]
 
@@ -17,7 +17,7 @@ EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, tor
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 16 elements, so that small tensors are read in several."""
-    monkeypatch.setattr(tensor_values, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(tensor_contents, "PIECE_ELEMENTS", 16)
 
 
 def assert_values(actual: Values | None, elements: np.ndarray) -> None:
@@ -63,7 +63,7 @@ def test_every_pattern_of_bits_is_read_as_torch_reads_it(dtype: torch.dtype) -> 
     limits = torch.iinfo(integers)
     patterns = torch.arange(limits.min, limits.max + 1).to(integers).view(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_values, "PIECE_ELEMENTS", 2**14)
+        patch.setattr(tensor_contents, "PIECE_ELEMENTS", 2**14)
         assert_values(values_of_tensor(patterns), patterns.float().double().numpy())
 
 
@@ -104,5 +104,5 @@ def test_an_expanded_tensor_shows_each_element_so_often_however_large_it_is() ->
 )
 def test_a_view_too_scattered_is_not_read(view: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert values_of_tensor(view) == Values(0, 0, 0, 1, 1, 1, 0)
-    monkeypatch.setattr(tensor_values, "_GATHER_BYTES_LIMIT", 100 if view.numel() > 9 else 10)
+    monkeypatch.setattr(tensor_contents, "_GATHER_BYTES_LIMIT", 100 if view.numel() > 9 else 10)
     assert values_of_tensor(view) is None
