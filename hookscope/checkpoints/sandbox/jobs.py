@@ -35,7 +35,8 @@ Item = TypeVar("Item")
 
 # Python looks for nothing in the current folder; the module search path is the parent's own.
 _HOST_PROGRAM = """
-import json, sys
+import gc, json, sys
+gc.set_threshold(10_000)  # as in cli/app.py
 sys.path[:] = json.loads(sys.argv[1])
 from hookscope.checkpoints.sandbox.jobs import serve
 from hookscope.checkpoints.sandbox.worker import Limits

@@ -284,10 +284,10 @@ def test_activations_in_compiled_code_are_said_not_to_be_watched(
 # --- As Python runs it -----------------------------------------------------------------------------------------------
 
 ABOUT = """
-    import builtins, pickle, sys
+    import builtins, gc, pickle, sys
     assert "torch" not in sys.modules
     print(sorted(globals()), __doc__, __package__, __cached__, type(__loader__), __builtins__ is builtins)
-    print(__annotations__, sys.excepthook is sys.__excepthook__, sys.flags)
+    print(__annotations__, sys.excepthook is sys.__excepthook__, sys.flags, gc.get_threshold())
     count: int = 1
     print(__annotations__, sys.modules["__main__"].__dict__ is globals())
     class Here: pass
