@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.commands.watch.describe import describe_training
-from hookscope.commands.watch.heat_maps import heat_maps
+from hookscope.commands.watch.describe import describe_training, heat_maps
 from hookscope.reporting.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE
 from hookscope.reporting.steps import columns_of, kept_places, kept_runs, round_steps

@@ -7,15 +7,19 @@ Only a file that alone lacks a tensor, or alone has it in another shape, fails.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import attrgetter
 from statistics import median, median_low
 from typing import Literal
 
-from hookscope.commands.history.drift import LEAST_OF_REPLACED
+import torch
+from torch import Tensor
+
+from hookscope.commands.history.drift import LEAST_OF_REPLACED, cosine
+from hookscope.commands.history.measure_file import Weights
 from hookscope.results.findings import Finding
 from hookscope.results.history import HistoryFile, HistoryFinding, OptimiserPoint, WeightPoint
-from hookscope.text import are, counted, figure, printable, some_of
+from hookscope.text import are, counted, figure, in_words, printable, some_of
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
 # quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
@@ -31,6 +35,12 @@ _LEAST_OF_SCALES = 0.5
 _PAIRS_BEFORE = 3
 
 _STATISTICS = ("running_mean", "running_var")
+
+# A copy that follows a weight, as momentum encoders and target networks do, is nearer to it than this. Unrelated
+# weights have a cosine near 0.
+_COSINE_OF_COPY = 0.5
+
+_WRITTEN = "such as an average (EMA) or a merged adapter"
 
 DEAD = "dead-filters-appear"
 JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
@@ -186,6 +196,70 @@ _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
     STOP: _stops,
     RESET: _resets,
 }
+
+
+def moved_though_frozen(
+    before: Weights, now: Weights, drift: Mapping[str, float | None], labels: Sequence[str], learnt: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield the parameters that are frozen in two files and differ between them by more than rounding.
+
+    Files without a trainable parameter are averaged copies, or saved for use: nothing is said of those. What shares its
+    memory with a trainable parameter, or follows one as a copy, moves with it. `learnt` has a tied parameter once.
+    """
+    flags, others = now.requires_grad, before.requires_grad
+    if not (any(flags.values()) and any(others.values())):
+        return
+    dense = {name: tensor for name, tensor in now.tensors.items() if tensor.layout is torch.strided}
+    trained = {name: dense[name] for name, flag in flags.items() if flag and name in dense}
+    addresses = {tensor.data_ptr() for tensor in trained.values()}
+    moved = {
+        name: dense[name]
+        for name in learnt
+        if flags.get(name) is others.get(name) is False
+        and name in dense
+        and dense[name].dtype == before.tensors[name].dtype
+        and (drift.get(name) or 0) > _rounding(dense[name])
+        and dense[name].data_ptr() not in addresses
+    }
+    copies = set(_copies(moved, trained))
+    for name in moved:
+        if not any(name.startswith(prefix) and origin + name[len(prefix) :] in trained for prefix, origin in copies):
+            where = f"is frozen in {labels[0]} and {labels[1]}, yet moved between them"
+            yield Finding(FROZEN, "warn", name, f"'{printable(name, 80)}' {where}: {_cause(name, now.moves_by)}.")
+
+
+def _rounding(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 0.0
+
+
+def _copies(moved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield what the names of copies begin with, and those of the trainable weights that they follow."""
+    for name, tensor in moved.items():
+        for origin, other in trained.items():
+            ending = _common_ending(name, origin)
+            alike = ending and tensor.shape == other.shape and sum(size > 1 for size in tensor.shape) >= 2
+            if alike and cosine(tensor, other) > _COSINE_OF_COPY:
+                yield name.removesuffix(ending), origin.removesuffix(ending)
+
+
+def _common_ending(first: str, second: str) -> str:
+    """Return the last parts that two dotted names have in common; "" for none, or all of the shorter name."""
+    parts = zip(reversed(first.split(".")), reversed(second.split(".")), strict=False)
+    shared = [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], parts)]
+    return ".".join(reversed(shared))
+
+
+def _cause(name: str, moves_by: Mapping[str, Sequence[str]] | None) -> str:
+    if moves_by is None:
+        optimiser = "an optimizer with momentum or weight decay still moves it"
+        return f"either its .grad is 0, not None, so that {optimiser}, or something else wrote to it, {_WRITTEN}"
+    if name not in moves_by:
+        return f"the optimizer in the file does not have it, so something else wrote to it, {_WRITTEN}"
+    if by := moves_by[name]:
+        remedy = "set .grad to None, or take it out of the optimizer"
+        return f"its .grad is probably 0, not None, so the optimizer still moves it, by {in_words(by)}; {remedy}"
+    stale = "either its .grad still holds the gradient of an earlier step, with which the optimizer still moves it"
+    return f"{stale}, or something else wrote to it, {_WRITTEN}"
 
 
 def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:

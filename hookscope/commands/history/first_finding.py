@@ -1,6 +1,7 @@
 """Since which file a rule fails: found among files that were all read, or by halving a series of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 from hookscope.results.findings import Finding
@@ -23,16 +24,23 @@ def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
     return worst
 
 
-def verdicts(findings: Mapping[int, ByKey]) -> list[HistoryFinding]:
+def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozenset()) -> list[HistoryFinding]:
     """Return what each rule finds, and since when, in files that were all read: by index, in order.
 
-    Places at which a rule fails in the same files make one verdict.
+    Places at which a rule fails in the same files make one verdict; of `fading` rules, which pass sooner at some places
+    than at others, those at which it began together.
     """
     order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}
     for index in order:
         for key in findings[index]:
             held[key] = (*held.get(key, ()), index)
+    began_at: dict[tuple[str, int], set[int]] = {}
+    for (rule, _), files in held.items():
+        began_at.setdefault((rule, files[0]), set()).update(files)
+    for key, files in held.items():
+        if key[0] in fading:
+            held[key] = tuple(at for at in order if at in began_at[key[0], files[0]])
     begun = {key: (_before(order, files[0]), files) for key, files in held.items()}
     return _grouped(begun, findings, lambda files: [*files] == order[order.index(files[0]) :])
 

@@ -11,16 +11,17 @@ import torch
 from hookscope.commands.history.changes import (
     DTYPE,
     FILE_TO_FILE,
+    FROZEN,
     OPTIMISER,
     TENSORS,
     changes,
     dead_since,
+    moved_though_frozen,
     optimiser_changes,
     tensor_changes,
 )
 from hookscope.commands.history.drift import drifts, traded_places
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
-from hookscope.commands.history.frozen import frozen_verdicts, moved_though_frozen
 from hookscope.commands.history.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.errors import UsageError
 from hookscope.inspection.device import cpu_threads
@@ -80,8 +81,7 @@ def follow(
     if not searches:
         first = next((snapshot for snapshot in measured if snapshot.rows), None)
         judged = {at: _with_dead(first, measured[at]) for at in rows if first is not None}
-        frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
-        all_verdicts = [*verdicts(judged), *frozen, *changes(history_files, rows)]
+        all_verdicts = [*verdicts(judged, fading={FROZEN}), *changes(history_files, rows)]
     all_verdicts += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
     return History(
         files=history_files,
@@ -103,7 +103,7 @@ def follow(
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
     """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
     rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
-    return by_key([*dead_since(rows, others, first.file.label), *now.findings])
+    return by_key([*dead_since(rows, others, first.file.label), *now.findings, *now.moved_though_frozen])
 
 
 @dataclass(slots=True)

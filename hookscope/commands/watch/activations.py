@@ -32,8 +32,6 @@ from hookscope.statistics.storage import gathered
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass: the mode of the network, the number of inputs, the observed outputs, and the rows looked up."""
-
     training: bool
     input_count: int
     seen: list[Observation[Measured]]
@@ -265,7 +263,6 @@ _FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEn
 
 
 def _has_compiled() -> bool:
-    """Tell whether torch has compiled any code in this process."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     return dynamo is not None and bool(dynamo.input_codes.seen)
 

@@ -1,13 +1,17 @@
 """A watched training as a document: the first verdict and the end, curves over steps, layers over watched steps."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any
 
 import numpy as np
 
 from hookscope.commands.survey.describe import rows_used
-from hookscope.commands.watch.heat_maps import heat_maps
 from hookscope.reporting.columns import Column, integer_text, number_text, percent_text, rate_text
 from hookscope.reporting.document import (
     Document,
@@ -24,7 +28,7 @@ from hookscope.reporting.document import (
     Table,
     Text,
 )
-from hookscope.reporting.steps import Floats, as_floats
+from hookscope.reporting.steps import Floats, HeatMap, as_floats, heat_map
 from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
 from hookscope.text import are, counted, some_of
 
@@ -35,6 +39,14 @@ PROCESS_ENDED = "the process ended"
 # The end of a sentence: in names of layers, no space follows a dot.
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z0-9'])")
 _LOWERED = ("The ", "A ", "An ", "All ", "Its ", "No ", "One ")
+
+# Of parameters and, for shares, of layers.
+_MAPS: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
+    "gradient-norm": ("Gradient norm", lambda row: math.inf if row.gradient_nonfinite_count else row.gradient_norm),
+    "update-ratio": ("Update ratio, ‖Δw‖ / ‖w‖", attrgetter("update_ratio")),
+    "dead-share": ("Dead channels", attrgetter("dead_channel_fraction")),
+    "saturated-share": ("Saturated values", attrgetter("saturated_fraction")),
+}
 
 _FEW_PLACES = 2
 _FEW_STEPS = 5
@@ -350,6 +362,27 @@ def _maps(log: TrainingLog, verdicts: Sequence[FindingGroup]) -> HeatMaps:
     )
 
 
+def heat_maps(
+    log: TrainingLog, most_columns: int, most_rows: int, named: AbstractSet[str] = frozenset()
+) -> list[HeatMap]:
+    """Return the heat maps of a training, without maps that have no number; see `heat_map`."""
+    maps = []
+    for key, (title, value_of) in _MAPS.items():
+        share = key.endswith("share")
+        columns = [
+            {row.label: value_of(row) for row in step.layers}
+            if share
+            else {row.name: value_of(row) for row in step.parameters}
+            for step in log.watched
+        ]
+        rows = {name: [column.get(name) for column in columns] for name in dict.fromkeys(chain.from_iterable(columns))}
+        if key != "gradient-norm":  # which shows the empty rows of frozen parameters
+            rows = {name: row for name, row in rows.items() if any(value is not None for value in row)}
+        steps = [step.step for step in log.watched]
+        maps.append(heat_map(key, title, rows, steps, (most_rows, most_columns), named, share=share))
+    return [drawn for drawn in maps if drawn is not None]
+
+
 def _parameter_facts(row: WatchedParameter) -> list[tuple[str, str]]:
     return [
         ("status", row.status),
@@ -383,16 +416,15 @@ def _facts(log: TrainingLog) -> Facts:
     if losses:
         words = f"{number_text(losses[0][1])} at step {losses[0][0]:,}, {number_text(losses[-1][1])} at the end"
         facts.append(("Loss", words, not np.isfinite(losses[-1][1])))
-    norms = [(norm, step.step) for step in steps if _is_finite(norm := step.gradient_norm)]
-    if norms:
-        norm, step = max(norms, key=lambda pair: pair[0] or 0.0)
-        facts.append(("Largest gradient norm", f"{number_text(norm)} at step {step:,}, as the optimiser got it", False))
-    before = [(norm, at) for at, step in enumerate(steps) if _is_finite(norm := step.norm_before_clipping)]
-    if before:
-        lowered = sum((norm or 0.0) > _LEAST_CLIPPED * (steps[at].gradient_norm or 0.0) for norm, at in before)
-        norm, at = max(before, key=lambda pair: pair[0] or 0.0)
+    if norms := _finite(steps, "gradient_norm"):
+        norm, at = max(norms, key=itemgetter(0))
+        words = f"{number_text(norm)} at step {steps[at].step:,}, as the optimiser got it"
+        facts.append(("Largest gradient norm", words, False))
+    if norms := _finite(steps, "norm_before_clipping"):
+        clipped = sum(norm > _LEAST_CLIPPED * (steps[at].gradient_norm or 0.0) for norm, at in norms)
+        norm, at = max(norms, key=itemgetter(0))
         highest = f"the norm was up to {number_text(norm)}, at step {steps[at].step:,}"
-        facts.append(("Clipping", f"in {counted(lowered, 'step')}; before it {highest}", False))
+        facts.append(("Clipping", f"in {counted(clipped, 'step')}; before it {highest}", False))
     skipped = sum(step.skipped for step in steps)
     if skipped:
         facts.append(("Skipped", counted(skipped, "step"), True))
@@ -402,8 +434,10 @@ def _facts(log: TrainingLog) -> Facts:
     return facts
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and bool(np.isfinite(value))
+def _finite(steps: Sequence[TrainingStep], norm: str) -> list[tuple[float, int]]:
+    """Return the finite values of a norm, each with the position of its step."""
+    values = as_floats(getattr(step, norm) for step in steps)
+    return [(float(values[at]), int(at)) for at in np.flatnonzero(np.isfinite(values))]
 
 
 def _making(log: TrainingLog) -> list[tuple[str, str]]:

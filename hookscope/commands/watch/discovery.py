@@ -71,8 +71,6 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A module, the `id` of the wanted parameters that it holds, and the number of all its parameters."""
-
     module: nn.Module
     wanted: frozenset[int]
     parameter_count: int

@@ -13,8 +13,8 @@ from hookscope.commands.watch import rules
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, WatchedNetwork
 from hookscope.commands.watch.parameters import ParameterNumbers
-from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
+from hookscope.commands.watch.stale_gradients import LastStep
 from hookscope.commands.watch.steps import ArrivedStep
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
@@ -51,7 +51,7 @@ class Judge:
         self._is_adaptive = any(type(optimizer) is not torch.optim.SGD for optimizer in optimizers)
         self._has_optimizer = not any(isinstance(optimizer, GraphLeaves) for optimizer in optimizers)
         self.ring = Ring()
-        self._verdicts = Verdicts()
+        self.verdicts = Verdicts()
         self._idle = IdleParameters()
         self._skips = 0
         self._stepped_though_skipped: int | None = None
@@ -65,11 +65,6 @@ class Judge:
         self._written: dict[str, int] = {}  # the last step before which a parameter was written to
         self._usual: dict[str, Usual] = {}  # before a jump, by rule
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
-
-    @property
-    def open_count(self) -> int:
-        """Number of verdicts that have begun and not ended."""
-        return self._verdicts.count
 
     def judge(self, arrived: ArrivedStep) -> str:
         """Judge a step; return the reason to watch the next step in full, "" without one."""
@@ -102,7 +97,7 @@ class Judge:
         unusual = (
             is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any or outside
         )
-        if not unusual and not self._verdicts.count:  # as at nearly every step
+        if not unusual and not self.verdicts.count:  # as at nearly every step
             return ""
         by_rule: dict[str, list[TrainingFinding]] = {
             name: [finding for finding in not_finite if finding.rule == name] for name in _NOT_FINITE
@@ -164,7 +159,7 @@ class Judge:
         `where` is a sentence on the part that has jumped.
         """
         findings = rules.jump_finding(rule, quantity, jump, where)
-        stands = self._verdicts.stands(rule)
+        stands = self.verdicts.stands(rule)
         if jump is not None and findings and not stands:
             self._usual[rule] = jump.usual
         if stands and not findings and value is not None:
@@ -181,11 +176,6 @@ class Judge:
                 for name in held.keys() & {*self._names.of(group["params"])}:
                     sentences[name] = rules.still_stepped(type(optimizer).__name__, group, is_zero=held[name])
         return sentences
-
-    @property
-    def doubts_weights(self) -> bool:
-        """Whether weights were not finite: they are examined at every step until they are."""
-        return self._verdicts.stands("non-finite-weight")
 
     def judge_repeat(self, number: int, last: LastStep, optimizer: str) -> None:
         """Judge a step with the gradients of the last one, when it begins."""
@@ -309,8 +299,8 @@ class Judge:
     ) -> None:
         """Record the verdicts that begin or end with the findings, by rule; None: all places were measured."""
         for rule, findings in by_rule.items():
-            if findings or self._verdicts.stands(rule):
-                for verdict in self._verdicts.judged(step, rule, findings, measured):
+            if findings or self.verdicts.stands(rule):
+                for verdict in self.verdicts.judged(step, rule, findings, measured):
                     self._journal.add_verdict(verdict)
 
 

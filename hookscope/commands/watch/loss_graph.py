@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from hookscope.commands.watch.backward_calls import is_loss_scale
+from hookscope.commands.watch.torch_calls import is_loss_scale
 
 # A derivative is infinite or undefined at some input where the value is finite: sqrt at 0, acos at 1. A value of log at
 # 0 is infinite, but `where` may hide it, while its derivative stays.

@@ -10,8 +10,8 @@ from hookscope.commands.check.measuring.training_state import moves_by
 from hookscope.commands.watch.activations import saturated_fraction
 from hookscope.commands.watch.loss_graph import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange
-from hookscope.commands.watch.repeats import LastStep
 from hookscope.commands.watch.ring import Jump, Ring, norm_of
+from hookscope.commands.watch.stale_gradients import LastStep
 from hookscope.commands.watch.steps import ArrivedStep
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
@@ -455,7 +455,7 @@ def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> di
         terms = terms_of(RULES[name], CheckSettings())
         raised = [issue for issue in RULES[name].evaluate(measured, terms) if issue.target.where not in dead]
         if name == "dead-layer":
-            dead.update(issue.target.where for issue in raised)
+            dead = {issue.target.where for issue in raised}
         by_rule[name] = [_of_check(terms, issue, by_label, prefix) for issue in raised]
         if by_rule.get("non-finite-activation"):  # nothing else can be judged
             break

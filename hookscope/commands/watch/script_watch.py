@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hookscope import options
 from hookscope.commands.watch import torch_calls
-from hookscope.commands.watch.backward_calls import observe_backward, value_of
 from hookscope.commands.watch.closing import Watched, closing_line
 from hookscope.commands.watch.discovery import found_text, graph_of, living, networks_of, optimizers_among
 from hookscope.commands.watch.edits import parse_training_edit
@@ -78,7 +77,7 @@ class ScriptWatch:
         _observe_starts(self._process_starts)
         register_optimizer_step_pre_hook(torch_calls.as_written(self._before_step))
         register_optimizer_step_post_hook(torch_calls.as_written(self._after_step))
-        observe_backward(self._before_backward, self._after_backward)
+        torch_calls.observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
         if self._option.edit:
             torch_calls.before_first_forward(self._find_before_forward)
@@ -122,16 +121,12 @@ class ScriptWatch:
         norms = self._norms_of(optimizer) if self._may_be_sharded else None
         if norms is None:
             return None
-        self._finish_step_of(optimizer)
+        if self._watch is not None:
+            self._watch.finish_if_stepped(optimizer)
         return with_gradients(norms.read_gradients, args, keywords) if norms.begin_step(optimizer) else None
 
     def _norms_of(self, optimizer: Optimizer) -> ShardedNorms | None:
         return self._shards.of(optimizer) if os.getpid() == self._process else None
-
-    @torch_calls.guarded
-    def _finish_step_of(self, optimizer: Optimizer) -> None:
-        if self._watch is not None:
-            self._watch.finish_if_stepped(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
         norms = self._norms_of(optimizer) if self._may_be_sharded else None
@@ -172,7 +167,7 @@ class ScriptWatch:
         if self._watch is not None:
             self._watch.read_graph(loss)
         self._places[place] = None
-        self._heard.append((place, value_of(loss)))
+        self._heard.append((place, torch_calls.value_of(loss)))
         if loss.grad_fn is not None:
             self._graphs[place] = loss.grad_fn
         if self._leaves is not None:

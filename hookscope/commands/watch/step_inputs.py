@@ -30,7 +30,8 @@ class StepInputs:
         self._calls: deque[list[tuple[weakref.ref[Tensor], int]]] = deque(maxlen=_MOST_CALLS)
 
     def begin(self) -> None:
-        """Register the hooks; a second call does nothing."""
+        """Begin a step: forget the inputs of the last one; the first call registers the hooks."""
+        self._calls.clear()
         hook = Hook(self._called)
         for network in self._networks[len(self._handles) :]:
             self._handles.append(network.register_forward_pre_hook(hook, with_kwargs=True))
@@ -39,10 +40,6 @@ class StepInputs:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-
-    def forget(self) -> None:
-        """Begin another step."""
-        self._calls.clear()
 
     def _called(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

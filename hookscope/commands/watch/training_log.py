@@ -19,6 +19,7 @@ import math
 import os
 import stat
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -98,7 +99,8 @@ class TrainingLogFile:
         """
         self.path = folder / FILE
         self._warn = warn
-        self._positions = _Positions()
+        self._positions: defaultdict[str, int] = defaultdict()  # in "names"; a new name is the last
+        self._positions.default_factory = self._positions.__len__
         try:
             self._descriptor: int | None = _opened(self.path)
         except OSError as error:
@@ -149,14 +151,6 @@ class TrainingLogFile:
             return line
         new = plain([*self._positions][count:])
         return f"{_ENCODER.encode({'type': 'names', 'names': new})}\n{line}"
-
-
-class _Positions(dict[str, int]):
-    """The position of each name in "names"; one that is asked for the first time is the last."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self)
-        return self[name]
 
 
 def read_training(folder: Path) -> TrainingLog:
@@ -233,7 +227,6 @@ def _step_line(step: TrainingStep, position: Callable[[str], int]) -> str:
 
 
 def _text(value: float | None) -> str:
-    """Return a number as JSON has it."""
     if value is None:
         return "null"
     return repr(float(value)) if math.isfinite(value) else f'"{json_number(value)}"'

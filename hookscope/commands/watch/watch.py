@@ -44,9 +44,8 @@ from hookscope.commands.watch.networks import (
 )
 from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterNumbers
-from hookscope.commands.watch.repeats import LastStep, LastSteps
-from hookscope.commands.watch.resets import GradientResets
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
+from hookscope.commands.watch.stale_gradients import GradientResets, LastStep, LastSteps
 from hookscope.commands.watch.step_inputs import StepInputs
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
@@ -166,6 +165,7 @@ class Watch:
         self._current = StepInProgress(self._first)
         self._begin(fitted)
 
+    @torch_calls.guarded
     def step(self, loss: float | Tensor | None = None, *, step: int | None = None) -> None:
         """End a step: call this once per iteration of the loop, after `optimizer.step()`.
 
@@ -177,7 +177,16 @@ class Watch:
             step: The loop's own number of this step, greater than the one before; None to count on, from 1.
         """
         self._depths.clear()  # of a step that raised
-        self._stepped(loss, step)
+        value = self._loss_of(loss)
+        if value is not None:
+            self._current.losses.append(("", value))
+            if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                self._graphs[""] = loss.grad_fn
+                self._read_graphs()
+        if self._current.stepped:
+            if step is not None:
+                self._renumber(step)
+            self._finish_step()
 
     @torch_calls.guarded
     def read_graph(self, loss: Tensor) -> None:
@@ -239,7 +248,7 @@ class Watch:
     def __repr__(self) -> str:
         networks = ", ".join(network.name for network in self._networks)
         state = "closed" if self._is_closed else f"at step {self._current.number}"
-        return f"<Watch of {networks}, {state}: {counted(self._judge.open_count, 'open verdict')}>"
+        return f"<Watch of {networks}, {state}: {counted(self._judge.verdicts.count, 'open verdict')}>"
 
     @property
     def is_closed(self) -> bool:
@@ -319,7 +328,6 @@ class Watch:
             self._release()
 
     def _release(self) -> None:
-        """Remove all hooks and edits from networks and optimisers."""
         self._is_released = True
         atexit.unregister(self._at_exit)
         self._edits.put_in_force(FittedEdits())
@@ -438,7 +446,8 @@ class Watch:
         """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
         if isinstance(norms, Tensor):
             norms = [norms.sum().item()] if norms.is_cpu else []
-        is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
+        # Weights that were not finite are examined at every step until they are.
+        is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
         if self._current.bad_weights is None and is_suspect:
             self._current.bad_weights = self._bad_weights(optimizer)
             self._current.bad_input = self._inputs.not_finite()
@@ -547,19 +556,6 @@ class Watch:
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
-    @torch_calls.guarded
-    def _stepped(self, loss: float | Tensor | None, step: int | None) -> None:
-        value = self._loss_of(loss)
-        if value is not None:
-            self._current.losses.append(("", value))
-            if isinstance(loss, Tensor) and loss.grad_fn is not None:
-                self._graphs[""] = loss.grad_fn
-                self._read_graphs()
-        if self._current.stepped:
-            if step is not None:
-                self._renumber(step)
-            self._finish_step()
-
     def _renumber(self, step: int) -> None:
         """Give the step that ends the number that the loop has for it."""
         if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
@@ -600,7 +596,6 @@ class Watch:
             step.reason = self._jump
             self._rests_until = step.number + _REST
         self._jump = ""
-        self._inputs.forget()
         # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
         has_begun = step.number > self._first
         if has_begun:
@@ -676,7 +671,6 @@ class Watch:
         return arrived
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
-        """Write and judge the measurements of a watched step."""
         assert step.measurement is not None  # noqa: S101
         parameters = step.measurement.parameters
         rows = tuple(numbers.row(name, parameter) for name, parameter in parameters.items())
