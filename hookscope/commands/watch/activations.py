@@ -209,6 +209,9 @@ class EagerForward(ForwardPasses):
         self._passes = []
         self._waiting = ExitStack()
         module = self.watched.given
+        if isinstance(self.watched.network, torch.jit.ScriptModule):
+            self.failed(RuntimeError("TorchScript is always compiled"))
+            return
         compiled = module._compiled_call_impl
         if compiled is None:
             self._waiting.enter_context(module.register_forward_pre_hook(Hook(self._run), with_kwargs=True))

@@ -101,7 +101,7 @@ class TrainingEdits:
             if wanted and network.compiled:
                 raise UsageError(
                     f"Edit '{safe_text(wanted[0].text)}' cannot be made: {network.name} is compiled, where hooks do "
-                    "not fire. Train it without torch.compile, or edit parameters, with param:."
+                    "not fire. Train it uncompiled, or edit parameters, with param:."
                 )
             if wanted:
                 placed = place_edits(wanted, network.network, None, self._axes, lambda: self.step)

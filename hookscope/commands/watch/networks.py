@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -83,7 +84,9 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
 
 
 def is_compiled(network: nn.Module) -> bool:
-    """Tell whether a network, or a part of it, runs compiled."""
+    """Tell whether a network, or a part of it, runs compiled; TorchScript only where all of it does."""
+    if isinstance(unwrap(network), ScriptModule):
+        return True
     return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in network.modules())
 
 

@@ -33,25 +33,30 @@ class _Sample:
     parameter: Tensor
     expected: Tensor
     arrivals: int = 0
+    is_kept: bool = False  # when the last gradient arrived
     is_reset: bool = False
     steps: int = 0
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def arrives(self, _gradient: Tensor) -> None:
-        """See a gradient that is about to be added; it runs in the backward pass of the training."""
+        """See a gradient that may be added to `.grad`; `torch.autograd.grad` only returns it."""
         held = self.parameter.grad
-        self.arrivals += 1
         try:
-            self.is_reset = self.is_reset or held is None or not self._is_kept(held)
+            self.is_kept = held is not None and self._is_kept(held)
         except Exception:  # noqa: BLE001 - of a gradient of another kind, and never into a training
-            self.is_reset = True
+            self.is_kept = False
+
+    def added(self, _parameter: Tensor) -> None:
+        """Count a gradient that the backward pass of the training has added."""
+        self.arrivals += 1
+        self.is_reset |= not self.is_kept
 
     def _is_kept(self, held: Tensor) -> bool:
         """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
         if held.layout is not torch.strided:
             return False
         values = _some_values(held)
-        return bool(values.any()) and (self.arrivals > 1 or values.equal(self.expected))
+        return bool(values.any()) and (self.arrivals > 0 or values.equal(self.expected))
 
 
 class GradientResets:
@@ -104,6 +109,7 @@ def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
         if parameter.requires_grad and parameter.is_leaf and gradient is not None and gradient.layout is torch.strided:
             sample = _Sample(parameter, _some_values(gradient))
             sample.handles.append(parameter.register_hook(sample.arrives))  # type: ignore[no-untyped-call]
+            sample.handles.append(parameter.register_post_accumulate_grad_hook(sample.added))  # type: ignore[no-untyped-call]
             return sample
     return None
 

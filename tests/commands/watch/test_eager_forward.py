@@ -143,3 +143,30 @@ def test_a_script_is_watched_with_them(tmp_path: Path, forked: Forked) -> None:
     watched = read_training(tmp_path / "run").watched
     assert [watched_step.step for watched_step in watched] == [4, 8, 12]
     assert all(watched_step.layers for watched_step in watched)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+@pytest.mark.parametrize("eager_forward", [False, True])
+def test_torchscript_is_watched_and_its_activations_are_said_not_to_be(eager_forward: bool) -> None:
+    network = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    lines: list[str] = []
+    with hookscope.watch(network, optimizer, every=2, eager_forward=eager_forward, on_line=lines.append) as watch:
+        for _ in range(4):
+            loss = network(torch.randn(16, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            gradients = [weight.grad.clone() for weight in network.parameters()]
+            optimizer.step()
+            watch.step(loss)
+    assert watch.log.ends[0].reason == "closed"
+    assert watch.log.steps[-1].gradient_norm == pytest.approx(torch.cat([*map(torch.flatten, gradients)]).norm().item())
+    assert [len(step.parameters) for step in watch.log.watched] == [4, 4]
+    why = (
+        "Activations of RecursiveScriptModule are not watched, because its eager forward pass fails: RuntimeError: "
+        "TorchScript is always compiled."
+        if eager_forward
+        else "RecursiveScriptModule is compiled, where hooks do not fire: activations are not watched, parameters, "
+        "gradients and updates are."
+    )
+    assert lines == [why]

@@ -142,3 +142,22 @@ def test_the_gradients_that_a_discriminator_sends_to_its_generator_are_no_fault(
             makes.step()
             watch.step()
     assert not told(watch)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_gradients_that_are_set_by_hand_contain_none_of_the_step_before(copies: bool) -> None:
+    """As torch.autograd.grad returns them: nothing adds to `.grad`, so nothing has to reset it."""
+    network = nn.Linear(3, 2)
+    optimizer = SGD(network.parameters(), lr=1e-3)
+    with hookscope.watch(network, optimizer, on_line=lambda _: None) as watch:
+        for _ in range(6):
+            for parameter, gradient in zip(
+                network.parameters(), torch.autograd.grad(loss_of(network), [*network.parameters()]), strict=True
+            ):
+                if copies and parameter.grad is not None:
+                    parameter.grad.copy_(gradient)
+                else:
+                    parameter.grad = gradient
+            optimizer.step()
+            watch.step()
+    assert not watch.verdicts
