@@ -189,7 +189,7 @@ class _Series:
             self.files[at], self.settings, self.wanted, like=self.shapes, device=self.device
         )
         if weights is not None:
-            self.shapes = self.shapes or weights.shapes
+            self.shapes = self.shapes or {name: (tuple(tensor.shape),) for name, tensor in weights.tensors.items()}
             self.weights[at] = weights
         self.on_progress(len(self.measured), len(self.files))
 

@@ -61,11 +61,6 @@ class Weights:
         return self._tensors
 
     @property
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Shapes of the tensors by name, each alone in a tuple."""
-        return {name: (tuple(tensor.shape),) for name, tensor in self.tensors.items()}
-
-    @property
     def requires_grad(self) -> dict[str, bool]:
         """Flags of what the file holds as Parameters."""
         return {self.renamed.get(name, name): flag for name, flag in self.read.requires_grad.items()}

@@ -71,7 +71,7 @@ def read_gradients(
         norms=norms,
         without=names_of([tensor for tensor in idle if tensor.requires_grad]) if idle else (),
         frozen=names_of([tensor for tensor in idle if not tensor.requires_grad]) if idle else (),
-        rates=[_rate(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        rates=[number_of(group["lr"]) for group in optimizer.param_groups if "lr" in group],
         scale=_scalar(getattr(optimizer, "grad_scale", None)),
         found_inf=_scalar(getattr(optimizer, "found_inf", None)),
     )
@@ -128,11 +128,6 @@ def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _dense(tensor: Tensor) -> Tensor:
     return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
-
-
-def _rate(rate: float | Tensor) -> float | Tensor:
-    """Return a learning rate as it is now: a schedule overwrites tensors."""
-    return number_of(rate) if isinstance(rate, Tensor) else rate
 
 
 def _scalar(value: object) -> Tensor | None:

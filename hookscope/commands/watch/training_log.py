@@ -364,11 +364,12 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _last_step(descriptor: int, folder: Path, *, resume: bool) -> int:
     """Return the last step that a file holds, 0 for an empty one; an unfinished last line is cut off."""
-    size = os.lseek(descriptor, 0, os.SEEK_END)
-    if not size:
+    with open(descriptor, "rb", closefd=False) as file:
+        head = file.readline(2**16)
+        start = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = file.read()
+    if not tail:
         return 0
-    start = max(0, size - _TAIL_BYTES)
-    head, tail = _read_at(descriptor, 0, 2**16).partition(b"\n")[0], _read_at(descriptor, start, size - start)
     try:
         _record(head, [], is_first=True)
     except (ValueError, RecursionError) as error:
@@ -384,14 +385,6 @@ def _last_step(descriptor: int, folder: Path, *, resume: bool) -> int:
             if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
                 return max(0, step - 1) if document.get("type") == "start" else step
     raise _refusal(folder, f"the end of its {FILE} is damaged", "Name another folder")
-
-
-def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    content = b""
-    while len(content) < length and (part := os.read(descriptor, length - len(content))):
-        content += part
-    return content
 
 
 def _refusal(folder: Path, reason: str, remedy: str) -> OutputError:

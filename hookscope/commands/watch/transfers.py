@@ -50,11 +50,11 @@ class Transfer:
         return [*chain.from_iterable(self._parts)]
 
 
-def number_of(value: Tensor) -> float | Tensor:
-    """Return the only value of a tensor: a number if it is on the CPU, else a copy on its device."""
-    if type(value) is Tensor and value.is_cpu:
-        return float(value.item())
-    return value.detach().clone().reshape(())
+def number_of(value: float | Tensor) -> float | Tensor:
+    """Return a number, or the only value of a tensor as it is now: a number on the CPU, else a copy on its device."""
+    if isinstance(value, Tensor) and not (type(value) is Tensor and value.is_cpu):
+        return value.detach().clone().reshape(())
+    return float(value)
 
 
 @cache
