@@ -130,10 +130,6 @@ def setting_text(optimizer: Optimizer) -> str:
 class GraphLeaves(Optimizer):
     """Replaces the optimiser of a script without one; its parameters are the leaves of the loss's graph."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Keep the parameters."""
-        super().__init__([*parameters], {})
-
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Change nothing; the hooks of the step read the gradients."""
 

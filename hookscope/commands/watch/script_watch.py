@@ -176,7 +176,7 @@ class ScriptWatch:
             self._backward_count += 1
             leaves, self._is_compiled = graph_of(loss)
             if self._backward_count == _WITHOUT_OPTIMIZER and leaves and not optimizers_among(living()[1]):
-                self._leaves = GraphLeaves(leaves)
+                self._leaves = GraphLeaves(leaves, {})
 
     @torch_calls.guarded
     def _after_backward(self) -> None:
