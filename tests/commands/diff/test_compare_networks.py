@@ -933,6 +933,8 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
         ({"fail_over": "rel"}, "is no condition"),
         ({"fail_over": "size>3"}, "there is no measure 'size'"),
         ({"fail_over": "rel>nan"}, "'nan' is not a number"),
+        ({"fail_over": "output:added>0"}, "added is a measure of layers"),
+        ({"fail_over": "conv@0:rel>0"}, "chooses a row by its position"),
         ({"fail_over": "added>1e-3"}, "It needs `shadow`"),
         ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
         ({"shadow": True, "mode_b": "train"}, "only possible in eval mode"),
@@ -949,11 +951,20 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
     other = small()
     with torch.no_grad():
         other.fc.weight *= -1
-    conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
+    conditions = [
+        "rel>1e-3",
+        "conv:rel>0",
+        "fc:cosine<0",
+        "top1<1",
+        "output:rel>0.1",
+        "sqnr<20",
+        "!fc:rel>0",
+        "!conv:rel>0",
+    ]
     result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
     actual = {(finding.rule, finding.where) for finding in result.exceeded}
     assert actual == {
         *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
-        *(("top1<1", ""), ("output:rel>0.1", "")),
+        *(("top1<1", ""), ("output:rel>0.1", ""), ("!conv:rel>0", "fc")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
     }
