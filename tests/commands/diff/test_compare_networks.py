@@ -419,6 +419,28 @@ def test_a_difference_that_a_layer_without_partner_undoes_is_gone(scaled: bool) 
     assert [row.label for row in result.unmatched] == ["norm"]
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        return self.first(x), self.second(x)
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_difference_in_an_output_is_not_gone_though_the_last_layer_agrees(value: float, shadow: bool) -> None:
+    other = TwoHeads()
+    with torch.no_grad():
+        other.first.bias.fill_(value)
+    result = hookscope.diff(TwoHeads(), other, torch.randn(3, 4), shadow=shadow)
+    assert [(difference.layer, difference.gone_at) for difference in result.first_differences] == [("first", "")]
+    assert answer(result)[0].startswith("First difference in first (Linear): ")
+
+
 def test_only_so_many_differences_that_are_gone_are_written_out() -> None:
     layers = [layer for _ in range(7) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))]
     a = nn.Sequential(*layers).eval()
