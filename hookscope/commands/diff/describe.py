@@ -294,7 +294,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
         later = [other.nonfinite for other in result.rows if other.measures is not None and other.index > row.index]
         amount = nonfinite_text(row.nonfinite, later)
     if first.gone_at:
-        return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
+        gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
+        return f"{name}{kind} differs, {amount}, but {gone} {first.gone_at}."
     if result.way != "networks":  # what a layer was given is not known
         around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
