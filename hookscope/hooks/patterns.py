@@ -77,12 +77,8 @@ def parse_pattern(text: str) -> Pattern:
     position = None
     if match := _POSITION.match(body):
         body, position = match["body"], int(match["position"])
-    in_name, in_type = True, True
-    for prefix in ("name:", "type:"):
-        if body.startswith(prefix):
-            body = body.removeprefix(prefix)
-            in_name, in_type = prefix == "name:", prefix == "type:"
-            break
+    in_name, in_type = not body.startswith("type:"), not body.startswith("name:")
+    body = body if in_name and in_type else body[len("name:") :]
     if not body and position is None:
         raise UsageError(
             f"{arg('layer')} {text!r} is empty: give a part of a layer's name or type, e.g. {arg('layer')} conv."
@@ -170,7 +166,6 @@ ACTIVATIONS = OperationPattern(
 
 
 def _is_regex(body: str) -> bool:
-    body = body.removeprefix("name:").removeprefix("type:")
     return len(body) > 2 and body.startswith("/") and body.endswith("/")
 
 

@@ -90,17 +90,15 @@ class StepWatch:
 
 def _watched(value: Any, module: nn.Module, arrived: Callable[[Callable[[Tensor], Tensor], Tensor], None]) -> Any:
     """Return an alias of an input with a hook on it; the input itself if it can have no gradient."""
-    if isinstance(value, PackedSequence):
-        if not _can_be_watched(value.data, module):
-            return value
-        data = _alias(value.data)
-        data.register_hook(partial(arrived, partial(_packed_steps, value.batch_sizes)))  # type: ignore[no-untyped-call]
-        return PackedSequence(data, value.batch_sizes, value.sorted_indices, value.unsorted_indices)
-    if not _can_be_watched(value, module):
+    is_packed = isinstance(value, PackedSequence)
+    tensor = value.data if is_packed else value
+    if not _can_be_watched(tensor, module):
         return value
-    alias = _alias(value)
-    alias.register_hook(partial(arrived, partial(_steps, _time_axis(module, value))))  # type: ignore[no-untyped-call]
-    return alias
+    # Of the same memory and version, with a graph of its own.
+    alias: Any = Aliased.apply(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
+    steps = partial(_packed_steps, value.batch_sizes) if is_packed else partial(_steps, _time_axis(module, value))
+    alias.register_hook(partial(arrived, steps))
+    return PackedSequence(alias, *value[1:]) if is_packed else alias
 
 
 def _can_be_watched(value: object, module: nn.Module) -> bool:
@@ -110,12 +108,6 @@ def _can_be_watched(value: object, module: nn.Module) -> bool:
     if not value.is_floating_point() or value.is_inference() or value.is_nested or is_transformed(value):
         return False
     return value.requires_grad or any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _alias(value: Tensor) -> Tensor:
-    """Return a tensor of the same memory and version, with a graph of its own."""
-    alias: Tensor = Aliased.apply(value if value.requires_grad else value.detach().requires_grad_())
-    return alias
 
 
 def _time_axis(module: nn.Module, value: Tensor) -> int | None:

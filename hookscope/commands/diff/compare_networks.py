@@ -123,10 +123,10 @@ def compare_networks(
     passes.run(queue, batch_progress(session, on_progress))
     if not passes.records and session.unusable:
         raise session.unusable[0]
-    every_row, first_differences = with_origins(
-        paired_rows(networks, passes.rows, pairing), eps, compiled.sizes if compiled else {}, same_inputs=others is None
-    )
-    rows, outputs = _rows_of_a(every_row, networks), passes.outputs.results()
+    outputs, sizes = passes.outputs.results(), compiled.sizes if compiled else {}
+    paired = paired_rows(networks, passes.rows, pairing)
+    every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=others is None)
+    rows = _rows_of_a(every_row, networks)
     gradients = GradientDifferences()
     if passes.gradients is not None:
         gradients = passes.gradients.result(every_row, eps, networks[A].has_rows)

@@ -294,7 +294,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
         later = [other.nonfinite for other in result.rows if other.measures is not None and other.index > row.index]
         amount = nonfinite_text(row.nonfinite, later)
     if first.gone_at:
-        return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
+        gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
+        return f"{name}{kind} differs, {amount}, but {gone} {first.gone_at}."
     if result.way != "networks":  # what a layer was given is not known
         around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
@@ -376,8 +377,10 @@ def _small(result: Differences) -> str:
         return "No row could be compared."
     if not worst[0]:
         partly = any(row.measures and row.measures.value_count is not None for row in result.rows)
-        sure = "in their statistics and up to 256 values per input" if partly else "bit for bit"
-        return f"A and B are equal, {sure}, in {counted(len(norms), 'row')}."
+        same_dtypes = all(row.dtype == row.dtype_b for row in result.rows)
+        bits = ", bit for bit," if same_dtypes else ""
+        sure = ", in their statistics and up to 256 values per input," if partly else bits
+        return f"A and B are equal{sure} in {counted(len(norms), 'row')}."
     return f"A and B differ no more than rounding explains: relative L2 {_at_most(*worst)}."
 
 
@@ -487,14 +490,15 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     changed = [row for row in rows if _differs(row)]
     yield from _different_networks(result)
     if not changed:
-        yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
+        bits = ", bit for bit," if all(row.dtype == row.dtype_b for row in rows) else ""
+        yield f"A and B hold the same values{bits} in {counted(len(rows), 'tensor')}."
     else:
         norms = _amounts(changed)
         finite = [pair for pair in norms if not math.isnan(pair[0])]
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
-        if len(finite) < len(norms):
-            yield f"{_hold_nan(len(norms) - len(finite), 'tensor')}."
+        if broken := sum(row.nonfinite is not None for row in changed):
+            yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."

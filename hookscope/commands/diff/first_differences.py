@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hookscope.commands.diff.alignment import is_inside
-from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
+from hookscope.results.differences import DifferenceRow, FirstDifference, Origin, OutputDifference
 
 # The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
 # and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Sums of some 10,000
@@ -36,7 +36,12 @@ def exceeds(relative_l2: float | None, limit: float) -> bool:
 
 
 def with_origins(
-    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None, *, same_inputs: bool = True
+    rows: Sequence[DifferenceRow],
+    eps: float,
+    sizes: Mapping[str, int] | None = None,
+    outputs: Sequence[OutputDifference] = (),
+    *,
+    same_inputs: bool = True,
 ) -> tuple[tuple[DifferenceRow, ...], tuple[FirstDifference, ...]]:
     """Return rows with their limit and origin, and where differences begin.
 
@@ -45,6 +50,7 @@ def with_origins(
             they call.
         eps: As for `rounding_limit`.
         sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
+        outputs: Of the networks: what they show has not disappeared, though the last rows may agree.
         same_inputs: Whether both networks are given the same. If not, a difference begins where a layer is given the
             same after all, and returns something else.
     """
@@ -64,7 +70,8 @@ def with_origins(
         begins = [first for first in begins if first.row in given_same and not (first.in_own_code and not first.layer)]
     if any(row.added is not None for row in rows):
         begins = _of_single_layers(judged, begins, eps, sizes)
-    return tuple(judged), _sorted_by_stay(judged, begins)
+    stays = any(exceeds(output.relative_l2, rounding_limit(eps, depth)) for output in outputs)
+    return tuple(judged), _sorted_by_stay(judged, begins, stays=stays)
 
 
 def _differs(row: DifferenceRow) -> bool:
@@ -145,8 +152,13 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=row.relative_l2)
 
 
-def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference]) -> tuple[FirstDifference, ...]:
-    """Return where differences begin, those last that are gone again before the next one begins."""
+def _sorted_by_stay(
+    rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference], *, stays: bool
+) -> tuple[FirstDifference, ...]:
+    """Return where differences begin, those last that are gone again before the next one begins.
+
+    If one `stays` in what the networks return, the last to begin is not gone, nor is any by what has no partner.
+    """
     places = {row.label: at for at, row in enumerate(rows)}
     passed_on = max((at for at, row in enumerate(rows) if _differs(row) and not _has_equal_inputs(row)), default=-1)
     starts = sorted(places[difference.row] for difference in begins if _differs(rows[places[difference.row]]))
@@ -154,8 +166,8 @@ def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDiffere
     for first in begins:
         at = places[first.row]
         end = next((start for start in starts if start > at), None)
-        gone_at = _gone_at(rows[at:end], is_last=end is None)
-        if not gone_at and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
+        gone_at = "" if stays and end is None else _gone_at(rows[at:end], is_last=end is None)
+        if not (gone_at or stays) and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
             gone_at = next(row.label for row in rows[at:] if not _differs(row))
         differences.append(replace(first, gone_at=gone_at))
     return tuple(sorted(differences, key=lambda difference: bool(difference.gone_at)))

@@ -1,6 +1,5 @@
 """One of the networks that are compared: its hooks, and one pass of it."""
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -8,7 +7,6 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +27,7 @@ from hookscope.inspection.failures import failure_message, locate, reraise_inter
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break
-from hookscope.inspection.state.preservation import Preserved, preserved
+from hookscope.inspection.state.preservation import Preserved, RandomStates, preserved
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.network import row_label
 
@@ -288,32 +286,6 @@ class HookedNetwork:
                 tensor = physical(inputs[0][1])[0]
                 self._overwrote[place] = value = self._observer.versions.of(tensor)
                 self._observer.overwrites(partner, value)
-
-
-class RandomStates:
-    """A snapshot of the random generators of torch (CPU and CUDA), Python and NumPy."""
-
-    def __init__(self) -> None:
-        """Save the current states."""
-        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-    def enter(self) -> None:
-        """Set the generators to these states."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-    def has_drawn(self, before: "RandomStates") -> bool:
-        """Tell whether numbers were drawn since."""
-        states = zip((self._torch, *self._cuda), (before._torch, *before._cuda), strict=False)
-        return (
-            not all(torch.equal(*state) for state in states)
-            or self._python != before._python
-            or not all(map(np.array_equal, self._numpy, before._numpy))
-        )
 
 
 def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:

@@ -17,7 +17,7 @@ from hookscope.commands.diff.alignment import CallKey, matching_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
-from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput, RandomStates
+from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.torch_compile import Compiled
 from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions
@@ -30,6 +30,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.run import Break, run_batches
+from hookscope.inspection.state.preservation import RandomStates
 from hookscope.results.inputs import InputRecord
 from hookscope.text import exception_line
 

@@ -80,7 +80,11 @@ def parse_condition(text: str) -> Condition:
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
         raise UsageError(f"{option}: {measure} is a measure of the output; leave out {pattern!r}.")
+    if pattern == _OUTPUT and measure not in {**_MEASURES, **_OF_OUTPUTS}:
+        raise UsageError(f"{option}: {measure} is a measure of layers; leave out {pattern!r}.")
     parsed = None if pattern is None or of_output else parse_pattern(pattern)
+    if parsed is not None and parsed.position is not None:
+        raise UsageError(f"{option} chooses a row by its position: give its name.")
     return Condition(text, parsed, of_output, measure, match["sign"] == ">", limit)
 
 
@@ -116,7 +120,7 @@ def exceeded(
 
 def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) -> bool:
     names = (row.name, row.dtype) if isinstance(row, WeightDifference) else (row.layer, row.kind)
-    return pattern is None or pattern.matches(*names)
+    return pattern is None or pattern.matches(*names) != pattern.exclude
 
 
 def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:

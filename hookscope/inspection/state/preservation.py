@@ -24,6 +24,32 @@ from hookscope.text import exception_line, printable
 Mode = Literal["eval", "train"]
 
 
+class RandomStates:
+    """A snapshot of the random generators of torch (CPU and CUDA), Python and NumPy."""
+
+    def __init__(self) -> None:
+        """Save the current states."""
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+    def has_drawn(self, before: "RandomStates") -> bool:
+        """Tell whether numbers were drawn since."""
+        states = zip((self._torch, *self._cuda), (before._torch, *before._cuda), strict=False)
+        return (
+            not all(torch.equal(*state) for state in states)
+            or self._python != before._python
+            or not all(map(np.array_equal, self._numpy, before._numpy))
+        )
+
+
 @dataclass(slots=True)
 class Preserved:
     """A point in a run to go back to: at first, its beginning.
@@ -39,15 +65,14 @@ class Preserved:
     _snapshot: Snapshot
     _seed: int
     _differentiates: bool
-    _generators: tuple[Any, ...] | None = None
+    _generators: RandomStates | None = None
 
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
         _reshard(self._modules)
         if self._snapshot.changed():
             self._snapshot = Snapshot(self._modules, differentiates=self._differentiates)
-        devices = [torch.cuda.get_rng_state(device) for device in self._devices]
-        self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
+        self._generators = RandomStates()
 
     def mark_hooks(self) -> None:
         """Remember hooks that have been registered, and gradients that have been cleared, since the block began."""
@@ -69,13 +94,8 @@ class Preserved:
             raise _not_restored(self._network, problems)
         if self._generators is None:
             _seed(self._seed, self._devices)
-            return
-        state, python_state, numpy_state, devices = self._generators
-        torch.set_rng_state(state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        for device, cuda_state in zip(self._devices, devices, strict=True):
-            torch.cuda.set_rng_state(cuda_state, device)
+        else:
+            self._generators.enter()
 
 
 @contextmanager

@@ -419,6 +419,28 @@ def test_a_difference_that_a_layer_without_partner_undoes_is_gone(scaled: bool) 
     assert [row.label for row in result.unmatched] == ["norm"]
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        return self.first(x), self.second(x)
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_difference_in_an_output_is_not_gone_though_the_last_layer_agrees(value: float, shadow: bool) -> None:
+    other = TwoHeads()
+    with torch.no_grad():
+        other.first.bias.fill_(value)
+    result = hookscope.diff(TwoHeads(), other, torch.randn(3, 4), shadow=shadow)
+    assert [(difference.layer, difference.gone_at) for difference in result.first_differences] == [("first", "")]
+    assert answer(result)[0].startswith("First difference in first (Linear): ")
+
+
 def test_only_so_many_differences_that_are_gone_are_written_out() -> None:
     layers = [layer for _ in range(7) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))]
     a = nn.Sequential(*layers).eval()
@@ -933,6 +955,8 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
         ({"fail_over": "rel"}, "is no condition"),
         ({"fail_over": "size>3"}, "there is no measure 'size'"),
         ({"fail_over": "rel>nan"}, "'nan' is not a number"),
+        ({"fail_over": "output:added>0"}, "added is a measure of layers"),
+        ({"fail_over": "conv@0:rel>0"}, "chooses a row by its position"),
         ({"fail_over": "added>1e-3"}, "It needs `shadow`"),
         ({"fail_over": "fc:kl>1"}, "kl is a measure of the output"),
         ({"shadow": True, "mode_b": "train"}, "only possible in eval mode"),
@@ -949,11 +973,20 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
     other = small()
     with torch.no_grad():
         other.fc.weight *= -1
-    conditions = ["rel>1e-3", "conv:rel>0", "fc:cosine<0", "top1<1", "output:rel>0.1", "sqnr<20"]
+    conditions = [
+        "rel>1e-3",
+        "conv:rel>0",
+        "fc:cosine<0",
+        "top1<1",
+        "output:rel>0.1",
+        "sqnr<20",
+        "!fc:rel>0",
+        "!conv:rel>0",
+    ]
     result = hookscope.diff(small(), other, pictures(), fail_over=conditions)
     actual = {(finding.rule, finding.where) for finding in result.exceeded}
     assert actual == {
         *(("rel>1e-3", "fc"), ("rel>1e-3", ""), ("sqnr<20", "fc"), ("sqnr<20", "")),
-        *(("top1<1", ""), ("output:rel>0.1", "")),
+        *(("top1<1", ""), ("output:rel>0.1", ""), ("!conv:rel>0", "fc")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
     }

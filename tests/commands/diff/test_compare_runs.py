@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.diff.compare_runs import compare_runs
+from hookscope.commands.diff.describe import answer
 from hookscope.errors import HookscopeError, InputError, LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.differences import DifferenceRow, Measures, NonFinite
 from hookscope.results.runs.store import ARRAYS
@@ -306,6 +307,24 @@ def test_every_output_of_the_networks_is_compared(tmp_path: Path) -> None:
     a, b = (ran(tmp_path / str(factor), Two(factor), layer=["*"]) for factor in (1.0, 3.0))
     actual = {output.slot: output.measures.relative_l2 for output in compare_runs(a, b).outputs if output.measures}
     assert actual == {"['plain']": 0.0, "['scaled']": pytest.approx(2.0)}
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(20, 4), nn.Linear(20, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), self.second(x)
+
+
+def test_where_inputs_are_not_known_no_difference_is_said_to_be_gone(tmp_path: Path) -> None:
+    a = ran(tmp_path / "a", TwoHeads())
+    b = ran(tmp_path / "b", shaken(TwoHeads(), "first.weight"))
+    said = answer(compare_runs(a, b))[0]
+    assert said.startswith("first (Linear) differs, ")
+    assert said.endswith(", but the rows agree again at second.")
 
 
 def refused(error: type[HookscopeError], *paths: Path) -> str:

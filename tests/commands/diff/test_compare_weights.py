@@ -97,6 +97,21 @@ def test_another_dtype_is_said_and_its_rounding_measured(dtype: torch.dtype) -> 
     assert row(differences, "w").sign_flips == 0
 
 
+def test_equal_values_of_another_dtype_are_not_equal_bit_for_bit() -> None:
+    a, b = held({"w": torch.ones(3)}), held({"w": torch.ones(3, dtype=torch.bfloat16)})
+    assert answer(compare_weights(a, b)) == [
+        "A and B hold the same values in 1 tensor.",
+        "1 tensor is float32 in A, bfloat16 in B.",
+    ]
+
+
+def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:
+    large = torch.full((2,), 1e200, dtype=torch.float64)
+    a = held({"odd": torch.ones(2), "large": large})
+    b = held({"odd": torch.tensor([1.0, math.nan]), "large": large * 2})
+    assert answer(compare_weights(a, b)) == ["2 of 2 tensors differ.", "1 tensor holds NaN or Inf on one side only."]
+
+
 def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
     a = {"kept": torch.ones(3), "gone": torch.ones(4, 5)}
     b = {"kept": torch.ones(3), "new": torch.zeros(7, dtype=torch.int64)}
