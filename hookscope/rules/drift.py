@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
-from hookscope.text import figure, printable, shape_text
+from hookscope.text import figure, in_words, printable, shape_text
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -261,7 +261,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     worst = [int(channel) for channel in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
     if not worst:
         return ""
-    named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
+    named = in_words([*map(str, worst)])
     by = f"by {'up to ' if len(worst) > 1 else ''}{figure(moved[worst[0]], 3)}"
     if len(beyond) > len(worst):
         return f", in {len(beyond):,} of {moved.size:,} channels, most in {named}, {by}"
