@@ -53,7 +53,7 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.cli.check_workers import CheckJob
-    from hookscope.commands.check.configuration import read_settings
+    from hookscope.commands.check.configuration.document import read_settings
     from hookscope.results.runs.reports import check_report_target
     from hookscope.rules.judging import judged_by
     from hookscope.rules.settings import with_options
@@ -113,7 +113,7 @@ def _inform(option: options.Check) -> int:
             raise UsageError(f"No rule is called {option.explain!r}.{close} List them with --rules.")
         tables.print(rule_explanation(RULES[option.explain]))
     if option.init:
-        from hookscope.commands.check.configuration import default_text
+        from hookscope.commands.check.configuration.default_file import default_text
 
         try:
             with _CONFIG.open("x", encoding="utf-8") as file:

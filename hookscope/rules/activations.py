@@ -202,9 +202,11 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """
     for row in forward_of(measured).rows:
         surveyed = _surveyed(measured, row)
-        if surveyed is not None:
-            yield from _massive_in_survey(measured, row, surveyed)
-        elif row.tokens is not None and row.tokens.massive:
+        if surveyed is not None and surveyed.massive:
+            greatest, channels = row.activation.max_abs or 0, some_of(surveyed.massive, 3)
+            beyond = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
+            yield RuleFinding(output_of(row), f"{named(row)}: up to {greatest:,.4g}, {beyond}.", "warn")
+        elif surveyed is None and row.tokens is not None and row.tokens.massive:
             peak = row.tokens.massive[0]
             often = counted(row.tokens.massive_count, "token")
             words = f"{peak.value:,.4g} in channel {peak.channel} of {row.tokens.place(peak.token)}"
@@ -212,13 +214,6 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             yield RuleFinding(
                 output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
             )
-
-
-def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: SurveyRow) -> Iterator[RuleFinding]:
-    if surveyed.massive:
-        channels = some_of(surveyed.massive, 3)
-        words = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
-        yield RuleFinding(output_of(row), f"{named(row)}: up to {row.activation.max_abs or 0:,.4g}, {words}.", "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:

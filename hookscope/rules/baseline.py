@@ -7,7 +7,7 @@ much. Containers without parameters are left out; labelled pictures follow, a li
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path, PurePath
@@ -174,14 +174,11 @@ def _labelled_of(result: LabelledResult | None) -> tuple[BaselineClass, ...]:
     if result is None:
         return ()
     by_index = {index: safe_text(label.label) for label in result.accuracy.classes for index in label.indices}
-    return tuple(
-        BaselineClass(_label_of(by_index, indices), indices, _digests(pictures, True), _digests(pictures, False))
-        for indices, pictures in sorted(result.pictures.items())
-    )
-
-
-def _label_of(by_index: Mapping[int, str], indices: Sequence[int]) -> str:
-    return ", ".join(dict.fromkeys(by_index[index] for index in indices)) or "no label"
+    classes = []
+    for indices, pictures in sorted(result.pictures.items()):
+        label = ", ".join(dict.fromkeys(by_index[index] for index in indices)) or "no label"
+        classes.append(BaselineClass(label, indices, _digests(pictures, True), _digests(pictures, False)))
+    return tuple(classes)
 
 
 def _digests(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:

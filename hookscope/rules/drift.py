@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
-from hookscope.text import figure, printable, shape_text
+from hookscope.text import figure, in_words, printable, shape_text
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -102,11 +102,12 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
     from hookscope.rules.baseline import measured_rows, require_fit
 
-    baseline = terms.baseline
+    baseline, forward = terms.baseline, taken_forward(measured)
     assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
     require_fit(baseline, measured)
     by_label = {row.label: row for row in baseline.rows}
-    may_round, weights = _may_round(baseline, measured), {baseline.weights_precision, measured.weights_precision}
+    dtypes, weights = {baseline.dtype, forward.dtype}, {baseline.weights_precision, measured.weights_precision}
+    may_round = len(dtypes) > 1 and dtypes <= _LIMITS.keys()
     changed: list[tuple[FindingTarget, str, str]] = []
     of_gradients: list[tuple[FindingTarget, str, str]] = []
     furthest = 0.0
@@ -170,11 +171,6 @@ def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
     order = [*_LIMITS]
     dtypes = {before.dtype, now.dtype} | (weights if len(weights) > 1 else set())
     return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else -1)
-
-
-def _may_round(baseline: Baseline, measured: CheckMeasurements) -> bool:
-    now = taken_forward(measured).dtype
-    return now != baseline.dtype and {now, baseline.dtype} <= _LIMITS.keys()
 
 
 def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
@@ -261,7 +257,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     worst = [int(channel) for channel in beyond[np.argsort(-moved[beyond], kind="stable")][:_NAMED_CHANNELS]]
     if not worst:
         return ""
-    named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
+    named = in_words([*map(str, worst)])
     by = f"by {'up to ' if len(worst) > 1 else ''}{figure(moved[worst[0]], 3)}"
     if len(beyond) > len(worst):
         return f", in {len(beyond):,} of {moved.size:,} channels, most in {named}, {by}"
@@ -282,8 +278,8 @@ def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
 def _values(row: BaselineRow) -> dict[str, float]:
     from hookscope.results.statistics import QUANTILE_LEVELS
 
-    quantiles = zip((f"{level:.0%} quantile" for level in QUANTILE_LEVELS), row.quantiles or (), strict=False)
-    named = {"mean": row.mean, "std": row.std, **dict(quantiles)}
+    names = [f"{level:.0%} quantile (mean over inputs)" for level in QUANTILE_LEVELS]
+    named = {"mean": row.mean, "std": row.std, **dict(zip(names, row.quantiles or (), strict=False))}
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -26,7 +26,7 @@ from hookscope.results.repeats import Run, reduced
 from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits, with_limits
 from hookscope.rules.baseline import Baseline
 from hookscope.rules.forward import raised
-from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on_for_some, level_for_all, terms_of
+from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on, terms_of
 from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.rules.weights import looks_untrained
 from hookscope.text import printable
@@ -41,8 +41,7 @@ def _idle_without(rule: str) -> str:
     }.get(rule, labelled)
 
 
-NEED_NO_NETWORK = frozenset({"file", "stored"})
-"""What rules look at that a weights file shows by itself."""
+_NEED_NO_NETWORK = frozenset({"file", "stored"})  # what a weights file shows by itself
 
 # These report themselves what could not be measured: who asks for them must not read silence as a pass.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
@@ -84,7 +83,7 @@ def judge(
 def _terms(
     measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
 ) -> dict[str, RuleTerms]:
-    if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
+    if measured.no_network and all(RULES[name].needs not in _NEED_NO_NETWORK for name in wanted):
         raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
     idle = _idle(settings, baseline)
     if not wanted - idle:
@@ -178,9 +177,7 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     Raises:
         UsageError: If `select` or `ignore` name a rule that there is not, or no rule is left.
     """
-    on = {
-        name for name, rule in RULES.items() if level_for_all(rule, settings) != "off" or is_on_for_some(rule, settings)
-    }
+    on = {name for name, rule in RULES.items() if is_on(rule, settings)}
     chosen = _matching(arg("select"), select) if select else on
     left = frozenset(chosen - _matching(arg("ignore"), ignore))
     if not left:
@@ -301,7 +298,7 @@ class _Judging:
             return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
         if name == "accuracy-drop" and not (terms.baseline and terms.baseline.labelled):
             return f"the baseline was written without labelled pictures ({arg('data')})"
-        if measured.no_network and needs not in NEED_NO_NETWORK:
+        if measured.no_network and needs not in _NEED_NO_NETWORK:
             return measured.no_network
         if needs not in ("file", "network", "stored"):
             if measured.forward is not None and measured.forward.failure is not None and name != "forward":

@@ -187,14 +187,11 @@ class RuleTerms:
         if level == "off":
             return None
         message = safe_text(problem.message)  # names come from the file, and a finding goes into logs
-        if problem.at_least == "fail" and not self._is_level_set(problem.target):
+        changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(problem.target))
+        if problem.at_least == "fail" and not any(change.level for change in changes):
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
         return Finding(self.rule.identifier, level, problem.target.where, message)
-
-    def _is_level_set(self, target: FindingTarget) -> bool:
-        changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
-        return any(change.level for change in changes)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:
@@ -221,21 +218,18 @@ def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = No
         for layer in settings.layers
         if rule.identifier in layer.rules
     ]
-    level = level_for_all(rule, settings)
-    if level == "off" and not is_on_for_some(rule, settings):
-        level = "fail"
+    level = _level_for_all(rule, settings) if is_on(rule, settings) else "fail"
     return RuleTerms(rule, level, settings, layers, baseline)
 
 
-def level_for_all(rule: Rule, settings: CheckSettings) -> Level:
-    """Return the level of a rule where no layer's settings say otherwise."""
+def is_on(rule: Rule, settings: CheckSettings) -> bool:
+    """Tell whether a rule is on for the whole network, or for some layers."""
+    of_layers = (layer.rules.get(rule.identifier, RuleSettings()).level for layer in settings.layers)
+    return _level_for_all(rule, settings) != "off" or any(level not in (None, "off") for level in of_layers)
+
+
+def _level_for_all(rule: Rule, settings: CheckSettings) -> Level:
     return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
-
-
-def is_on_for_some(rule: Rule, settings: CheckSettings) -> bool:
-    """Tell whether some layers' settings turn a rule on."""
-    changes = (layer.rules.get(rule.identifier, RuleSettings()) for layer in settings.layers)
-    return any(change.level not in (None, "off") for change in changes)
 
 
 def taken_forward(measured: CheckMeasurements) -> Activations:

@@ -80,8 +80,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     for values in measured.stored:
         if values.name in idle:
             continue
-        leaf = values.name.rpartition(".")[2]
-        if is_weight(values) and is_zero(values) and not any(word in leaf for word in passing):
+        if is_weight(values) and is_zero(values) and not any(word in leaf_of(values) for word in passing):
             yield about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
@@ -95,7 +94,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
-        is_scale = values.filter_count is None and "weight" not in values.name.rpartition(".")[2]
+        is_scale = values.filter_count is None and "weight" not in leaf_of(values)
         if is_weight(values) and not is_scale and finite and values.min == values.max and values.min not in (None, 0):
             yield about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
@@ -206,6 +205,11 @@ def about(values: StoredValues, claim: str) -> RuleFinding:
     return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
+def leaf_of(values: StoredValues) -> str:
+    """Return the last part of the name: "weight", "running_var"."""
+    return values.name.rpartition(".")[2]
+
+
 def is_weight(values: StoredValues) -> bool:
     """Tell learnt matrices and kernels from biases, scales and buffers: at least two axes are longer than 1."""
     return values.role == "parameter" and sum(size > 1 for size in values.shape) >= 2
@@ -219,9 +223,8 @@ def is_zero(values: StoredValues) -> bool:
 def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
     """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
     starts = {"running_mean": 0.0, "running_var": 1.0}
-    running = [(values, starts.get(values.name.rpartition(".")[2])) for values in measured.stored]
-    matched = [(values, start) for values, start in running if start is not None]
-    return bool(matched) and all(values.min == values.max == start for values, start in matched)
+    running = [values for values in measured.stored if leaf_of(values) in starts]
+    return bool(running) and all(values.min == values.max == starts[leaf_of(values)] for values in running)
 
 
 def is_untrained(measured: CheckMeasurements) -> bool:
@@ -240,7 +243,7 @@ def untrained_remark(measured: CheckMeasurements) -> str:
 
 def weights_are_random(measured: CheckMeasurements) -> bool:
     """Tell whether hookscope drew the weights, or, without BatchNorm's statistics, nearly all of them look random."""
-    if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
+    if any(leaf_of(values) == "running_var" for values in measured.stored):
         return measured.model.random
     return measured.model.random or weights_look_random(measured.stored)
 
@@ -259,7 +262,7 @@ def _is_mask(values: StoredValues) -> bool:
 
 def _is_empty_range(values: StoredValues) -> bool:
     """Tell whether a buffer is a minimum or maximum over nothing."""
-    is_bound = any(word in values.name.rpartition(".")[2] for word in ("min", "max"))
+    is_bound = any(word in leaf_of(values) for word in ("min", "max"))
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 
 

@@ -11,6 +11,7 @@ from hookscope.rules.stored import (
     about,
     batch_norm_is_untrained,
     is_weight,
+    leaf_of,
     weights_are_random,
     weights_look_random,
     worst_weight,
@@ -55,7 +56,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     again.
     """
     for values in measured.stored:
-        if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
+        if values.max_abs is None or not (values.role == "parameter" or leaf_of(values).startswith("running_")):
             continue
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
         greatest = GREATEST.get(values.dtype, math.inf)
@@ -134,7 +135,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
-    scaled = {_owner(stored) for stored in measured.stored if "scale" in _leaf(stored).lower()}
+    scaled = {_owner(stored) for stored in measured.stored if "scale" in leaf_of(stored).lower()}
     for values in measured.stored:
         if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
@@ -354,10 +355,6 @@ def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) 
     return True if all(part.min == starts[leaf] for leaf, part in parts.items()) else None
 
 
-def _leaf(values: StoredValues) -> str:
-    return values.name.rpartition(".")[2]
-
-
 def _owner(values: StoredValues) -> str:
     return values.name.rpartition(".")[0]
 
@@ -424,7 +421,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
     from the file with the full weights.
     """
-    scaled = {_owner(tensor) for tensor in measured.stored if "scale" in _leaf(tensor).lower()}
+    scaled = {_owner(tensor) for tensor in measured.stored if "scale" in leaf_of(tensor).lower()}
     for values in measured.stored:
         float8 = values.float8
         if float8 is None or (fmt := _FORMATS.get(float8.dtype)) is None:

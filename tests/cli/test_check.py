@@ -727,7 +727,8 @@ def test_a_bug_is_reported_as_one_and_injects_nothing(
 def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert run("check", "--init").code == 0
     written = (tmp_path / "hookscope.toml").read_text(encoding="utf-8")
-    from hookscope.commands.check.configuration import default_text, read_settings
+    from hookscope.commands.check.configuration.default_file import default_text
+    from hookscope.commands.check.configuration.document import read_settings
 
     assert written == default_text()
     read_settings(None, tmp_path)

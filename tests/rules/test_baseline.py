@@ -360,7 +360,7 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (WRITTEN.replace("-3.0, ", "").encode(), "layer 'conv' has infinite numbers, or not 7 quantiles"),
         (
             WRITTEN.replace("[1, 2, 4]", "[1, -2]").encode(),
-            "layers.0.shape.1: Input should be greater than or equal to 0",
+            "layers.0.shape.1: Input should be greater than or equal to -1",
         ),
         (WRITTEN.replace('"mean": 0.5', '"mean": "0.5"').encode(), "layers.0.mean: Input should be a valid number"),
         (WRITTEN.replace('"nan": 3, ', "").encode(), "layers.1.nan: Field required"),

@@ -78,8 +78,8 @@ def test_quantiles_are_compared_in_units_of_the_std(limit: float, count: int) ->
     assert len(verdicts) == count
     if verdicts:
         assert verdicts[0].message == (
-            "Drift from the baseline begins at 'z' (Identity): its 50% quantile went from 0.1 to 0, 0.0707 of its"
-            " spread (limit 0.0706)."
+            "Drift from the baseline begins at 'z' (Identity): its 50% quantile (mean over inputs) went from 0.1 to 0,"
+            " 0.0707 of its spread (limit 0.0706)."
         )
 
 
@@ -199,7 +199,7 @@ def test_gradients_are_not_compared_with_a_baseline_without_any() -> None:
         ({"inf_count": 1}, "its count of Inf went from 1 to 0"),
         ({"dtype": "float16"}, "its dtype went from float16 to float32"),
         ({"mean": None}, "its mean went from none to 0"),
-        ({"quantiles": None}, "its 1% quantile went from none to -1.96"),
+        ({"quantiles": None}, "its 1% quantile (mean over inputs) went from none to -1.96"),
         ({"dead_fraction": None}, "its share of dead channels went from none to 0.2"),
     ],
 )

@@ -104,7 +104,9 @@ def check_checkpoint(
         unfit = (ModelNotFoundError, MisfitError, NetworkNeededError, UnmergedError)
         if prepared is None and isinstance(error, unfit) and not isinstance(model, Mapping):
             is_adapter = isinstance(error, NetworkNeededError | UnmergedError)
-            reason = str(error).removesuffix(".") if is_adapter else "none fits the weights"
+            unnamed = settings.arch is not None and isinstance(error, ModelNotFoundError)
+            reason = f"{arg('arch')} names none" if unnamed else "none fits the weights"
+            reason = str(error).removesuffix(".") if is_adapter else reason
             try:
                 alone = _judged_alone(model, name, settings, wanted, reason, trust=trust)
             except CheckpointError as cause:  # nothing can be read, which is why no network fits

@@ -84,6 +84,6 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
 
 def settings_of(option: options.RuleOptions) -> CheckSettings:
     """Return the settings of the configuration file, or of none."""
-    from hookscope.commands.check.configuration import read_settings
+    from hookscope.commands.check.configuration.document import read_settings
 
     return read_settings(None if option.config is None else Path(option.config), Path())

@@ -271,6 +271,9 @@ def test_a_file_that_no_network_fits_never_passes_but_what_it_stores_is_judged(n
     report = check("broken.pt")
     assert report.exit_code == 5
     assert failing(report).keys() == {"batchnorm-variance"}
+    for arch, reason in (("resnet19", "--arch names none"), (None, "none fits the weights")):
+        skipped = {outcome.reason for outcome in check("broken.pt", arch=arch).outcomes if outcome.status == "skipped"}
+        assert skipped == {f"there is no network: {reason}"}
     misfit = check("broken.pt", arch="resnet18")
     assert misfit.exit_code == 1
     assert failing(misfit).keys() == {"architecture", "batchnorm-variance"}

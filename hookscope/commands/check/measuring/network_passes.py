@@ -25,6 +25,7 @@ from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.callers import stands_for_torchs
 from hookscope.inputs import Batch
 from hookscope.inputs.find_files import TENSOR_SUFFIXES
 from hookscope.inputs.loading import read_tensor
@@ -354,6 +355,7 @@ def _unseen_activations(subject: InspectedNetwork) -> Iterator[str]:
         name
         for name, module in subject.modules.items()
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+        and stands_for_torchs(module)  # a class of the network's own may call it in code that is observed
         and not isinstance(attribute_of(module, "activation"), nn.Module)
     ]
     if unseen:

@@ -188,7 +188,7 @@ class _Search:
             self._stack.append((layer, _FINITE))
         if counts.broken and self.origin is None and layer:
             around = self._around(layer)
-            if not self._given_to(around).broken:
+            if not next((given for name, given in reversed(self._stack) if name == around), _FINITE).broken:
                 self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)
@@ -214,9 +214,6 @@ class _Search:
         else:
             self.origin = origin
         return counts
-
-    def _given_to(self, layer: str) -> _Counts:
-        return next((counts for name, counts in reversed(self._stack) if name == layer), _FINITE)
 
     def _end(self, layer: str) -> _Counts:
         """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""

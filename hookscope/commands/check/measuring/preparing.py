@@ -10,7 +10,7 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from hookscope.errors import CheckpointError, UsageError
+from hookscope.errors import CheckpointError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of
@@ -68,8 +68,6 @@ def prepare(
     if device is not None:
         move_to(loaded, device)
     batch_size = settings.batch_size
-    if batch_size < 1:
-        raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
     if loaded.example_shape is not None:  # an exported program may take no other number of inputs
         batch_size = min(batch_size, loaded.example_shape[0])
     data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)

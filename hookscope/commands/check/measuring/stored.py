@@ -104,8 +104,7 @@ def _measure(entry: _Found) -> StoredValues:
         totals.min = totals.max = totals.max_abs = 0.0
     for piece in _pieces(values):
         totals.add(piece)
-    filter_count = _filter_count(entry, values, shape)
-    filters = None if filter_count is None else _filters(entry, values, shape, filter_count)
+    filters = _filters(entry, values, shape)
     is_real = values.is_floating_point() and not totals.inf_count and not totals.nan_count
     if values.is_complex() or values.dtype == torch.bool:  # which have no order
         totals.min = totals.max = None
@@ -113,15 +112,16 @@ def _measure(entry: _Found) -> StoredValues:
         *(entry.name, type(entry.module).__name__, entry.role, shape, str(tensor.dtype).removeprefix("torch."), count),
         **asdict(totals),
         zero_filters=_zero_filters(filters, totals.zero_count),
-        filter_count=filter_count,
+        filter_count=None if filters is None else len(filters),
         aliases=tuple(entry.aliases),
         outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
         means_without_variance=_means_without_variance(entry, totals),
     )
     if is_weight(measured) and totals.min != totals.max:
         measured = replace(measured, float8=float8_values(values))
-    is_plain = filters is None or not is_real or totals.min == totals.max
-    return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
+    if filters is None or not is_real or totals.min == totals.max:
+        return measured
+    return _structured(measured, filters, values, tensor)
 
 
 def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
@@ -196,8 +196,8 @@ def _bounds(piece: Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _filter_count(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
-    """Return how many output channels a tensor has; None if it is not known to have any."""
+def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Return a weight as (output channels, inputs, places); None if it is not known to have output channels."""
     module, name = entry.module, entry.name.rpartition(".")[2]
     packed = attribute_of(module, "_packed_params") is not None
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
@@ -205,22 +205,12 @@ def _filter_count(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> int 
     is_recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
     if not (is_kernel or is_attention or is_recurrent) or len(shape) < 2 or values.dim() != len(shape):
         return None
-    return shape[1] * _groups(module) if _is_transposed(module) else shape[0]
-
-
-def _is_transposed(module: nn.Module) -> bool:
-    packed = attribute_of(module, "_packed_params") is not None
-    return isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
-
-
-def _groups(module: nn.Module) -> int:
-    return int(attribute_of(module, "groups", 1))
-
-
-def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
-    places = math.prod(shape[2:])
-    if _is_transposed(entry.module):  # (groups * inputs, outputs, ...)
-        values = values.reshape(_groups(entry.module), -1, shape[1], places).transpose(1, 2)
+    count, places = shape[0], math.prod(shape[2:])
+    if isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose")):
+        groups = int(attribute_of(module, "groups", 1))
+        count = shape[1] * groups
+        if values.numel():  # (groups * inputs, outputs, ...)
+            values = values.reshape(groups, -1, shape[1], places).transpose(1, 2)
     return values.reshape(count, -1, places) if values.numel() else values.reshape(count, 0, 0)
 
 
@@ -238,13 +228,10 @@ def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor:
         repeated_filters=repeated_filters(plain, rounded=rounded),
         constant_run=longest_run(values),
         spread_beyond_chance=spread_beyond_chance(plain),
-        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized and _is_whole(values),
+        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER
+        and not tensor.is_quantized
+        and all(torch.equal(piece, piece.round()) for piece in _pieces(values)),
     )
-
-
-def _is_whole(values: Tensor) -> bool:
-    """Tell whether every value is a whole number; all else is known from the first piece."""
-    return all(torch.equal(piece, piece.round()) for piece in _pieces(values))
 
 
 def _twin_of(entry: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:

@@ -174,6 +174,7 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
         reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != loaded[mine].shape)
         alike = {name: (copy.tensors[name], loaded[mine]) for name, mine in copy.names.items() if name not in reshaped}
         matrices = {name: pair[0] for name, pair in alike.items() if pair[1].dim() > 1 and _varies(pair[1])}
+        large = {name: pair for name, pair in alike.items() if all(map(_is_large_matrix, pair))}
         yield CopyValues(
             copy.key,
             len(copy.tensors),
@@ -181,8 +182,8 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
             reshaped,
             tuple(name for name, value in loaded.items() if name not in paired and _is_learnt(name, value)),
             tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
-            cosines={name: near for name, pair in alike.items() if (near := _cosine(*pair)) is not None},
-            untrained=tuple(name for name, (average, mine) in alike.items() if _is_stale(average, mine)),
+            cosines={name: near for name, pair in large.items() if (near := _cosine(*pair)) is not None},
+            untrained=tuple(name for name, (average, mine) in large.items() if _is_stale(average, mine)),
             reset=tuple(_reset(copy, loaded)),
             single_valued=tuple(name for name, average in matrices.items() if not _varies(average)),
             matrix_count=len(matrices),
@@ -191,9 +192,7 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
 
 
 def _cosine(average: Tensor, weight: Tensor) -> float | None:
-    """Return the cosine of two tensors of one shape; None for small ones, vectors, zeros, and what is not finite."""
-    if not (_is_matrix(average) and _is_matrix(weight)):
-        return None
+    """Return the cosine of two tensors of one shape; None for zeros, and for what is not finite."""
     products = torch.zeros(3, dtype=torch.float64)
     for pair in zip(_pieces(average), _pieces(weight), strict=True):
         a, b = (piece.to("cpu", torch.float64) for piece in pair)
@@ -204,8 +203,6 @@ def _cosine(average: Tensor, weight: Tensor) -> float | None:
 
 
 def _is_stale(average: Tensor, weight: Tensor) -> bool:
-    if not (_is_matrix(average) and _is_matrix(weight)):
-        return False
     random = _spread(average)
     return random is not None and random < RANDOM_SPREAD and (_spread(weight) or 0.0) >= TRAINED_SPREAD
 
@@ -215,7 +212,7 @@ def _spread(weight: Tensor) -> float | None:
     return spread_beyond_chance(filters) if torch.isfinite(filters).all() else None
 
 
-def _is_matrix(tensor: Tensor) -> bool:
+def _is_large_matrix(tensor: Tensor) -> bool:
     is_plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     is_dense = tensor.layout == torch.strided and not tensor.is_meta
     return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hookscope.commands.check.configuration import default_text, read_settings
+from hookscope.commands.check.configuration.default_file import default_text
+from hookscope.commands.check.configuration.document import read_settings
 from hookscope.errors import UsageError
 from hookscope.rules.settings import CheckSettings
 from tests.commands.check.configuration.conftest import Read

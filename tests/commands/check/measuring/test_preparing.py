@@ -78,9 +78,7 @@ def test_a_network_that_does_not_tell_its_input_needs_a_shape() -> None:
         prepare(nn.ReLU(), CheckSettings())
 
 
-@pytest.mark.parametrize(
-    "settings", [CheckSettings(input_shape=()), CheckSettings(input_shape=(0, 6)), CheckSettings(batch_size=0)]
-)
+@pytest.mark.parametrize("settings", [CheckSettings(input_shape=()), CheckSettings(input_shape=(0, 6))])
 def test_noise_that_cannot_be_is_refused(settings: CheckSettings) -> None:
     with pytest.raises(UsageError):
         list(prepare(nn.Linear(6, 2), settings).batches())
