@@ -204,7 +204,7 @@ class ChannelTotals:
         self.pooled.merge(_moments_of(has_mean, rows.mean, np.zeros_like(rows.mean)))
         means = np.stack([has_mean, rows.mean], 1)  # (N, 2, C)
         groups = {label: [index == label for index in classes] for label in classes}
-        self.by_class = merged_classes(self.by_class, {label: means[group].sum(0) for label, group in groups.items()})
+        self._add_classes({label: means[group].sum(0) for label, group in groups.items()})
         if sampled:
             some = np.where(has_mean > 0, rows.mean, np.nan)[list(sampled)]
             self.sample.append(some.clip(-_GREATEST, _GREATEST).astype(np.float32))
@@ -223,16 +223,13 @@ class ChannelTotals:
         self.input_count += other.input_count
         self.is_by_input = self.is_by_input and other.is_by_input
         self.pooled.merge(other.pooled)
-        self.by_class = merged_classes(self.by_class, other.by_class)
+        self._add_classes(other.by_class)
         self.sample += other.sample
         self.top.merge(other.top)
 
-
-def merged_classes(
-    first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]]
-) -> dict[int, NDArray[np.float64]]:
-    """Return the sums by class of both."""
-    return {**first, **{label: first[label] + sums if label in first else sums for label, sums in second.items()}}
+    def _add_classes(self, by_class: Mapping[int, NDArray[np.float64]]) -> None:
+        for label, sums in by_class.items():
+            self.by_class[label] = self.by_class[label] + sums if label in self.by_class else sums
 
 
 def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_classes: bool) -> ChannelArrays:
