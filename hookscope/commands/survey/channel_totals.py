@@ -90,15 +90,13 @@ class TopLists:
         """Take in inputs, (N,), which come after all others so far."""
         for half in range(HALVES):
             (chosen,) = np.nonzero(numbers % HALVES == half)
-            if not chosen.size:
-                continue
             (improved,) = np.nonzero((rows.high[chosen] > self.values[half, :, -1]).any(0))
             if not improved.size:
                 continue
             at = np.ix_(chosen, improved)
-            places = np.full((chosen.size, improved.size, MOST_PLACE_AXES), _NONE, np.int32)
+            places = np.full((improved.size, chosen.size, MOST_PLACE_AXES), _NONE, np.int32)
             if rows.places:
-                coords = np.unravel_index(rows.positions[at].clip(0), rows.places)
+                coords = np.unravel_index(rows.positions[at].T.clip(0), rows.places)
                 for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
@@ -113,8 +111,7 @@ class TopLists:
         """Take in the lists of other inputs, which come after these."""
         everything = np.arange(self.values.shape[1])
         for half in range(HALVES):
-            places = other.positions[half].swapaxes(0, 1)
-            self._take(half, everything, other.values[half], other.inputs[half], places)
+            self._take(half, everything, other.values[half], other.inputs[half], other.positions[half])
 
     def _take(
         self,
@@ -124,11 +121,11 @@ class TopLists:
         inputs: NDArray[np.int64],
         positions: NDArray[np.int32],
     ) -> None:
-        """Merge candidates (channels, M), positions (M, channels, 3), behind those that are listed: stable in ties."""
+        """Merge candidates (channels, M), positions (channels, M, 3), behind those that are listed: stable in ties."""
         both = np.concatenate([self.values[half, channels], values], 1)
         order = np.argsort(-both, 1, kind="stable")[:, : self.values.shape[2]]
         numbers = np.concatenate([self.inputs[half, channels], inputs], 1)
-        places = np.concatenate([self.positions[half, channels], positions.swapaxes(0, 1)], 1)
+        places = np.concatenate([self.positions[half, channels], positions], 1)
         self.values[half, channels] = np.take_along_axis(both, order, 1)
         self.inputs[half, channels] = np.take_along_axis(numbers, order, 1)
         self.positions[half, channels] = np.take_along_axis(places, order[:, :, None], 1)

@@ -143,12 +143,10 @@ def inputs_of(files: ChunkFiles) -> tuple[MeasuredInput, ...]:
     return () if sidecar is None else sidecar.inputs
 
 
-def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
-    """Return a chunk without its features; None if its arrays are not those that the sidecar is of."""
+def read_chunk(files: ChunkFiles) -> MeasuredChunk | None:
+    """Return a chunk without its features; None if it cannot be read. `Sidecar.stale` has compared digests."""
     try:
         content = read_bounded(files.arrays, _MOST_ARRAY_BYTES, follow_links=False)
-        if hashlib.sha256(content).hexdigest() != sidecar.arrays_sha256:
-            return None
         arrays = {name: np.array(values) for name, values in load(content).items()}  # copies, which merging writes to
         chunk: MeasuredChunk = checked(MeasuredChunk, _document(files), arrays)
     except _UNREADABLE:
