@@ -179,13 +179,9 @@ class ChannelTotals:
     def add(
         self, rows: ChannelRows, numbers: NDArray[np.int64], classes: Sequence[int], sampled: Sequence[int]
     ) -> None:
-        """Take in a batch.
+        """Take in a batch: the numbers of its inputs, (N,), ascending and above all before, and of their classes.
 
-        Args:
-            rows: Of the batch.
-            numbers: Those of its inputs, (N,), ascending, and above all before.
-            classes: The number of each input's class; none without classes.
-            sampled: Places in the batch of the inputs that belong to the sample.
+        `sampled` are the places in the batch of the inputs that belong to the sample.
         """
         self.values.merge(_moments_of(rows.finite, rows.mean, rows.deviations))
         self.high = np.maximum(self.high, rows.high.max(0))
@@ -283,8 +279,7 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
 def _duplicates(sample: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return for each channel the lower-numbered one that it follows most closely, -1 for none, and their correlation.
 
-    Args:
-        sample: Means over positions, (S, C); inputs on which a channel has none are left out.
+    The sample has means over positions, (S, C); inputs on which a channel has none are left out.
     """
     lacks = np.isnan(sample)
     sample = sample[~lacks[:, ~lacks.all(0)].any(1)]

@@ -64,8 +64,6 @@ class Sidecar:
     """The part of a sidecar that is read without the arrays.
 
     Attributes:
-        format: See `FORMAT`.
-        index: Of the chunk.
         signature: What made it, by name: see `hookscope.commands.survey.signature`.
         arrays_sha256: Digest of the arrays.
         features_sha256: Digest of the features; "" without them.

@@ -59,9 +59,7 @@ class _CropPosition(NamedTuple):
 def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet, Image.Image]]:
     """Yield a picture for each row that has inputs to show, larger by `SCALE`: see `CropSheet`.
 
-    Args:
-        result: The survey; its pictures are read here.
-        per_row: Channels of each row; None for as many as make 128 of all rows, 16 of one at most.
+    `per_row` counts channels of each row; None for as many as make 128 of all rows, 16 of one at most.
     """
     rows = [row for row in result.rows if _alive(row).any()]
     if result.pictures is None or not rows or per_row == 0:

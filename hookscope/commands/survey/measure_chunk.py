@@ -218,19 +218,12 @@ def measure_chunk(
     is_first: bool,
     on_batch: Callable[[int], None],
 ) -> MeasuredChunk:
-    """Run the network over a chunk.
+    """Run the network over a chunk, with a new recorder.
 
-    Args:
-        loaded: The network.
-        inputs: Those of the chunk.
-        batch_size: Inputs for each pass.
-        recorder: A new one.
-        options: What is observed.
-        is_first: Whether it is the first one of this process: if the network raises on every input of it, so does this.
-        on_batch: Called after each batch with the number of inputs finished.
+    `on_batch` is called after each batch with the number of inputs finished.
 
     Raises:
-        ForwardError: If the network raised on every input of the first chunk.
+        ForwardError: If the network raised on every input of the first chunk of this process.
         LayerNotFoundError: If a pattern selects nothing.
     """
     unusable: list[Unusable] = []

@@ -111,9 +111,7 @@ class Merging:
     def result(self, source: InputPipeline | None = None, again: Again | None = None) -> Survey:
         """Return the survey of all chunks, and write the features.
 
-        Args:
-            source: Where inputs in memory come from, to draw them again.
-            again: Runs some of the inputs again; None where there is no network.
+        `source` is where inputs in memory come from, to draw them again; `again` is None where there is no network.
 
         Raises:
             ModelError: If no input could be measured.
