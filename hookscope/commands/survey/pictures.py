@@ -31,7 +31,7 @@ def inputs_again(
         batches = [*_in_memory(source, name)]
         yield from (([name], batch) for batch in batches)
         on_disk += [] if batches else [path_of(name)]
-    paths = sorted({path for path in on_disk if path is not None})
+    paths = dict.fromkeys(path for path in on_disk if path is not None)
     for batch in load_batches(paths, preprocessing, _AT_ONCE, lambda _error: None):
         yield [record.name for record in batch.records], batch
 

@@ -35,7 +35,7 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
     by_name: defaultdict[str, list[ChannelPlace]] = defaultdict(list)
     for place in places:
         by_name[place.input].append(place)
-    inputs = session.inputs
+    inputs, seen = session.inputs, 0
     for names, batch in inputs_again(inputs.preprocessing, inputs, [*by_name]):
         values, *others = to_device(batch, inputs.device, inputs.dtype).args or (None,)
         is_picture = isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point()
@@ -46,7 +46,8 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
             numbers, some = zip(*wanted[begin : begin + _AT_ONCE], strict=True)
             gradients = _gradients(session, values[[*numbers]], row, some)
             boxes |= {place: _box(gradient) for place, gradient in zip(some, gradients, strict=False) if gradient.any()}
-            if len(boxes) >= _AT_ONCE and {*boxes.values()} == {(0, 0, *values.shape[2:])}:
+            seen += len(some)
+            if seen >= _AT_ONCE and {*boxes.values()} == {(0, 0, *values.shape[2:])}:
                 return boxes
     return boxes
 
