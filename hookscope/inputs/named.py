@@ -154,11 +154,15 @@ def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
         return torch.tensor([[float(number) for number in numbers]])
     if dtype not in (*WHOLE, *OTHER_DTYPES):
         raise UsageError(f"{option}: unknown dtype '{dtype}'.{nearest(dtype, (*WHOLE, *OTHER_DTYPES))}")
+    wrong = f"{option}: not all of these are numbers of {dtype}."
     try:
         values = [int(number) if dtype in WHOLE else float(number) for number in numbers]
-        return torch.tensor([values], dtype=getattr(torch, dtype))
+        row = torch.tensor([values], dtype=getattr(torch, dtype))
     except (ValueError, RuntimeError, OverflowError) as error:
-        raise UsageError(f"{option}: not all of these are numbers of {dtype}.") from error
+        raise UsageError(wrong) from error
+    if dtype in WHOLE and row.tolist() != [values]:  # torch makes 255 of -1 in uint8, and True of 2
+        raise UsageError(wrong)
+    return row
 
 
 def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> Batch:

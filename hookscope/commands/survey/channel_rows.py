@@ -65,15 +65,10 @@ Reduced = ChannelRows | RowsOnDevice
 
 
 def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.float64] | None) -> "Reduced | None":
-    """Reduce an activation; None for one without memory, values or numbers: sparse, nested, quantised or empty.
+    """Reduce an activation (N, ..., C, ...); None for one without memory, values or numbers: sparse, nested or empty.
 
-    Args:
-        tensor: (N, ..., C, ...); only read.
-        channel_axis: The axis of the channels; axis 0 counts inputs.
-        thresholds: Values above which a channel's position is wanted, (C,); None for all, as for another C.
-
-    Returns:
-        `ChannelRows`; `RowsOnDevice` for a tensor on an accelerator.
+    A channel's position is wanted where its greatest value is above its threshold, (C,); everywhere with None, and with
+    thresholds of another C.
     """
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
         return None

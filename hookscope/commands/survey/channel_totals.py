@@ -90,15 +90,13 @@ class TopLists:
         """Take in inputs, (N,), which come after all others so far."""
         for half in range(HALVES):
             (chosen,) = np.nonzero(numbers % HALVES == half)
-            if not chosen.size:
-                continue
             (improved,) = np.nonzero((rows.high[chosen] > self.values[half, :, -1]).any(0))
             if not improved.size:
                 continue
             at = np.ix_(chosen, improved)
-            places = np.full((chosen.size, improved.size, MOST_PLACE_AXES), _NONE, np.int32)
+            places = np.full((improved.size, chosen.size, MOST_PLACE_AXES), _NONE, np.int32)
             if rows.places:
-                coords = np.unravel_index(rows.positions[at].clip(0), rows.places)
+                coords = np.unravel_index(rows.positions[at].T.clip(0), rows.places)
                 for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
@@ -113,8 +111,7 @@ class TopLists:
         """Take in the lists of other inputs, which come after these."""
         everything = np.arange(self.values.shape[1])
         for half in range(HALVES):
-            places = other.positions[half].swapaxes(0, 1)
-            self._take(half, everything, other.values[half], other.inputs[half], places)
+            self._take(half, everything, other.values[half], other.inputs[half], other.positions[half])
 
     def _take(
         self,
@@ -124,11 +121,11 @@ class TopLists:
         inputs: NDArray[np.int64],
         positions: NDArray[np.int32],
     ) -> None:
-        """Merge candidates (channels, M), positions (M, channels, 3), behind those that are listed: stable in ties."""
+        """Merge candidates (channels, M), positions (channels, M, 3), behind those that are listed: stable in ties."""
         both = np.concatenate([self.values[half, channels], values], 1)
         order = np.argsort(-both, 1, kind="stable")[:, : self.values.shape[2]]
         numbers = np.concatenate([self.inputs[half, channels], inputs], 1)
-        places = np.concatenate([self.positions[half, channels], positions.swapaxes(0, 1)], 1)
+        places = np.concatenate([self.positions[half, channels], positions], 1)
         self.values[half, channels] = np.take_along_axis(both, order, 1)
         self.inputs[half, channels] = np.take_along_axis(numbers, order, 1)
         self.positions[half, channels] = np.take_along_axis(places, order[:, :, None], 1)
@@ -182,13 +179,9 @@ class ChannelTotals:
     def add(
         self, rows: ChannelRows, numbers: NDArray[np.int64], classes: Sequence[int], sampled: Sequence[int]
     ) -> None:
-        """Take in a batch.
+        """Take in a batch: the numbers of its inputs, (N,), ascending and above all before, and of their classes.
 
-        Args:
-            rows: Of the batch.
-            numbers: Those of its inputs, (N,), ascending, and above all before.
-            classes: The number of each input's class; none without classes.
-            sampled: Places in the batch of the inputs that belong to the sample.
+        `sampled` are the places in the batch of the inputs that belong to the sample.
         """
         self.values.merge(_moments_of(rows.finite, rows.mean, rows.deviations))
         self.high = np.maximum(self.high, rows.high.max(0))
@@ -204,7 +197,7 @@ class ChannelTotals:
         self.pooled.merge(_moments_of(has_mean, rows.mean, np.zeros_like(rows.mean)))
         means = np.stack([has_mean, rows.mean], 1)  # (N, 2, C)
         groups = {label: [index == label for index in classes] for label in classes}
-        self.by_class = merged_classes(self.by_class, {label: means[group].sum(0) for label, group in groups.items()})
+        self._add_classes({label: means[group].sum(0) for label, group in groups.items()})
         if sampled:
             some = np.where(has_mean > 0, rows.mean, np.nan)[list(sampled)]
             self.sample.append(some.clip(-_GREATEST, _GREATEST).astype(np.float32))
@@ -223,16 +216,13 @@ class ChannelTotals:
         self.input_count += other.input_count
         self.is_by_input = self.is_by_input and other.is_by_input
         self.pooled.merge(other.pooled)
-        self.by_class = merged_classes(self.by_class, other.by_class)
+        self._add_classes(other.by_class)
         self.sample += other.sample
         self.top.merge(other.top)
 
-
-def merged_classes(
-    first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]]
-) -> dict[int, NDArray[np.float64]]:
-    """Return the sums by class of both."""
-    return {**first, **{label: first[label] + sums if label in first else sums for label, sums in second.items()}}
+    def _add_classes(self, by_class: Mapping[int, NDArray[np.float64]]) -> None:
+        for label, sums in by_class.items():
+            self.by_class[label] = self.by_class[label] + sums if label in self.by_class else sums
 
 
 def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_classes: bool) -> ChannelArrays:
@@ -289,8 +279,7 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
 def _duplicates(sample: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return for each channel the lower-numbered one that it follows most closely, -1 for none, and their correlation.
 
-    Args:
-        sample: Means over positions, (S, C); inputs on which a channel has none are left out.
+    The sample has means over positions, (S, C); inputs on which a channel has none are left out.
     """
     lacks = np.isnan(sample)
     sample = sample[~lacks[:, ~lacks.all(0)].any(1)]

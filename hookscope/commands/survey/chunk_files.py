@@ -64,8 +64,6 @@ class Sidecar:
     """The part of a sidecar that is read without the arrays.
 
     Attributes:
-        format: See `FORMAT`.
-        index: Of the chunk.
         signature: What made it, by name: see `hookscope.commands.survey.signature`.
         arrays_sha256: Digest of the arrays.
         features_sha256: Digest of the features; "" without them.
@@ -143,12 +141,10 @@ def inputs_of(files: ChunkFiles) -> tuple[MeasuredInput, ...]:
     return () if sidecar is None else sidecar.inputs
 
 
-def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
-    """Return a chunk without its features; None if its arrays are not those that the sidecar is of."""
+def read_chunk(files: ChunkFiles) -> MeasuredChunk | None:
+    """Return a chunk without its features; None if it cannot be read. `Sidecar.stale` has compared digests."""
     try:
         content = read_bounded(files.arrays, _MOST_ARRAY_BYTES, follow_links=False)
-        if hashlib.sha256(content).hexdigest() != sidecar.arrays_sha256:
-            return None
         arrays = {name: np.array(values) for name, values in load(content).items()}  # copies, which merging writes to
         chunk: MeasuredChunk = checked(MeasuredChunk, _document(files), arrays)
     except _UNREADABLE:

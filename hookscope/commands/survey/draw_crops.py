@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from hookscope.reporting.overviews.sheet import PAPER
@@ -58,11 +59,9 @@ class _CropPosition(NamedTuple):
 def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet, Image.Image]]:
     """Yield a picture for each row that has inputs to show, larger by `SCALE`: see `CropSheet`.
 
-    Args:
-        result: The survey; its pictures are read here.
-        per_row: Channels of each row; None for as many as make 128 of all rows, 16 of one at most.
+    `per_row` counts channels of each row; None for as many as make 128 of all rows, 16 of one at most.
     """
-    rows = [row for row in result.rows if _has_tops(row)]
+    rows = [row for row in result.rows if _alive(row).any()]
     if result.pictures is None or not rows or per_row == 0:
         return
     count = per_row or min(_MOST_OF_A_LAYER, max(1, _MOST_CHANNELS // len(rows)))
@@ -70,9 +69,7 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     pixels = 0
     for row in rows:
         channels = telling_channels(row, count)
-        columns = max((len(half) for channel in channels for half in channel.halves), default=0)
-        if not columns:
-            continue
+        columns = max(len(half) for channel in channels for half in channel.halves)
         sheet = _Sheet(row, channels, columns)
         if group and pixels + math.prod(sheet.size) > _SHEET_PIXELS:
             yield from _drawn(group, result)
@@ -82,9 +79,10 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     yield from _drawn(group, result)
 
 
-def _has_tops(row: SurveyRow) -> bool:
+def _alive(row: SurveyRow) -> NDArray[np.bool_]:
+    """Return which channels fire and have inputs to show, (C,)."""
     arrays = row.channels.arrays
-    return arrays is not None and bool(((arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead).any())
+    return np.zeros(0, np.bool_) if arrays is None else (arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead
 
 
 def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
@@ -94,7 +92,7 @@ def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
         return []
     spread = np.where(arrays.std > 0, arrays.std, np.inf)
     peak = np.nan_to_num((arrays.max - arrays.mean) / spread)
-    alive = (arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead
+    alive = _alive(row)
     order = np.lexsort((-peak, -np.nan_to_num(arrays.selectivity, nan=-1.0), ~alive))
     return [row.channels[index] for index in sorted(order[: min(count, int(alive.sum()))].tolist())]
 

@@ -94,14 +94,7 @@ class _Recorder:
 def explained(
     classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: Again | None, channel_count: int
 ) -> Failures:
-    """Return the most confident wrong inputs with what may be the reason.
-
-    Args:
-        classified: All inputs.
-        chunks: What is known of them, chunk by chunk, again.
-        again: Runs some of them again; None where there is no network.
-        channel_count: Of all rows.
-    """
+    """Return the most confident wrong inputs with what may be the reason; `again` is None where there is no network."""
     compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
     inputs = [
         _failed(classified, wrong, outside)
@@ -233,12 +226,7 @@ def _evenly(names: Sequence[str], most: int) -> list[str]:
 def departure_p_values(
     features: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float64]:
-    """Return the p-value of each layer, (L,).
-
-    Args:
-        features: Features of the input, (C,) for each layer.
-        members: Those of the members of the class, (n, C) for each layer.
-    """
+    """Return the p-value of each layer, (L,), of features (C,) and those of members of the class, (n, C), by layer."""
     reaches = np.stack(
         [_reaches(vector, others) for vector, others in zip(features, members, strict=True)], 1
     )  # (n + 1, L)

@@ -133,11 +133,7 @@ class FeatureParts:
         self.chunks.append((offset, files))
 
     def write(self, model: str, classes: Sequence[str]) -> FeatureFiles:
-        """Write the features, then the sidecar.
-
-        Args:
-            model: Name of the network.
-            classes: Their names by their numbers; empty without classes.
+        """Write the features, then the sidecar; `model` and `classes` are names.
 
         Raises:
             OutputError: If something cannot be written.

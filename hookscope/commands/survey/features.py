@@ -25,11 +25,7 @@ FeatureDtype = Literal["float32", "float16"]
 def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> Tensor:
     """Return the features of a batch, (N, C) or whole, on the CPU in float32; of complex values their magnitudes.
 
-    Args:
-        tensor: The output, (N, C, ...) or (N, T, D).
-        channel_axis: The axis of the channels; None without one.
-        pool: The mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
-        label: Of the output, for errors.
+    `pool` is the mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
 
     Raises:
         UsageError: If the output has nothing to pool.

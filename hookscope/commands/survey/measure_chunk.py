@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.commands.survey.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
+from hookscope.commands.survey.channel_rows import Reduced, RowsOnDevice, reduce_channels
 from hookscope.commands.survey.channel_totals import ChannelTotals
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.judged_inputs import InputJudge, JudgedInputs
@@ -152,12 +152,10 @@ class ChannelRecorder:
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
         self.sampled_count += len(sampled)
-        fetched: dict[int, ChannelRows] = {}
-        for label, channel_rows in self._latest.items():
-            rows = fetched.setdefault(
-                id(channel_rows), channel_rows.fetched() if isinstance(channel_rows, RowsOnDevice) else channel_rows
-            )
-            totals = self.totals.get(label)
+        unique = {id(rows): rows for rows in self._latest.values()}  # some rows share what they return
+        fetched = {key: rows.fetched() if isinstance(rows, RowsOnDevice) else rows for key, rows in unique.items()}
+        for label, reduced in self._latest.items():
+            rows, totals = fetched[id(reduced)], self.totals.get(label)
             if totals is None:
                 totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.top)
             if totals.high.size == rows.high.shape[1]:
@@ -218,19 +216,12 @@ def measure_chunk(
     is_first: bool,
     on_batch: Callable[[int], None],
 ) -> MeasuredChunk:
-    """Run the network over a chunk.
+    """Run the network over a chunk, with a new recorder.
 
-    Args:
-        loaded: The network.
-        inputs: Those of the chunk.
-        batch_size: Inputs for each pass.
-        recorder: A new one.
-        options: What is observed.
-        is_first: Whether it is the first one of this process: if the network raises on every input of it, so does this.
-        on_batch: Called after each batch with the number of inputs finished.
+    `on_batch` is called after each batch with the number of inputs finished.
 
     Raises:
-        ForwardError: If the network raised on every input of the first chunk.
+        ForwardError: If the network raised on every input of the first chunk of this process.
         LayerNotFoundError: If a pattern selects nothing.
     """
     unusable: list[Unusable] = []

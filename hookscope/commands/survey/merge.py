@@ -96,12 +96,14 @@ class Merging:
     def _add_row(self, row: ChunkRow, input_count: int) -> None:
         if row.totals is not None:
             row.totals.top.renumber(self.place_count)
+            input_count = row.totals.input_count if row.totals.is_by_input else input_count  # that passed the layer
         merged = self.rows.get(row.row.label)
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
         else:
             labels = dict.fromkeys((*merged.row.duplicates, *row.row.duplicates))
-            merged.row = replace(merged.row, duplicates=tuple(labels))
+            flags = dict.fromkeys((*merged.row.flags, *row.row.flags))
+            merged.row = replace(merged.row, duplicates=tuple(labels), flags=tuple(flags))
             merged.reduction = merge(merged.reduction, row.reduction)
             merged.totals = _merged_totals(merged.totals, row.totals)
         merged.shapes.add(input_count, row.reduction.shape)
@@ -109,9 +111,7 @@ class Merging:
     def result(self, source: InputPipeline | None = None, again: Again | None = None) -> Survey:
         """Return the survey of all chunks, and write the features.
 
-        Args:
-            source: Where inputs in memory come from, to draw them again.
-            again: Runs some of the inputs again; None where there is no network.
+        `source` is where inputs in memory come from, to draw them again; `again` is None where there is no network.
 
         Raises:
             ModelError: If no input could be measured.
@@ -193,7 +193,8 @@ class Merging:
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
             arrays = channel_arrays(totals, nonzero, has_classes=bool(self.plan.classes))
             channels = Channels(arrays, names, self.plan.classes)
-        flags = [*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)]
+        flags = dict.fromkeys((*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)))
+        flags |= {"shape varies": None} if merged.shapes.varies else {}
         return SurveyRow(
             index=index,
             layer=row.layer,

@@ -19,22 +19,21 @@ from hookscope.statistics.storage import plain_array
 _AT_ONCE = 8
 
 
-def input_pictures(
+def inputs_again(
     preprocessing: Preprocessing, source: InputPipeline | None, names: Sequence[str]
-) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Yield inputs by name, as the network saw them, each once, as far as they are pictures that can be read.
+) -> Iterator[tuple[list[str], Batch]]:
+    """Yield inputs by name, in batches with the names of theirs, each once, as far as they can be read.
 
-    `source` is where inputs in memory come from.
+    A batch of files may have others too. `source` is where inputs in memory come from.
     """
-    wanted = {*names}
+    on_disk = []
     for name in names:
-        for batch in _in_memory(source, name):
-            yield from ((name, picture) for picture in _drawn(batch, preprocessing))
-            wanted.remove(name)
-    paths = sorted({path for path in map(path_of, wanted) if path is not None})
+        batches = [*_in_memory(source, name)]
+        yield from (([name], batch) for batch in batches)
+        on_disk += [] if batches else [path_of(name)]
+    paths = dict.fromkeys(path for path in on_disk if path is not None)
     for batch in load_batches(paths, preprocessing, _AT_ONCE, lambda _error: None):
-        shown = zip(batch.records, _drawn(batch, preprocessing), strict=False)
-        yield from ((record.name, picture) for record, picture in shown if record.name in wanted)
+        yield [record.name for record in batch.records], batch
 
 
 def _in_memory(source: InputPipeline | None, name: str) -> Iterator[Batch]:
@@ -48,6 +47,16 @@ def _in_memory(source: InputPipeline | None, name: str) -> Iterator[Batch]:
         file = source.files[int(number)]
         if isinstance(file, Image) and picture_name(file) == stem:
             yield from load_batches([file], source.preprocessing, 1, lambda _error: None)
+
+
+def input_pictures(
+    preprocessing: Preprocessing, source: InputPipeline | None, names: Sequence[str]
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Yield pictures of inputs as the network saw them: see `inputs_again`."""
+    wanted = {*names}
+    for read, batch in inputs_again(preprocessing, source, names):
+        shown = _drawn(batch, preprocessing)
+        yield from ((name, picture) for name, picture in zip(read, shown, strict=False) if name in wanted)
 
 
 def _drawn(batch: Batch, preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:

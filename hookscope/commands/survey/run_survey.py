@@ -206,7 +206,7 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
     # Shards were made of inputs that are not looked at again.
     if reason := sidecar.stale(files, {"inputs": sidecar.signature.get("inputs", ""), **signature}):
         return reason
-    chunk = read_chunk(files, sidecar)
+    chunk = read_chunk(files)
     if chunk is None:
         return f"{files.sidecar.name} is damaged"
     merging.add(chunk, files, sidecar)

@@ -1,15 +1,14 @@
 """What a position of an output depends on where no closed form tells: the pixels whose gradient is not zero."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.commands.survey.pictures import path_of
+from hookscope.commands.survey.pictures import inputs_again
 from hookscope.errors import ModelError
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.pytree import tensors_in
@@ -33,42 +32,24 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
     boxes: dict[ChannelPlace, Box] = {}
     if row.slot or ":" in row.layer or row.activation.channel_axis is None:
         return boxes
-    for values, wanted in _inputs(session, places):
+    by_name: defaultdict[str, list[ChannelPlace]] = defaultdict(list)
+    for place in places:
+        by_name[place.input].append(place)
+    inputs, seen = session.inputs, 0
+    for names, batch in inputs_again(inputs.preprocessing, inputs, [*by_name]):
+        values, *others = to_device(batch, inputs.device, inputs.dtype).args or (None,)
+        is_picture = isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point()
+        if others or batch.kwargs or not is_picture:
+            continue
+        wanted = [(number, place) for number, name in enumerate(names) for place in by_name.get(name, ())]
         for begin in range(0, len(wanted), _AT_ONCE):
-            some = wanted[begin : begin + _AT_ONCE]
-            numbers = [number for number, _ in some]
-            gradients = _gradients(session, values[numbers], row, [place for _, place in some])
-            for (_, place), gradient in zip(some, gradients, strict=False):
-                if gradient.any():
-                    boxes[place] = _box(gradient)
-            if {*boxes.values()} == {(0, 0, *values.shape[2:])}:
+            numbers, some = zip(*wanted[begin : begin + _AT_ONCE], strict=True)
+            gradients = _gradients(session, values[[*numbers]], row, some)
+            boxes |= {place: _box(gradient) for place, gradient in zip(some, gradients, strict=False) if gradient.any()}
+            seen += len(some)
+            if seen >= _AT_ONCE and {*boxes.values()} == {(0, 0, *values.shape[2:])}:
                 return boxes
     return boxes
-
-
-def _inputs(
-    session: Session, places: Sequence[ChannelPlace]
-) -> Iterator[tuple[Tensor, list[tuple[int, ChannelPlace]]]]:
-    """Yield batches (N, C, H, W) with the places of their inputs, each with the input's number in the batch."""
-    inputs = session.inputs
-    by_name: dict[str, list[ChannelPlace]] = {}
-    for place in places:
-        by_name.setdefault(place.input, []).append(place)
-    if inputs.batch is not None:
-        batch = to_device(inputs.batch, inputs.device, inputs.dtype)
-        if len(batch.args) != 1 or batch.kwargs:
-            return
-        names = {f"{record.name}[{number}]": number for number, record in enumerate(batch.records)}
-        batches = [(batch.args[0], [(number, name) for name, number in names.items()])]
-    else:
-        files = dict.fromkeys(path for path in map(path_of, by_name) if path is not None)
-        if not files:  # pictures in memory
-            return
-        read = replace(inputs, files=[*files], pictures={}).batches(_AT_ONCE, lambda _error: None)
-        batches = ((part.args[0], [*enumerate(record.name for record in part.records)]) for part in read)  # type: ignore[assignment]
-    for values, numbered in batches:
-        if isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point():
-            yield values, [(number, place) for number, name in numbered for place in by_name.get(name, ())]
 
 
 def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> NDArray[np.bool_]:

@@ -181,6 +181,33 @@ def test_what_is_no_labelled_picture_is_told_in_the_words_of_a_survey(tmp_path: 
         assert "multi" not in str(caught.value)  # which a survey does not take
 
 
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 6])
+def test_a_shape_varies_whatever_the_chunks(tmp_path: Path, chunk_size: int) -> None:
+    for number in range(6):
+        np.save(tmp_path / f"{number}.npy", np.ones((3, 6, 6 if number < 4 else 7), np.float32))
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1))
+    survey = hookscope.survey(network, tmp_path, chunk_size=chunk_size)
+    assert ["shape varies" in row.flags for row in survey] == [True, False]
+
+
+class Sometimes(nn.Module):
+    """Half of the inputs pass its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.mean() > 0 else x[:, :2]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 12])
+def test_a_shape_counts_the_inputs_that_pass_the_layer(chunk_size: int) -> None:
+    inputs = torch.ones(12, 3) * torch.tensor([1.0, -1.0]).repeat(6)[:, None]
+    survey = hookscope.survey(Sometimes(), inputs, batch_size=1, chunk_size=chunk_size)
+    assert survey["layer"].activation.shape == (6, 2)
+
+
 class Divides(nn.Module):
     """Divides by zero after its last layer where the first value is above 2."""
 

@@ -1,9 +1,11 @@
 """Where no closed form tells what a position sees, its gradient does: nothing outside the box changes the value."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
@@ -78,8 +80,12 @@ def test_where_all_of_the_input_counts_the_crop_is_the_whole_picture(survey: Sur
     assert is_whole == {"first": False, "second": False, "everywhere": True}
 
 
-def test_tensors_in_memory_have_boxes_too() -> None:
-    made = hookscope.survey(Mirrored(), torch.rand(5, 3, SIDE, SIDE), layer="second", batch_size=2)
+@pytest.mark.parametrize("kind", ["tensor", "pictures"])
+def test_inputs_in_memory_have_boxes_too(kind: str) -> None:
+    values = torch.rand(5, 3, SIDE, SIDE)
+    pictures = [Image.fromarray((255 * value).permute(1, 2, 0).byte().numpy()) for value in values]
+    inputs: Any = {"tensor": values, "pictures": pictures}[kind]
+    made = hookscope.survey(Mirrored(), inputs, layer="second", batch_size=2, resize="none", crop="none")
     assert made is not None
     assert made.supports is not None
     [row] = made.rows
