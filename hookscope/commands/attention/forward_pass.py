@@ -145,11 +145,7 @@ class ForwardPass:
         self.blocks.append(SeenBlock(block, numbers, queries, keys))
 
     def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
-        """Refuse a block that attention cannot be followed through.
-
-        Raises:
-            UsageError: If it attends within windows, pools, or looks at other tokens than the block before it.
-        """
+        """Refuse a block that attends within windows, pools, or looks at other tokens than the block before it."""
         before = self.blocks[-1] if self.blocks else None
         reason = ""
         if block.windows > 1:

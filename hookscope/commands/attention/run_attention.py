@@ -321,11 +321,7 @@ def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[st
 
 
 def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    """Return the positions of the blocks to draw.
-
-    Raises:
-        LayerNotFoundError: If there is no such block.
-    """
+    """Return the positions of the blocks to draw."""
     chosen: dict[int, None] = {}
     for block in wanted.blocks:
         if isinstance(block, int):
