@@ -42,12 +42,7 @@ from hookscope.text import safe_text
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far.
-
-    Attributes:
-        checking: Checks maps as they come.
-        given: As `Attributions.given`.
-    """
+    """The results of a run so far."""
 
     network: nn.Module
     method: Method
