@@ -32,7 +32,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.history import History
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.results.inputs import SHOWN_INPUTS
 from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
 from hookscope.results.runs.record import StoredPicture, Verb, record_of
 from hookscope.results.runs.store import write_result
@@ -96,7 +96,7 @@ def _write_inspection(
     else:
         maps, row_count, document = result.feature_maps, len(result.rows), describe_activations(result)
     draw_document(document).save(folder / OVERVIEW, compress_level=6)
-    drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+    drawn = _draw_grids(folder, result, maps, row_count, cmap=cmap, scale=scale)
     names = tables.write_tables(folder, _tables(result))
     shown: list[StoredPicture] = []
     if isinstance(result, Activations) and result.token_maps:
@@ -114,19 +114,14 @@ def _write_inspection(
 
 
 def _draw_grids(
-    folder: Path,
-    maps: Sequence[FeatureMaps],
-    inputs: Sequence[InputRecord],
-    row_count: int,
-    *,
-    cmap: str,
-    scale: Literal["channel", "layer"],
+    folder: Path, result: Activations | Gradients, maps: Sequence[FeatureMaps], row_count: int, **style: Any
 ) -> list[Grid]:
-    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(inputs))}" for layer_maps in maps]
+    """Draw maps, by several threads; `style` is `cmap` and `scale`."""
+    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(result.inputs))}" for layer_maps in maps]
 
     def draw(layer_maps: FeatureMaps, name: str) -> Grid:
-        input_name = inputs[layer_maps.input_index].name
-        picture, grid = grids.draw_for_run(layer_maps, name, cmap=cmap, scale=scale, input_name=input_name)
+        input_name = result.inputs[layer_maps.input_index].name
+        picture, grid = grids.draw_for_run(layer_maps, name, input_name=input_name, **style)
         (folder / name).write_bytes(grids.encode_png(picture))
         return grid
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.attribute.guided import IN_SCRIPT, ActivationCalls, advice, ruled
+from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
 from hookscope.commands.attribute.input_places import InputPlaces, embedding_name, places_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
@@ -123,8 +123,6 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
         UsageError: If the network's activations do not go with it, or as all methods.
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
-        raise UsageError(f"{IN_SCRIPT} {advice()}")
     calls = ActivationCalls(scored.network)
     pixels = _inputs(scored)
     with torch.random.fork_rng([pixels.device] if pixels.is_cuda else []):

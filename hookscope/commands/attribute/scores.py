@@ -208,7 +208,8 @@ def _of_classes(
         if against is not None:
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
         if pixels is not None:
-            label = f"{label}, sum over {_places_of(pixels[place], wins=not nowhere[place])}"
+            count, unit = int(pixels[place].sum()), "pixel" if rows.dim() == 4 else "place"
+            label = f"{label}, sum over {'all ' if nowhere[place] else ''}{counted(count, unit)}"
         probability = None if shares is None or against is not None else float(shares[place, index])
         index_of_one = None if against is not None else index
         targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
@@ -218,12 +219,6 @@ def _of_classes(
         return of_rows(real(_scores(output, len(indices), output_key).tensor))
 
     return BatchTarget(score, tuple(targets), part, rows.shape[1], reading, is_dense=dense)
-
-
-def _places_of(mask: Tensor, *, wins: bool) -> str:
-    """Return over which places a class's scores are summed: those where it wins, or all if it wins none."""
-    unit = "pixel" if mask.dim() == 2 else "place"
-    return counted(int(mask.sum()), unit) if wins else f"all {counted(mask.numel(), unit)}"
 
 
 def _class_name(index: int, names: Sequence[str], count: int | None = None) -> str:
