@@ -189,7 +189,7 @@ class MapLayers:
         captured.listen(on=False)
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
-        for place, output in passes.outputs.by_place.items():
+        for place, output in [*passes.outputs.by_place.items()]:  # activation checkpointing runs layers again
             if means(place):
                 self._fields[place, shape] = self._field(output, single)
         passes.outputs.forget()
