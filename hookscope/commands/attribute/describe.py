@@ -184,14 +184,10 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
             "half of the heat",
             "the smallest part of the input that holds half of the map",
             4,
-            shown=_half_text,
+            shown=lambda box: f"{_share(box.share)} {box.words}",
             words=True,
         ).on(half, blank=""),
     )
-
-
-def _half_text(box: Concentration) -> str:
-    return f"{_share(box.share)} {box.words}"
 
 
 def _end(at: int, heat_map: AttributionMap) -> float | None:

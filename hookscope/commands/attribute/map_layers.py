@@ -289,12 +289,9 @@ class MapLayers:
         for group in selection.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
-        if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
-            labels = [layer.label for layer in layers] or [row_label(*place) for place in zero]
-            raise NotReachedError(targets, labels)
         partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
-        if partly and len(batch.indices) > 1:
-            raise NotReachedError(targets, partly)
+        if len(partly) == len(layers) or (partly and len(batch.indices) > 1):
+            raise NotReachedError(targets, partly or [row_label(*place) for place in zero])
         return targets, [layer for layer in layers if layer.label not in partly]
 
     def _check(
