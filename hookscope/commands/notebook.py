@@ -59,14 +59,11 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:
-    if isinstance(result, Attributions | Attention):
-        yield from _overviews_by_input(result)
-    elif isinstance(result, CheckReport) and result.overview_parts is not None:
+    if isinstance(result, CheckReport) and result.overview_parts is not None:
         drawn = draw_document(describe_check(result), wrong_pictures(result))
         yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
-
-
-def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
+    if not isinstance(result, Attributions | Attention):
+        return
     for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
         photograph = photograph_of(result, index)
         if isinstance(result, Attention):

@@ -32,7 +32,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.history import History
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
+from hookscope.results.inputs import SHOWN_INPUTS
 from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
 from hookscope.results.runs.record import StoredPicture, Verb, record_of
 from hookscope.results.runs.store import write_result
@@ -92,12 +92,11 @@ def _write_inspection(
 ) -> RunFiles:
     """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
     if isinstance(result, Gradients):
-        maps, row_count = result.gradient_maps, len(result.gradients)
+        maps, row_count, document = result.gradient_maps, len(result.gradients), describe_gradients(result)
     else:
-        maps, row_count = result.feature_maps, len(result.rows)
-    document = describe_gradients(result) if isinstance(result, Gradients) else describe_activations(result)
+        maps, row_count, document = result.feature_maps, len(result.rows), describe_activations(result)
     draw_document(document).save(folder / OVERVIEW, compress_level=6)
-    drawn = _draw_grids(folder, maps, result.inputs, row_count, cmap=cmap, scale=scale)
+    drawn = _draw_grids(folder, result, maps, row_count, cmap=cmap, scale=scale)
     names = tables.write_tables(folder, _tables(result))
     shown: list[StoredPicture] = []
     if isinstance(result, Activations) and result.token_maps:
@@ -109,25 +108,20 @@ def _write_inspection(
         for index, photograph in enumerate(photographs):
             name = write_photograph(folder, f"{index:03d}", photograph)
             shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
-    thumbnails = tuple(_write_pictures(folder, result.inputs, result.provenance))
+    thumbnails = tuple(_write_pictures(folder, result))
     entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
     return RunFiles(names, entries)
 
 
 def _draw_grids(
-    folder: Path,
-    maps: Sequence[FeatureMaps],
-    inputs: Sequence[InputRecord],
-    row_count: int,
-    *,
-    cmap: str,
-    scale: Literal["channel", "layer"],
+    folder: Path, result: Activations | Gradients, maps: Sequence[FeatureMaps], row_count: int, **style: Any
 ) -> list[Grid]:
-    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(inputs))}" for layer_maps in maps]
+    """Draw maps, by several threads; `style` is `cmap` and `scale`."""
+    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(result.inputs))}" for layer_maps in maps]
 
     def draw(layer_maps: FeatureMaps, name: str) -> Grid:
-        input_name = inputs[layer_maps.input_index].name
-        picture, grid = grids.draw_for_run(layer_maps, name, cmap=cmap, scale=scale, input_name=input_name)
+        input_name = result.inputs[layer_maps.input_index].name
+        picture, grid = grids.draw_for_run(layer_maps, name, input_name=input_name, **style)
         (folder / name).write_bytes(grids.encode_png(picture))
         return grid
 
@@ -155,13 +149,14 @@ def _tables(result: Activations | Gradients) -> dict[str, str]:
     return texts
 
 
-def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance | None) -> list[str | None]:
-    names: list[str | None] = [None] * len(inputs)
-    for index, record in enumerate(inputs[:SHOWN_INPUTS]):
-        if provenance and record.size is not None and record in provenance.pictures:
+def _write_pictures(folder: Path, result: Activations | Gradients) -> list[str | None]:
+    pictures = result.provenance.pictures if result.provenance else {}
+    names: list[str | None] = [None] * len(result.inputs)
+    for index, record in enumerate(result.inputs[:SHOWN_INPUTS]):
+        if record.size is not None and record in pictures:
             (folder / "inputs").mkdir(exist_ok=True)
             name = names[index] = f"inputs/{index:03d}.png"
-            Image.fromarray(provenance.pictures[record]).save(folder / name)
+            Image.fromarray(pictures[record]).save(folder / name)
     return names
 
 

@@ -1,10 +1,10 @@
-"""What one forward pass shows of attention: each block's weights, reduced while they are there, and their rollout.
+"""What one forward pass shows of attention: each block's weights, reduced while they are there, maps, and the rollout.
 
 Source of the rollout:
     Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020, section 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -23,17 +23,21 @@ from hookscope.commands.attention.places import (
     with_heads_found,
 )
 from hookscope.commands.attention.queries import Chosen, Query, chosen_in
-from hookscope.commands.attention.reductions import CallNumbers, Room, reduced
+from hookscope.commands.attention.reductions import CallNumbers, Room, on_grid, reduced
 from hookscope.errors import UsageError
 from hookscope.hooks.attention import AttentionCall
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.parameters import arg
-from hookscope.results.attention import AttentionBlock
+from hookscope.results.attention import ROLLOUT, AttentionBlock, AttentionMap, HeadMaps, PatchWeights
+from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
+
+Extents = Callable[[tuple[int, int]], Sequence[Extent]]
+"""Returns the area that a grid (h, w) fills, of each input of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +149,7 @@ class ForwardPass:
         self.blocks.append(SeenBlock(block, numbers, queries, keys))
 
     def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
-        """Refuse a block that attention cannot be followed through.
-
-        Raises:
-            UsageError: If it attends within windows, pools, or looks at other tokens than the block before it.
-        """
+        """Refuse a block that attends within windows, pools, or looks at other tokens than the block before it."""
         before = self.blocks[-1] if self.blocks else None
         reason = ""
         if block.windows > 1:
@@ -190,3 +190,85 @@ class ForwardPass:
         for index, block in enumerate(self.blocks[: max(0, len(self.blocks) + 1 - farthest)]):
             if index not in self.wanted.blocks and block.block.label not in self.wanted.blocks:
                 block.numbers.whole = None
+
+
+# --- Maps on one input: `place` is its place in the batch, `at` the query's position ---
+
+
+def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
+    """Yield the maps of a query in one block: of the heads that were asked for, or their mean."""
+    mapped = _mapped(block, place, at)
+    if mapped is None:
+        return
+    chosen, values, elsewhere = mapped
+    height, width = values.shape[1:]
+    extent = extents((height, width))[place]
+    for head in seen.wanted.heads or (None,):
+        head_map = values.mean(0) if head is None else values[head]
+        rest = float(elsewhere.mean() if head is None else elsewhere[head])
+        drawn, box = head_map.numpy().copy(), _box_on_input(chosen, extent)
+        yield AttentionMap(seen.first + place, block.block.label, head, chosen.label, drawn, extent, rest, box)
+
+
+def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
+    """Yield the maps of all heads, by query and block; `positions` are those of blocks in the run."""
+    for at in range(len(seen.wanted.queries)):
+        for block in seen.blocks:
+            if (mapped := _mapped(block, place, at)) is not None:
+                chosen, values, _ = mapped
+                yield HeadMaps(seen.first + place, positions[block.block.label], chosen.label, values.numpy())
+
+
+def _mapped(block: SeenBlock, place: int, at: int) -> tuple[Chosen, Tensor, Tensor] | None:
+    """Return a query with its maps, (heads, h, w), and its weight on other tokens, (heads,); None without a map."""
+    chosen, row, keys = block.numbers.chosen[at][place], block.numbers.rows[at][place], block.keys
+    if chosen is None or keys is None:
+        return None
+    if row is not None:
+        values, elsewhere = on_grid(row[None], keys, chosen.window)
+    elif block.numbers.received is not None:
+        received = block.numbers.received[place]
+        values, elsewhere = on_grid(received / received.size(0), keys)  # each window has its share of the queries
+    else:
+        return None
+    return chosen, values.reshape(-1, *keys.grid), elsewhere
+
+
+def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
+    """Return the box of a patch as shares of the network's input, which the grid may reach beyond."""
+    if chosen.box is None:
+        return None
+    top, left, bottom, right = extent
+    across, down = right - left, bottom - top
+    from_left, from_top, to_right, to_bottom = chosen.box
+    return left + from_left * across, top + from_top * down, left + to_right * across, top + to_bottom * down
+
+
+def patch_weights(
+    seen: ForwardPass, blocks: Sequence[SeenBlock], place: int, extents: Extents
+) -> Iterator[PatchWeights]:
+    """Yield the rows of every patch, of blocks that kept them."""
+    for block in blocks:
+        whole, queries, keys = block.numbers.whole, block.queries, block.keys
+        if whole is None or keys is None or queries is None:
+            continue
+        cells = queries.cells[0]
+        order = cells.argsort()[int((cells < 0).sum()) :]
+        values = on_grid(whole[place][None, order], keys)[0].reshape(-1, *keys.grid).numpy().copy()
+        yield PatchWeights(seen.first + place, block.block.label, queries.grid, values, extents(keys.grid)[place])
+
+
+def rollout_maps(seen: ForwardPass, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
+    """Yield the map of a query after all blocks."""
+    weights, places = seen.rollout, seen.blocks[-1].keys
+    if weights is None or places is None:
+        return
+    query, classes = seen.wanted.queries[at], seen.wanted.arrangement.class_count
+    chosen = chosen_in(query, seen.records[place], places, places, weights.size(1), classes)
+    if chosen is None:
+        return
+    row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
+    values = row[places.cells[0] >= 0].reshape(places.grid)
+    extent, rest = extents(places.grid)[place], max(0.0, 1 - float(values.sum()))
+    drawn, box = values.numpy().copy(), _box_on_input(chosen, extent)
+    yield AttentionMap(seen.first + place, ROLLOUT, None, chosen.label, drawn, extent, rest, box)

@@ -258,14 +258,25 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
     if axes.windows > 1 or any(cuts_windows(frame.module) for frame in call.running):
         windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
-    of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids, call.patches)
+    appended = _appended_keys(call)
+    of_queries, of_keys = arrangement.tokens.of_attention(
+        call.running, queries, keys - appended, call.grids, call.patches
+    )
     if isinstance(of_keys, str):
         return None, None, _no_place(keys, of_keys)
     has_words = arrangement.tokens.are_words_in_front(call.running, of_keys.prefix or 0)
-    keys_lie = _on_grid(of_keys, has_words=has_words)
-    if of_queries == of_keys:
+    keys_lie = _on_grid(of_keys, appended, has_words=has_words)
+    if of_queries == of_keys and not appended:
         return keys_lie, keys_lie, ""
     return (_on_grid(of_queries, has_words=has_words) if isinstance(of_queries, Layout) else None), keys_lie, ""
+
+
+def _appended_keys(call: AttentionCall) -> int:
+    """Return how many keys that are no tokens torch's own attention puts behind the tokens: a bias, a zero."""
+    module = call.running[0].module
+    if call.entry != "multi-head" or not isinstance(module, nn.MultiheadAttention):
+        return 0
+    return (module.bias_k is not None) + bool(module.add_zero_attn)
 
 
 def _no_place(keys: int, reason: str) -> str:
@@ -278,9 +289,9 @@ def _no_place(keys: int, reason: str) -> str:
     return f"its {keys} keys are {reason}{hint if 'words' in reason else ''}"
 
 
-def _on_grid(layout: Layout, *, has_words: bool) -> Places:
+def _on_grid(layout: Layout, appended: int = 0, *, has_words: bool) -> Places:
     height, width = layout.grid
-    return _row_by_row(height, width, layout.prefix or 0, layout.suffix, has_words=has_words)
+    return _row_by_row(height, width, layout.prefix or 0, layout.suffix + appended, has_words=has_words)
 
 
 @lru_cache(maxsize=8)

@@ -40,13 +40,7 @@ class CallNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the blocks of a pass share.
-
-    Attributes:
-        numbers: Whether heads are measured; otherwise only rows that are drawn may be computed.
-        memory: For a chunk.
-        distances: Of the last grid.
-    """
+    """What the blocks of a pass share; without `numbers` only rows that are drawn may be computed."""
 
     numbers: bool
     memory: Memory = field(default_factory=Memory)
@@ -151,17 +145,6 @@ def _add_distances(
 
 def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
     totals[name] = totals[name] + values if name in totals else values
-
-
-def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> tuple[Tensor, Tensor] | None:
-    """Return `on_grid` of a query, of an input by its place in the batch; None without such a query."""
-    chosen, row = numbers.chosen[query][place], numbers.rows[query][place]
-    if row is not None and chosen is not None:
-        return on_grid(row[None], keys, chosen.window)
-    if chosen is None or numbers.received is None:
-        return None
-    received = numbers.received[place]
-    return on_grid(received / received.size(0), keys)  # each window has its share of the queries
 
 
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,15 @@ from torch import Tensor
 
 from hookscope import options
 from hookscope.commands.attention.census import Refusal, attention_modules, unseen_blocks
-from hookscope.commands.attention.forward_pass import ForwardPass, SeenBlock, Wanted
-from hookscope.commands.attention.maps import head_maps, patch_weights, query_maps, rollout_maps
+from hookscope.commands.attention.forward_pass import (
+    ForwardPass,
+    SeenBlock,
+    Wanted,
+    head_maps,
+    patch_weights,
+    query_maps,
+    rollout_maps,
+)
 from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
 from hookscope.commands.attention.reductions import Room
@@ -321,11 +328,7 @@ def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[st
 
 
 def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    """Return the positions of the blocks to draw.
-
-    Raises:
-        LayerNotFoundError: If there is no such block.
-    """
+    """Return the positions of the blocks to draw."""
     chosen: dict[int, None] = {}
     for block in wanted.blocks:
         if isinstance(block, int):

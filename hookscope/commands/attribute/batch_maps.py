@@ -123,6 +123,7 @@ def explain_again(
             state=passes.state,
             outputs=outputs,
             capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
+            tracks=passes.tracks,
         )
         watched = {name: modules[name] for name in names if name in modules}
         watch = other.watch(watched, OperationChoice(operations) if operations else None)

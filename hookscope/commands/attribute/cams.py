@@ -1,7 +1,8 @@
 """Class activation maps: one map from what a layer returned and the gradient of a score with respect to it.
 
-The formulas are written for pictures, (N, C, h, w); those of signals, (N, C, l), and volumes, (N, C, d, h, w), are the
-same with sums over their positions.
+Each function takes the activation A and the gradient g = dy/dA of the score y, both (N, C, h, w), and returns maps,
+(N, h, w), not scaled; k counts channels. Signals, (N, C, l), and volumes, (N, C, d, h, w), have the same formulas with
+sums over their positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +14,7 @@ from torch import Tensor
 def grad_cam(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh each channel by the mean of its gradient, and keep what speaks for the score.
 
-    M = ReLU(sum_k a_k A_k), a_k = mean over positions of dy/dA_k.
-
-    Args:
-        activation: A, what the layer returned, (N, C, h, w).
-        gradient: dy/dA, of the same shape.
-
-    Returns:
-        The maps, (N, h, w), 0 or above, not scaled.
+    M = ReLU(sum_k a_k A_k), a_k = mean over positions of g_k.
 
     Source:
         Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
@@ -32,18 +26,11 @@ def grad_cam(activation: Tensor, gradient: Tensor) -> Tensor:
 def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh the positions of a channel so that each of several objects counts, however small it is.
 
-    M = ReLU(sum_k w_k A_k), w_k = sum over positions of a ReLU(g), g = dy/dA_k, and at each position
+    M = ReLU(sum_k w_k A_k), w_k = sum over positions of a ReLU(g), and at each position
     a = g^2 / (2 g^2 + g^3 sum over positions of A_k), 0 where g is.
 
     The paper differentiates exp(y), so that higher derivatives are powers of g; the factor exp(y), which is one number
     for the whole map, is left out.
-
-    Args:
-        activation: A, (N, C, h, w).
-        gradient: g, of the same shape.
-
-    Returns:
-        The maps, (N, h, w), 0 or above, not scaled.
 
     Source:
         Chattopadhay et al., Grad-CAM++: Generalized Gradient-based Visual Explanations for Deep Convolutional Networks,
@@ -59,14 +46,7 @@ def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
 def layer_cam(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh each position of each channel by its own gradient where that is positive: fit for early layers too.
 
-    M = ReLU(sum_k ReLU(dy/dA_k) A_k).
-
-    Args:
-        activation: A, (N, C, h, w).
-        gradient: dy/dA, of the same shape.
-
-    Returns:
-        The maps, (N, h, w), 0 or above, not scaled.
+    M = ReLU(sum_k ReLU(g_k) A_k).
 
     Source:
         Jiang et al., LayerCAM: Exploring Hierarchical Class Activation Maps for Localization, IEEE Transactions on
@@ -78,14 +58,7 @@ def layer_cam(activation: Tensor, gradient: Tensor) -> Tensor:
 def hires_cam(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh each position of each channel by its own gradient, signs and all.
 
-    M = sum_k dy/dA_k A_k. Where a single linear layer follows, M adds up to the score less its bias.
-
-    Args:
-        activation: A, (N, C, h, w).
-        gradient: dy/dA, of the same shape.
-
-    Returns:
-        The maps, (N, h, w), signed, not scaled.
+    M = sum_k g_k A_k, signed. Where a single linear layer follows, M adds up to the score less its bias.
 
     Source:
         Draelos and Carin, Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks,
@@ -101,4 +74,3 @@ def _places(values: Tensor) -> tuple[int, ...]:
 CAMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {"grad-cam": grad_cam, "grad-cam++": grad_cam_plus_plus, "layer-cam": layer_cam, "hires-cam": hires_cam}
 )
-"""The maps by name, each a function of activation and gradient, both (N, C, h, w)."""

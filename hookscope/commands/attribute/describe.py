@@ -1,6 +1,6 @@
 """Where a network looks as a document: a finding, maps over the inputs, and whether they can be believed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -26,6 +26,7 @@ def describe_attributions(
     shown = range(len(result.inputs)) if only is None else [only]
     maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
+    left = [f"Left as it is: {labels}, {reason}." for reason, labels in _by_reason(result.unchanged)]
     by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
     where = "" if only is None or not result.inputs[1:] else f" in {short_name(result.inputs[only])}"
     return Document(
@@ -36,7 +37,7 @@ def describe_attributions(
         answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
         level="",
         warnings=[("", warning) for warning in result.warnings],
-        notes=[*result.notes, *_left_as_it_is(result)],
+        notes=[*result.notes, *left],
         facts=[
             *model_facts(result.model),
             ("Method", result.method, False),
@@ -72,20 +73,17 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
 
 
 def _looked_at(result: Attributions) -> Iterator[str]:
-    reasons = dict.fromkeys(layer.reason for layer in result.layers)
-    for reason in reasons:
-        labels = [
-            f"{layer.label} ({layer.kind}, {'x'.join(map(str, layer.grid))})"
-            for layer in result.layers
-            if layer.reason == reason
-        ]
-        yield f"Looked at {some_of(labels, _MOST_LABELS)}: {reason}."
+    layers = {
+        f"{layer.label} ({layer.kind}, {'x'.join(map(str, layer.grid))})": layer.reason for layer in result.layers
+    }
+    for reason, labels in _by_reason(layers):
+        yield f"Looked at {labels}: {reason}."
 
 
-def _left_as_it_is(result: Attributions) -> Iterator[str]:
-    for reason in dict.fromkeys(result.unchanged.values()):
-        labels = [label for label, other in result.unchanged.items() if other == reason]
-        yield f"Left as it is: {some_of(labels, _MOST_LABELS)}, {reason}."
+def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each reason with the labels that have it."""
+    for reason in dict.fromkeys(reasons.values()):
+        yield reason, some_of([label for label, other in reasons.items() if other == reason], _MOST_LABELS)
 
 
 def _mapped_input(index: int, result: Attributions, photograph: Photograph | None) -> MappedInput:
@@ -186,14 +184,10 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
             "half of the heat",
             "the smallest part of the input that holds half of the map",
             4,
-            shown=_half_text,
+            shown=lambda box: f"{_share(box.share)} {box.words}",
             words=True,
         ).on(half, blank=""),
     )
-
-
-def _half_text(box: Concentration) -> str:
-    return f"{_share(box.share)} {box.words}"
 
 
 def _end(at: int, heat_map: AttributionMap) -> float | None:

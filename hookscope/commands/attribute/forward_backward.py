@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from hookscope.commands.attribute.input_places import embedding_name, main_input
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, reached_inputs, sum_of
@@ -54,6 +55,8 @@ class ForwardBackward:
         capturing: The hooks that fill it.
         values: What the layers that are looked at returned, by place: copies.
         gradients: The gradient of one target with respect to them, by place.
+        tracks: Whether the graph begins at the inputs, as activation checkpointing needs it: what runs again must save
+            as much as the first time. Otherwise it begins at the layers that are looked at.
     """
 
     inspected: InspectedNetwork
@@ -63,6 +66,7 @@ class ForwardBackward:
     capturing: Capture[None]
     values: dict[RowKey, Tensor] = field(default_factory=dict)
     gradients: dict[RowKey, Tensor] = field(default_factory=dict)
+    tracks: bool = False
 
     def watch(
         self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None
@@ -192,7 +196,7 @@ def run_and_differentiate(
     while True:
         captured.listen(on=False)
         passes.values.clear()
-        output = run_output(passes, batch)
+        output = run_output(passes, batch, track=passes.tracks)
         targets = passes.targets_of(output, batch)
         with model_errors(passes.inspected, "forward"):
             scores = [target.score(output) for target in targets]
@@ -207,8 +211,16 @@ def run_and_differentiate(
     for score, target in zip(scores, targets, strict=True):
         passes.gradients.clear()
         if score.requires_grad:
-            with model_errors(passes.inspected, "backward"):
-                _backward(sum_of(score, target))
+            try:
+                with model_errors(passes.inspected, "backward"):
+                    _backward(sum_of(score, target))
+            except ModelRaisedError as error:
+                if passes.tracks or not isinstance(error.raised, CheckpointError):
+                    raise
+                passes.tracks = True
+                captured.restart()
+                passes.state.rewind()
+                return run_and_differentiate(passes, captured, batch)
         by_target.append(dict(passes.gradients))
     captured.restart()
     per_layer: dict[RowKey, tuple[Tensor, list[Tensor | None]]] = {}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
@@ -50,7 +51,7 @@ def advice() -> str:
     return f"Use {arg('method')} gradient, input-x-gradient or integrated-gradients."
 
 
-IN_SCRIPT = "guided-backprop cannot be put on a ReLU inside TorchScript, which hides it."
+_IN_SCRIPT = "guided-backprop cannot be put on a ReLU inside TorchScript, which hides it."
 
 
 class ActivationCalls(TorchFunctionMode):
@@ -61,8 +62,10 @@ class ActivationCalls(TorchFunctionMode):
     """
 
     def __init__(self, network: nn.Module) -> None:
-        """Name activations by the modules of a network."""
+        """Name activations by the modules of a network; raise a UsageError if one is TorchScript."""
         super().__init__()
+        if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
+            raise UsageError(f"{_IN_SCRIPT} {advice()}")
         self.places: dict[Node, tuple[str, str]] = {}
         self._names = {id(module): name for name, module in network.named_modules()}
 
@@ -135,7 +138,7 @@ def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
                 f"({counted(count, 'call')} in all): its gate is smooth, so this would be another method. {advice()}"
             )
         if name == _SCRIPT:
-            raise UsageError(f"{IN_SCRIPT} {advice()}")
+            raise UsageError(f"{_IN_SCRIPT} {advice()}")
     relus = [node for node, name in names.items() if name in {"ReLU", "ReLU6"}]
     if not relus:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -61,7 +61,17 @@ class _Group(NamedTuple):
     """What one `--layer` means, or several patterns together."""
 
     text: str
-    means: Callable[[RowKey], bool]
+    layers: Collection[str]
+    call: int | None = None
+    slot: str | None = None
+    operations: OperationChoice | None = None
+
+    def means(self, place: RowKey) -> bool:
+        layer, call, slot = place
+        owner, _, name = layer.rpartition(":")
+        if self.operations is not None and owner and self.operations.lists(owner, name, call):
+            return True
+        return layer in self.layers and self.call in (None, call) and self.slot in (None, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +109,15 @@ def given_layers(
             others.append(text)
             continue
         modules[name] = inspected.modules[name]
-        groups.append(_Group(text, _is_output(name, match["call"], match["slot"])))
+        call = None if match["call"] is None else int(match["call"])
+        groups.append(_Group(text, (name,), call, match["slot"]))
     operations = None
     if others:
         of_layers, operations = split_patterns(others, inspected.modules, ops=False)
         selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
         modules |= selected
-        groups.append(_Group(", ".join(others), _is_one_of(selected, operations)))
+        groups.append(_Group(", ".join(others), selected, operations=operations))
     return GivenLayers(modules, operations, groups)
-
-
-def _is_output(layer: str, call: str | None, slot: str | None) -> Callable[[RowKey], bool]:
-    number = None if call is None else int(call)
-    return lambda place: place[0] == layer and number in (None, place[1]) and slot in (None, place[2])
-
-
-def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | None) -> Callable[[RowKey], bool]:
-    def means(place: RowKey) -> bool:
-        owner, _, name = place[0].rpartition(":")
-        is_operation = operations is not None and bool(owner) and operations.lists(owner, name, place[1])
-        return place[0] in selected or is_operation
-
-    return means
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,7 +189,7 @@ class MapLayers:
         captured.listen(on=False)
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
-        for place, output in passes.outputs.by_place.items():
+        for place, output in [*passes.outputs.by_place.items()]:  # activation checkpointing runs layers again
             if means(place):
                 self._fields[place, shape] = self._field(output, single)
         passes.outputs.forget()
@@ -292,12 +289,9 @@ class MapLayers:
         for group in selection.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
-        if not any(bool(reaches(layer.gradients, targets).all()) for layer in layers):
-            labels = [layer.label for layer in layers] or [row_label(*place) for place in zero]
-            raise NotReachedError(targets, labels)
         partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
-        if partly and len(batch.indices) > 1:
-            raise NotReachedError(targets, partly)
+        if len(partly) == len(layers) or (partly and len(batch.indices) > 1):
+            raise NotReachedError(targets, partly or [row_label(*place) for place in zero])
         return targets, [layer for layer in layers if layer.label not in partly]
 
     def _check(

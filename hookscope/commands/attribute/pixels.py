@@ -2,6 +2,9 @@
 
 The gradient and guided backpropagation are computed here; integrated gradients, SmoothGrad and occlusion come from
 captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
+
+Each method raises a UsageError if the network's input is no batch of floating numbers, if no gradient reaches it, or if
+captum is needed and not installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.attribute.guided import IN_SCRIPT, ActivationCalls, advice, ruled
+from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
 from hookscope.commands.attribute.input_places import InputPlaces, embedding_name, places_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
@@ -101,21 +104,13 @@ def map_of(method: Method, pixels: Tensor) -> Tensor:
 
 
 def gradient(scored: ScoredBatch) -> Pixels:
-    """Return the gradient of the score with respect to the pictures (Simonyan et al. 2013).
-
-    Raises:
-        UsageError: If the network's input is no batch of floating numbers, or no gradient reaches it.
-    """
+    """Return the gradient of the score with respect to the pictures (Simonyan et al. 2013)."""
     pixels = _inputs(scored)
     return Pixels(_gradient(_score(scored, pixels), pixels))
 
 
 def input_x_gradient(scored: ScoredBatch) -> Pixels:
-    """Return the gradient times the pictures as the network is given them (Shrikumar et al. 2016).
-
-    Raises:
-        UsageError: As in `gradient`.
-    """
+    """Return the gradient times the pictures as the network is given them (Shrikumar et al. 2016)."""
     return Pixels(_inputs(scored).detach() * gradient(scored).values)
 
 
@@ -125,11 +120,9 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
     The network is run once more without observing its activations, and must give the same output.
 
     Raises:
-        UsageError: As in `gradient`, or if the network's activations do not go with it.
+        UsageError: If the network's activations do not go with it, or as all methods.
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
-        raise UsageError(f"{IN_SCRIPT} {advice()}")
     calls = ActivationCalls(scored.network)
     pixels = _inputs(scored)
     with torch.random.fork_rng([pixels.device] if pixels.is_cuda else []):
@@ -148,9 +141,6 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
 
     Where inputs are normalised, zeros are the mean colour of the training data. Each picture has the fewest steps, of
     32, 64, … 512, with which its values add up to the score's difference within 1%, or the best of them.
-
-    Raises:
-        UsageError: As in `gradient`, or if captum is not installed.
     """
     method = _captum().IntegratedGradients(partial(_score, scored))
     pixels = _inputs(scored)
@@ -177,9 +167,6 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
     """Return the mean gradient over noisy copies of the pictures (Smilkov et al. 2017).
 
     Noise is drawn from torch's global generator.
-
-    Raises:
-        UsageError: As in `integrated_gradients`.
     """
     captum = _captum()
     pixels = _inputs(scored).detach()
@@ -197,11 +184,7 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
 
 
 def occlusion(scored: ScoredBatch) -> Pixels:
-    """Return how far the score falls, as a mean over the patches of zeros that cover a place (Zeiler and Fergus 2014).
-
-    Raises:
-        UsageError: As in `integrated_gradients`.
-    """
+    """Return the mean fall of the score over the patches of zeros that cover a place (Zeiler and Fergus 2014)."""
     pixels = _inputs(scored).detach()
     channels, *sides = pixels.shape[1:]
     patch, stride = (tuple(max(side // parts, 1) for side in sides) for parts in _PATCH_AND_STRIDE_PARTS[len(sides)])

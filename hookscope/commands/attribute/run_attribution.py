@@ -42,12 +42,7 @@ from hookscope.text import safe_text
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far.
-
-    Attributes:
-        checking: Checks maps as they come.
-        given: As `Attributions.given`.
-    """
+    """The results of a run so far."""
 
     network: nn.Module
     method: Method
@@ -114,9 +109,8 @@ def run_attribution(
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    outputs = LayerOutputs(
-        TokenLayout(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
-    )
+    tokens = None if option.tokens is None else parse_tokens(option.tokens)
+    outputs = LayerOutputs(TokenLayout(inspected.network, tokens))
     queue = session_batches(session, option.batch_size, on_error)
     resolved = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
@@ -154,6 +148,7 @@ def run_attribution(
         raise session.unusable[0]
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
+    further = {name: getattr(option, name) for name in ("top", "tokens", "sanity")}
     checks = checking.judged()
     failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
     return Attributions(
@@ -171,12 +166,7 @@ def run_attribution(
         device=device,
         dtype=dtype,
         timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
-        provenance=provenance_of(
-            session,
-            layers,
-            {"method": option.method, "targets": targets}
-            | {name: getattr(option, name) for name in ("top", "tokens", "sanity")},
-        ),
+        provenance=provenance_of(session, layers, {"method": option.method, "targets": targets, **further}),
     )
 
 
@@ -195,11 +185,7 @@ def _check_options(option: options.Attribute, targets: Sequence[str]) -> None:
 
 
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
-    """Refuse networks that compute in whole numbers.
-
-    Raises:
-        UsageError: If a layer of the network is quantised.
-    """
+    """Refuse networks that compute in whole numbers."""
     for name, module in inspected.modules.items():
         kind = type(module)
         if kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__:
@@ -210,11 +196,7 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
 
 
 def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _Gathered) -> None:
-    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
-
-    Raises:
-        ModelRaisedError: If the network raises.
-    """
+    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself."""
     try:
         explained = explain(map_layers, batch, gathered.method)
     except NotReachedError as error:

@@ -96,13 +96,13 @@ def batch_targets(
     remark = "" if scores is None else _which_output(output, scores, output_key)
     classes = 0 if scores is None else scores.tensor.shape[1]
     names = categories if len(categories) == classes else ()
-    read = partial(_scores_of, count=count, output_key=output_key)
+
+    def of_classes(chosen: Tensor, against: int | None = None) -> BatchTarget:
+        assert scores is not None  # noqa: S101
+        return replace(_of_classes(scores, chosen, against, names, output_key, multi_label), remark=remark)
+
     if scores is not None and not wanted:
-        best = _best(real(scores.tensor.detach()), top or 1)  # (N, top)
-        ranks = range(best.shape[1])
-        return [
-            replace(_of_classes(scores, best[:, rank], None, names, read, multi_label), remark=remark) for rank in ranks
-        ]
+        return [of_classes(chosen) for chosen in _best(real(scores.tensor.detach()), top or 1).unbind(1)]
     for query in wanted:
         if query.function is not None:
             targets.append(_of_function(output, query, count))
@@ -115,7 +115,7 @@ def batch_targets(
                     f"{shape_text(scores.tensor.shape)} has classes 0 to {classes - 1}."
                 )
             chosen = torch.full((count,), query.index, device=scores.tensor.device)
-            targets.append(replace(_of_classes(scores, chosen, query.against, names, read, multi_label), remark=remark))
+            targets.append(of_classes(chosen, query.against))
     return targets
 
 
@@ -158,10 +158,6 @@ def _which_output(output: object, scores: Output, output_key: str | None) -> str
     )
 
 
-def _scores_of(output: object, *, count: int, output_key: str | None) -> Tensor:
-    return real(_scores(output, count, output_key).tensor)
-
-
 def _best(scores: Tensor, count: int) -> Tensor:
     """Return the best classes of each input, (N, count): at each pixel's scores those that win the most pixels."""
     count = min(count, scores.shape[1])
@@ -179,7 +175,7 @@ def _of_classes(
     classes: Tensor,
     against: int | None,
     names: Sequence[str],
-    read: Callable[[object], Tensor],
+    output_key: str | None,
     multi_label: bool,
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
@@ -212,20 +208,17 @@ def _of_classes(
         if against is not None:
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
         if pixels is not None:
-            label = f"{label}, sum over {_places_of(pixels[place], wins=not nowhere[place])}"
+            count, unit = int(pixels[place].sum()), "pixel" if rows.dim() == 4 else "place"
+            label = f"{label}, sum over {'all ' if nowhere[place] else ''}{counted(count, unit)}"
         probability = None if shares is None or against is not None else float(shares[place, index])
         index_of_one = None if against is not None else index
         targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
-    return BatchTarget(
-        lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], reading, is_dense=dense
-    )
 
+    def score(output: object) -> Tensor:
+        return of_rows(real(_scores(output, len(indices), output_key).tensor))
 
-def _places_of(mask: Tensor, *, wins: bool) -> str:
-    """Return over which places a class's scores are summed: those where it wins, or all if it wins none."""
-    unit = "pixel" if mask.dim() == 2 else "place"
-    return counted(int(mask.sum()), unit) if wins else f"all {counted(mask.numel(), unit)}"
+    return BatchTarget(score, tuple(targets), part, rows.shape[1], reading, is_dense=dense)
 
 
 def _class_name(index: int, names: Sequence[str], count: int | None = None) -> str:
@@ -243,8 +236,7 @@ def runner_up(output: object, target: BatchTarget, output_key: str | None) -> Ba
     best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
     indices = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
     other = best[:, 0].where(best[:, 0] != indices, best[:, 1])
-    multi_label = target.reading == "sigmoid"
-    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key), multi_label)
+    return _of_classes(scores, other, None, (), output_key, target.reading == "sigmoid")
 
 
 def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:

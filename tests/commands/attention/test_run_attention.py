@@ -304,6 +304,20 @@ def test_numbers_of_a_block_are_of_the_inputs_that_it_runs_for() -> None:
     assert [row.top_share for row in result.rows] == pytest.approx([1 / 7] * 8)
 
 
+@pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}])
+def test_keys_that_torch_appends_lie_behind_the_patches_and_on_none(options: dict[str, bool], pictures: Tensor) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(12, 3, batch_first=True, **options)
+    network = Written(
+        lambda net, x: net.layer(*[net.patches(x).flatten(2).mT] * 3)[0], patches=nn.Conv2d(3, 12, 8, 8), layer=layer
+    )
+    (heat_map, _) = hookscope.attention(network, pictures, query="mean").maps
+    tokens = network.patches(pictures).flatten(2).mT
+    expected = layer(tokens, tokens, tokens)[1][0].mean(0).detach()
+    assert np.allclose(heat_map.values.ravel(), expected[:16], atol=1e-6)
+    assert heat_map.elsewhere == pytest.approx(float(expected[16:].sum()), abs=1e-6)
+
+
 class Skipping(SmallTransformer):
     """Its first layer takes bright pictures only."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.models import detection, resnet18
 
 import hookscope
@@ -220,6 +221,27 @@ def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures:
 
 
 # --- Checks ---
+
+
+@pytest.mark.parametrize("options", [{"layer": ["first", "second"]}, {"batch_size": 1}, {"sanity": "full"}])
+def test_activation_checkpointing_changes_no_map(pictures: Tensor, options: dict[str, Any]) -> None:
+    class Checkpointed(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(checkpoint(lambda y: self.second(self.first(y).relu()), x, use_reentrant=False).mean((2, 3)))
+
+    class Plain(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.second(self.first(x).relu()).mean((2, 3)))
+
+    torch.manual_seed(3)
+    network, plain = Checkpointed(), Plain()
+    plain.load_state_dict(network.state_dict())
+    actual, expected = (hookscope.attribute(module, pictures, target=1, **options) for module in (network, plain))
+    assert len(actual.maps) == len(pictures) * len(options.get("layer", "1"))
+    for one, other in zip(actual.maps, expected.maps, strict=True):
+        assert np.array_equal(one.values, other.values)
+        assert (one.layer, one.extent) == (other.layer, other.extent)
+    assert actual.sanity == expected.sanity
 
 
 @pytest.mark.exhaustive
