@@ -33,7 +33,7 @@ from hookscope.inspection.gradient_rows import (
     merge_steps,
     named_parameters,
 )
-from hookscope.inspection.losses import LossValue
+from hookscope.inspection.losses.formulas import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.run import Break, InspectionOptions, Run, verified
 from hookscope.inspection.state.preservation import Mode, Preserved
@@ -392,7 +392,7 @@ def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, An
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     value = loss(output, batch)
     if isinstance(value, Tensor):
-        value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())
+        value = LossValue(value, name=attribute_of(loss, "__name__", "loss"))
     if not isinstance(value, LossValue) or not isinstance(value.value, Tensor):
         raise UsageError(f"The loss returned {type(value).__name__} instead of a tensor with one number.")
     if value.value.numel() != 1:

@@ -16,7 +16,9 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, RowK
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.batch_shapes import BatchShapes
-from hookscope.inspection.losses import Output, class_probabilities, output_at
+from hookscope.inspection.losses.choosing import output_at
+from hookscope.inspection.losses.formulas import class_probabilities
+from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.token_norms import TokenRecorder

@@ -29,7 +29,7 @@ from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
-from hookscope.inspection.losses import Loss, choose_loss
+from hookscope.inspection.losses.choosing import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queued
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector

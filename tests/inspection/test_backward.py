@@ -14,7 +14,7 @@ import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
-from hookscope.inspection.losses import LossValue
+from hookscope.inspection.losses.formulas import LossValue
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
 from tests.inspections import inspect_gradients
@@ -470,7 +470,7 @@ def test_an_edit_that_was_never_applied_is_reported() -> None:
         (lambda output, _: output, r"The loss has shape \(2, 3\) instead of being one number"),
         (lambda output, _: (output * 1j).sum(), "The loss is a complex number"),
         (lambda output, _: output.sum().item(), "The loss returned float instead of a tensor"),
-        (lambda output, _: LossValue(output, "mine", "", ()), r"shape \(2, 3\)"),
+        (lambda output, _: LossValue(output, name="mine"), r"shape \(2, 3\)"),
     ],
 )
 def test_a_loss_that_is_not_one_real_number_is_refused(loss: Any, message: str) -> None:
