@@ -30,7 +30,7 @@ from hookscope.inspection.gradient_rows import (
     step_rows,
 )
 from hookscope.inspection.network import InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows, uncalled
+from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import LoadedModel
@@ -161,7 +161,7 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
     rows = layer_rows(inspected, run.rows)
     gradients = gradient_rows(inspected, run.gradients, rows, run.differentiated, recorder.nodes, raised=raised)
     maps = feature_maps((row for row in gradients if row.role == "output"), recorder.maps.kept)
-    called, traced, losses = run.captured.called, run.captured.traced, run.losses
+    losses = run.losses
     sums = f"Loss and gradients of parameters are sums over {len(losses)} batches, as training accumulates them."
     device, dtype = inspected.placed
     return Gradients(
@@ -171,9 +171,7 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
         rows=rows,
         gradients=gradients,
         parameters=parameter_rows(named, recorder.on_tensor, run.recorder.reducer, raised=raised),
-        uncalled=uncalled(
-            inspected, layers, called, run.silent, broke_off=failure is not None, mode=mode, traced=traced
-        ),
+        uncalled=run.uncalled(failure if run.differentiated is None else None, mode),
         gradient_maps=tuple(
             replace(kept, note="; ".join(filter(None, ("gradient of the loss", kept.note)))) for kept in maps
         ),
