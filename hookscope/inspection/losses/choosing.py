@@ -21,7 +21,6 @@ from hookscope.inspection.losses.targets import (
     Output,
     TargetKind,
     Task,
-    classes_text,
     count_error,
     per_input,
     read_target,
@@ -257,9 +256,8 @@ def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
     wanted = task.target
     device = outputs[0].tensor.device if outputs else torch.device("cpu")
     if wanted.kind == "class":
-        classes = per_input(wanted.classes, len(task.indices), task)
-        shown = wanted.classes if len(wanted.classes) == 1 else classes
-        return torch.tensor(classes, device=device), classes_text(shown, task.categories)
+        classes, text = per_input(len(task.indices), task, task.categories)
+        return torch.tensor(classes, device=device), text
     if wanted.tensor is not None:
         per_run = wanted.tensor.dim() > 0 and wanted.tensor.shape[0] == task.input_count
         return (wanted.tensor[list(task.indices)] if per_run else wanted.tensor).to(device), wanted.name
