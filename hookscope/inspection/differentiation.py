@@ -320,7 +320,7 @@ def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[o
 
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
     """Run the model and its loss, repeated until every gradient is seen."""
-    expected: float | None = None
+    expected = math.nan  # the loss of the pass before, if there was one
     places = tuple(range(len(run.records), len(run.records) + len(batch.records)))
     while True:
         run.recorder.start(places, pictures=batch.pictures)
@@ -340,15 +340,13 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        amount = _amount(value)
-        is_same = expected is None or math.isnan(expected) or math.isclose(expected, amount, rel_tol=_SAME_LOSS)
-        if not is_same:
+        if not math.isnan(expected) and not math.isclose(expected, _amount(value), rel_tol=_SAME_LOSS):
             run.captured.watch.give_up_copies()
-            expected = None
+            expected = math.nan
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = amount
+            expected = _amount(value)
         del output, value
         run.captured.restart()
         run.state.rewind()
