@@ -10,7 +10,7 @@ from hookscope.inputs import Batch
 from hookscope.inspection import backward, forward
 from hookscope.inspection.differentiation import GradientOptions, LossFunction
 from hookscope.inspection.forward import ForwardOptions
-from hookscope.inspection.losses import choose_loss
+from hookscope.inspection.losses.choosing import choose_loss
 from hookscope.inspection.network import BatchQueue, as_batches
 from hookscope.models.construction import LoadedModel
 from hookscope.results.activations import Activations

@@ -274,13 +274,14 @@ def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
     """Move a batch to `device`, and its floating-point tensors to `dtype` unless they are `exact`."""
+    # Each tensor once: see `copied`.
+    move: Callable[..., torch.Tensor] = cache(lambda tensor, dtype: tensor.to(device=device, dtype=dtype))
 
     def moved(value: Any, place: str) -> Any:
-        def move(_: str, tensor: torch.Tensor) -> torch.Tensor:
-            changes = tensor.is_floating_point() and place not in batch.exact
-            return tensor.to(device=device, dtype=dtype if changes else tensor.dtype)
+        def change(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            return move(tensor, dtype if tensor.is_floating_point() and place not in batch.exact else tensor.dtype)
 
-        return with_changed(value, move)
+        return with_changed(value, change)
 
     args = tuple(moved(argument, f"[{position}]") for position, argument in enumerate(batch.args))
     return replace(batch, args=args, kwargs={name: moved(kwarg, name) for name, kwarg in batch.kwargs.items()})
@@ -304,11 +305,12 @@ def part_of(batch: Batch, index: int) -> Batch:
 
 def _part(batch: Batch, chosen: slice) -> Batch:
     count = len(batch.indices)
+    # Each tensor once: see `copied`.
+    cut: Callable[[torch.Tensor], torch.Tensor] = cache(lambda tensor: rows_of(tensor, range(count)[chosen]))
 
     def part(value: Any, name: str, *, is_listed: bool) -> Any:
         def rows(path: str, tensor: torch.Tensor) -> torch.Tensor:
-            is_whole = name + path in batch.shared or length_of(tensor) != count
-            return tensor if is_whole else rows_of(tensor, range(count)[chosen])
+            return tensor if name + path in batch.shared or length_of(tensor) != count else cut(tensor)
 
         return value[chosen] if is_listed and isinstance(value, list) else with_changed(value, rows)
 

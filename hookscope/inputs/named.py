@@ -3,8 +3,9 @@
 import ast
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -174,25 +175,28 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
     kwargs: dict[str, Any] = {}
     shared: set[str] = set()
     repeated: set[str] = set()
+    # Each tensor once: see `copied`.
+    repeat: Callable[[torch.Tensor], torch.Tensor] = cache(lambda tensor: _repeated(tensor, len(batch.indices)))
+    cut: Callable[[torch.Tensor], torch.Tensor] = cache(lambda tensor: rows_of(tensor, batch.indices))
     for kwarg in named:
 
         def rows(path: str, tensor: torch.Tensor, name: str = kwarg.name) -> torch.Tensor:
             count = length_of(tensor)
             if count == 1:
                 repeated.add(f"[{name!r}]{path}")
-                return _repeated(tensor, len(batch.indices))
+                return repeat(tensor)
             if count and count == input_count:
-                return rows_of(tensor, batch.indices)
+                return cut(tensor)
             shared.add(name + path)
             return tensor
 
         if kwarg.is_listed:
-            kwargs[kwarg.name] = copied([kwarg.value[index] for index in batch.indices if index < len(kwarg.value)])
+            kwargs[kwarg.name] = [kwarg.value[index] for index in batch.indices if index < len(kwarg.value)]
         else:
-            kwargs[kwarg.name] = copied(with_changed(kwarg.value, rows))
+            kwargs[kwarg.name] = with_changed(kwarg.value, rows)
     return replace(
         batch,
-        kwargs={**batch.kwargs, **kwargs},
+        kwargs={**batch.kwargs, **copied(kwargs)},
         shared=batch.shared | shared,
         listed=batch.listed | {kwarg.name for kwarg in named if kwarg.is_listed},
         exact=batch.exact | {kwarg.name for kwarg in named if kwarg.is_exact},

@@ -1,6 +1,5 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,12 +30,11 @@ from hookscope.inspection.gradient_rows import (
     step_rows,
 )
 from hookscope.inspection.network import InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows, uncalled
+from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import LoadedModel
-from hookscope.results.gradients import Gradients, InputGradients
-from hookscope.results.inputs import InputRecord
+from hookscope.results.gradients import Gradients
 from hookscope.statistics.token_layout import TokenLayout
 
 
@@ -163,7 +161,7 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
     rows = layer_rows(inspected, run.rows)
     gradients = gradient_rows(inspected, run.gradients, rows, run.differentiated, recorder.nodes, raised=raised)
     maps = feature_maps((row for row in gradients if row.role == "output"), recorder.maps.kept)
-    called, traced, losses = run.captured.called, run.captured.traced, run.losses
+    losses = run.losses
     sums = f"Loss and gradients of parameters are sums over {len(losses)} batches, as training accumulates them."
     device, dtype = inspected.placed
     return Gradients(
@@ -173,9 +171,7 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
         rows=rows,
         gradients=gradients,
         parameters=parameter_rows(named, recorder.on_tensor, run.recorder.reducer, raised=raised),
-        uncalled=uncalled(
-            inspected, layers, called, run.silent, broke_off=failure is not None, mode=mode, traced=traced
-        ),
+        uncalled=run.uncalled(failure if run.differentiated is None else None, mode),
         gradient_maps=tuple(
             replace(kept, note="; ".join(filter(None, ("gradient of the loss", kept.note)))) for kept in maps
         ),
@@ -193,29 +189,3 @@ def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParamet
         hidden=hidden_labels(rows, layers, operations),
         broadcast_inputs=run.repeated_arguments(),
     )
-
-
-def gradients_by_input(
-    differentiate: Callable[[Iterable[Batch]], Gradients],
-    batches: Iterable[Batch],
-    on_error: Callable[[InputRecord, PassError], None] | None = None,
-) -> tuple[InputGradients, ...]:
-    """Run each batch, of one input, by itself and keep the norms of its gradients.
-
-    `differentiate` is `inspect_gradients` with everything but the inputs given. `on_error` is called for an input that
-    the model raised on, which is then left out; without it the error is raised.
-    """
-    results = []
-    for batch in batches:
-        try:
-            inspection = differentiate([batch])
-        except PassError as error:
-            if on_error is None:
-                raise
-            on_error(batch.records[0], error)
-            continue
-        name, loss = inspection.inputs[0].name, math.nan if inspection.loss is None else inspection.loss.value
-        norms = [row.gradient.l2 for row in inspection.parameters if row.gradient.l2 is not None]
-        rows = {row.label: row.gradient.l2 for row in inspection.gradients if row.role == "output"}
-        results.append(InputGradients(name, loss, math.hypot(*norms) if norms else None, rows))
-    return tuple(results)

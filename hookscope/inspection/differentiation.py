@@ -33,7 +33,7 @@ from hookscope.inspection.gradient_rows import (
     merge_steps,
     named_parameters,
 )
-from hookscope.inspection.losses import LossValue
+from hookscope.inspection.losses.formulas import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.run import Break, InspectionOptions, Run, verified
 from hookscope.inspection.state.preservation import Mode, Preserved
@@ -320,7 +320,7 @@ def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[o
 
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
     """Run the model and its loss, repeated until every gradient is seen."""
-    expected: float | None = None
+    expected = math.nan  # the loss of the pass before, if there was one
     places = tuple(range(len(run.records), len(run.records) + len(batch.records)))
     while True:
         run.recorder.start(places, pictures=batch.pictures)
@@ -340,15 +340,13 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        amount = _amount(value)
-        is_same = expected is None or math.isnan(expected) or math.isclose(expected, amount, rel_tol=_SAME_LOSS)
-        if not is_same:
+        if not math.isnan(expected) and not math.isclose(expected, _amount(value), rel_tol=_SAME_LOSS):
             run.captured.watch.give_up_copies()
-            expected = None
+            expected = math.nan
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = amount
+            expected = _amount(value)
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -392,7 +390,7 @@ def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, An
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     value = loss(output, batch)
     if isinstance(value, Tensor):
-        value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())
+        value = LossValue(value, name=attribute_of(loss, "__name__", "loss"))
     if not isinstance(value, LossValue) or not isinstance(value.value, Tensor):
         raise UsageError(f"The loss returned {type(value).__name__} instead of a tensor with one number.")
     if value.value.numel() != 1:

@@ -62,9 +62,10 @@ def note_of_several(text: str, names: Sequence[str], kind: str = "layers") -> st
 
 
 def parameter_channel_axis(owner: nn.Module | str, parameter: Tensor) -> int | None:
-    """Return which axis of a parameter, or of its gradient, counts output channels; None for a scalar."""
-    transposed = isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-    return int(transposed and parameter.dim() > 1) if parameter.dim() else None
+    """Return which axis of a parameter, or of its gradient, counts output channels; None where none does."""
+    if isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) and parameter.dim() > 1:
+        return 1 if owner.groups == 1 else None  # axis 1 counts those of a single group
+    return 0 if parameter.dim() else None
 
 
 def place_edits(

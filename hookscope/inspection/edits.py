@@ -84,7 +84,7 @@ class Edit:
         highest = max(self.channels)
         problem = f"Edit '{safe_text(self.text)}' names channel {highest}, but a tensor of shape {shape_text(shape)}"
         if axis is None:
-            raise UsageError(f"{problem} has no channels.")
+            raise UsageError(f"{problem} has no axis that counts its channels.")
         if highest >= shape[axis]:
             raise UsageError(f"{problem} has {shape[axis]} on axis {axis}, counted from 0.")
         mask = torch.zeros(shape[axis], dtype=torch.bool)

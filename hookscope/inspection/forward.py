@@ -28,7 +28,6 @@ from hookscope.inspection.rows import (
     feature_maps,
     hidden_labels,
     layer_rows,
-    uncalled,
 )
 from hookscope.inspection.run import Break, InspectionOptions, Run, choose, run_batches, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
@@ -150,7 +149,6 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> 
     inspected, recorder, judged = run.inspected, run.recorder, run.options.for_rules
     layers, operations, _ = run.chosen
     tokens, maps = recorder.tokens, recorder.maps
-    called = run.captured.called | ({failure.layer} if failure else set())
     rows = layer_rows(inspected, run.rows, None if tokens is None else tokens.results())
     left_out = hidden_labels(rows, layers, operations)
     hidden = frozenset(left_out)
@@ -160,7 +158,7 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> 
         model=inspected.info,
         inputs=tuple(run.records),
         rows=rows,
-        uncalled=uncalled(inspected, layers, called, run.silent, broke_off=run.is_broken, traced=run.captured.traced),
+        uncalled=run.uncalled(failure),
         feature_maps=feature_maps(rows, recorder.kept),
         map_summaries=map_summaries(rows, () if maps is None else maps.saved),
         token_maps=()

@@ -15,7 +15,7 @@ from hookscope.hooks.observed import GradientSite, RowKey, SiteKey
 from hookscope.hooks.selection import name_of_part
 from hookscope.hooks.step_gradients import StepGradient, by_layer
 from hookscope.inspection.batch_shapes import BatchShapes
-from hookscope.inspection.losses import LossValue
+from hookscope.inspection.losses.formulas import LossValue
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import OnTensor, Recorder, same_values, with_whole_shape
 from hookscope.results.activations import LayerRow

@@ -45,7 +45,7 @@ def _takes_none(operation: Any) -> bool:
     if getattr(operation, "is_view", False) or any(tag in _TAGS_OF_NONE for tag in tags):
         return True
     space, _, name = name_of(operation).rpartition(".")
-    return _NONE.get(space, _NEVER).fullmatch(name) is not None
+    return space in _NONE and _NONE[space].fullmatch(name) is not None
 
 
 def _first(output: Any) -> Tensor:
@@ -113,7 +113,6 @@ _TAGS_OF_NONE = frozenset(
         *(torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output),
     }
 )
-_NEVER = re.compile(r"(?!)")
 
 # Names that torch's tags leave open. What is missing here is reported as not known, so a new operation is never
 # silently counted as free.

@@ -16,11 +16,13 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, RowK
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.batch_shapes import BatchShapes
-from hookscope.inspection.losses import Output, class_probabilities, output_at
+from hookscope.inspection.losses.choosing import output_at
+from hookscope.inspection.losses.formulas import class_probabilities
+from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.token_norms import TokenRecorder
-from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
+from hookscope.results.activations import FeatureMaps, Flag, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow
 from hookscope.results.network import row_label
@@ -31,7 +33,7 @@ from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import gathered
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import counted, some_of
+from hookscope.text import counted
 
 OnCall = Callable[[ModuleCall], None]
 OnTensor = Callable[[str, Tensor, int | None], None]
@@ -340,37 +342,6 @@ def value_flags(statistics: TensorStatistics) -> list[Flag]:
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
     return flags
-
-
-def uncalled(
-    inspected: InspectedNetwork,
-    selected: Mapping[str, nn.Module],
-    called: set[str],
-    silent: Mapping[str, str],
-    *,
-    broke_off: bool,
-    mode: str = "eval",
-    traced: Iterable[str] = (),
-) -> tuple[UncalledLayer, ...]:
-    """List the selected modules that never ran, and why as far as known; `silent` as in `Run`, `traced` as observed."""
-    result = []
-    outside = f" outside {some_of([*traced], 3)}" if traced else ""
-    for name, module in selected.items():
-        if name in called:
-            continue
-        parent = inspected.modules[name.rpartition(".")[0]]
-        if name in silent:
-            reason = silent[name]
-        elif broke_off:
-            reason = "the forward pass raised before it"
-        elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
-            reason = f"a {type(module).__name__} is not called itself, its items are"
-        elif isinstance(parent, nn.MultiheadAttention):
-            reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
-        else:
-            reason = f"the forward pass did not call it in {mode} mode{outside}, or used its weight directly"
-        result.append(UncalledLayer(name, type(module).__name__, inspected.parameter_counts[name], reason))
-    return tuple(result)
 
 
 def fast_path_warning(

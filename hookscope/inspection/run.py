@@ -23,10 +23,10 @@ from hookscope.inspection.execution import calls_in_operators, calls_of_forward,
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Rows, merge_observations, predictions
-from hookscope.inspection.state.preservation import Preserved
+from hookscope.inspection.state.preservation import Mode, Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
-from hookscope.results.activations import Verification
+from hookscope.results.activations import UncalledLayer, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
@@ -216,6 +216,29 @@ class Run:
         operations = self.chosen.operations
         if broken is None and operations is not None and (missing := operations.missing()):
             raise LayerNotFoundError(" ".join([missing, *unseen_in_scripts(self.inspected.modules)]))
+
+    def uncalled(self, failure: Failure | None, mode: Mode = "eval") -> tuple[UncalledLayer, ...]:
+        """List the selected modules that never ran, and why; `failure` is where the forward pass raised, if it did."""
+        result = []
+        called = self.captured.called | ({failure.layer} if failure else set())
+        traced = some_of([*self.captured.traced], 3)
+        for name, module in self.chosen.layers.items():
+            if name in called:
+                continue
+            kind, parent = type(module).__name__, self.inspected.modules[name.rpartition(".")[0]]
+            if name in self.silent:
+                reason = self.silent[name]
+            elif failure is not None:
+                reason = "the forward pass raised before it"
+            elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+                reason = f"a {kind} is not called itself, its items are"
+            elif isinstance(parent, nn.MultiheadAttention):
+                reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
+            else:
+                outside = traced and f" outside {traced}"
+                reason = f"the forward pass did not call it in {mode} mode{outside}, or used its weight directly"
+            result.append(UncalledLayer(name, kind, self.inspected.parameter_counts[name], reason))
+        return tuple(result)
 
     def warnings(self, extra: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `extra` after those about the network."""

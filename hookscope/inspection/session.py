@@ -1,5 +1,6 @@
 """Run a network over files, pictures or tensors: shared by the commands and the Python functions."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from hookscope.inputs.named import named_inputs, without_named_frame
 from hookscope.inputs.noise import noise_and_named
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
-from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
+from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import placement
@@ -29,7 +30,7 @@ from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
-from hookscope.inspection.losses import Loss, choose_loss
+from hookscope.inspection.losses.choosing import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queued
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
@@ -41,8 +42,8 @@ from hookscope.parameters import arg
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
+from hookscope.results.gradients import Gradients, InputGradients
+from hookscope.results.inputs import Preprocessing, Provenance
 from hookscope.results.noise_shapes import NoiseShape, noise_beside_pictures, noise_note, parse_noise_shapes
 from hookscope.results.repeats import Key, reduced, repeated
 from hookscope.results.statistics import TensorStatistics
@@ -304,20 +305,25 @@ def _with_inputs_alone(
     session: Session, inspection: Gradients, run: Callable[..., Gradients], report: OnError | None
 ) -> Gradients:
     """Differentiate each input alone: norms of the rows that are shown."""
-    used = set(inspection.inputs)
-
-    def report_alone(record: InputRecord, error: PassError) -> None:  # batch normalisation needs several values
-        failure = UnfitInputError([safe_text(record.name)], f"alone, for {arg('per_image')}: {error}")
-        if record in used:
-            if report is None:
-                raise failure from error
-            report(failure)
-
-    alone = gradients_by_input(run, session.inputs.batches(1, _ignore_error), report_alone)
+    used, alone = set(inspection.inputs), []
     shown = {row.label for row in inspection.gradients if row.role == "output"}
-    rows = [{label: norm for label, norm in gradients.rows_l2.items() if label in shown} for gradients in alone]
-    by_input = (replace(gradients, rows_l2=norms) for gradients, norms in zip(alone, rows, strict=True))
-    return replace(inspection, inputs_alone=tuple(by_input))
+    for batch in session.inputs.batches(1, _ignore_error):
+        record = batch.records[0]
+        try:
+            gradients = run(inputs=[batch])
+        except PassError as error:  # batch normalisation needs several values
+            failure = UnfitInputError([safe_text(record.name)], f"alone, for {arg('per_image')}: {error}")
+            if record in used and report is None:
+                raise failure from error
+            if record in used and report is not None:
+                report(failure)
+            continue
+        norms = [row.gradient.l2 for row in gradients.parameters if row.gradient.l2 is not None]
+        rows = {row.label: row.gradient.l2 for row in gradients.gradients if row.role == "output"}
+        rows = {label: norm for label, norm in rows.items() if label in shown}
+        loss = math.nan if gradients.loss is None else gradients.loss.value
+        alone.append(InputGradients(record.name, loss, math.hypot(*norms) if norms else None, rows))
+    return replace(inspection, inputs_alone=tuple(alone))
 
 
 def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: bool) -> Run:

@@ -11,7 +11,8 @@ class ReceptiveField:
 
     Attributes:
         size: Pixels that one cell depends on, (height, width), not cut off at the border; for a sequence (length,), for
-            a clip (frames, height, width). After an upsampling layer, where cells have different windows, their mean.
+            a clip (frames, height, width). After an upsampling layer, where cells have different windows, their mean;
+            after a transposed convolution, the widest.
         stride: Pixels from one cell to the next.
         centre: Centre of the first cell's window, in pixels; the middle of the first pixel is 0.
         at_least: Whether values from other places enter too, so that the size is a lower bound: through a

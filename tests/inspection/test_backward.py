@@ -14,7 +14,7 @@ import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError
-from hookscope.inspection.losses import LossValue
+from hookscope.inspection.losses.formulas import LossValue
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import assert_unchanged, seeded, snapshot
 from tests.inspections import inspect_gradients
@@ -470,7 +470,7 @@ def test_an_edit_that_was_never_applied_is_reported() -> None:
         (lambda output, _: output, r"The loss has shape \(2, 3\) instead of being one number"),
         (lambda output, _: (output * 1j).sum(), "The loss is a complex number"),
         (lambda output, _: output.sum().item(), "The loss returned float instead of a tensor"),
-        (lambda output, _: LossValue(output, "mine", "", ()), r"shape \(2, 3\)"),
+        (lambda output, _: LossValue(output, name="mine"), r"shape \(2, 3\)"),
     ],
 )
 def test_a_loss_that_is_not_one_real_number_is_refused(loss: Any, message: str) -> None:
@@ -539,6 +539,16 @@ def test_a_backward_pass_that_raises_says_where_and_keeps_what_was_seen(error: E
     assert [row.layer for row in inspection.rows] == ["0", "1", "2"]
     assert {row.layer: row.backward_index for row in inspection.gradients} == {"0": None, "1": 1, "2": 0}
     assert inspection.loss is not None
+
+
+def test_a_layer_that_the_forward_pass_left_out_is_not_explained_by_an_error_of_the_backward_pass() -> None:
+    model = Written(lambda net, x: net.breaks(net.used(x)), used=nn.Linear(2, 2), spare=nn.Linear(2, 2))
+    model.breaks = Exploding(ValueError("boom"))
+    with pytest.raises(PassError, match="raised in its backward pass") as caught:
+        inspect_gradients(model, torch.ones(1, 2), total)
+    ((layer, reason),) = [(row.layer, row.reason) for row in caught.value.inspection.uncalled]
+    assert layer == "spare"
+    assert reason == "the forward pass did not call it in eval mode, or used its weight directly"
 
 
 def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> None:

@@ -74,6 +74,20 @@ def test_the_run_is_that_of_a_network_whose_state_dict_was_edited(operation: str
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
 
 
+def test_channels_of_a_weight_are_output_channels_or_refused() -> None:
+    x, edit = torch.ones(1, 4, 2, 2), "param:weight:value:zero(channels=1)"
+    for layer in (nn.Conv2d(4, 6, 1, groups=2), nn.ConvTranspose2d(4, 6, 1)):
+        run = hookscope.activations(layer, x, edit=edit, save_tensors=True)
+        assert run.tensors is not None
+        assert layer.bias is not None
+        changed = (run.tensors["(model)"] != layer(x)).any(dim=3).any(dim=2)[0]
+        assert changed.tolist() == [False, True, False, False, False, False]
+        assert torch.equal(run.tensors["(model)"][0, 1], layer.bias[1].expand(2, 2))
+    # (4, 6 / 2, 1, 1): axis 1 counts the channels of one group, so the weights of channel 1 are also those of 4.
+    with pytest.raises(UsageError, match=r"names channel 1, but a tensor of shape 4x3x1x1 has no axis that counts its"):
+        hookscope.activations(nn.ConvTranspose2d(4, 6, 1, groups=2), x, edit=edit)
+
+
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.5, 1])
 def test_pruning_is_that_of_torch(fraction: float) -> None:
     values = normal(7, 9)

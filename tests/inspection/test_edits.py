@@ -300,8 +300,8 @@ def test_nested_tensors_come_back_themselves() -> None:
             1,
             r"Edit 'x:output:zero\(channels=1,3\)' names channel 3, but a tensor of shape 2x3x4 has 3 on axis 1",
         ),
-        ((2, 3), None, "but a tensor of shape 2x3 has no channels"),
-        ((), None, "but a tensor of shape scalar has no channels"),
+        ((2, 3), None, "but a tensor of shape 2x3 has no axis that counts its channels"),
+        ((), None, "but a tensor of shape scalar has no axis that counts its channels"),
     ],
 )
 def test_a_channel_that_is_not_there_is_refused_with_the_size(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.inputs import Batch
@@ -35,6 +36,16 @@ def batch_of(*rows: int) -> Batch:
     record = InputRecord("x", None, None, (3,), ())
     chosen = list(rows or range(4))
     return Batch((x[chosen],), tuple(chosen), (record,) * len(chosen), {"b": b[chosen], "rate": 2.0})
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_tensor_that_is_two_arguments_stays_one(by_name: bool) -> None:
+    network = Written(lambda net, query, key: net.part(query) * (2 if query is key else 1), part=nn.Identity())
+    values = torch.tensor([[3.0], [4.0], [12.0]])
+    inputs: Any = {"query": values, "key": values} if by_name else (values, values)
+    for batch_size in (2, 3):  # the norm of (6, 8, 24) is 26
+        run = hookscope.activations(network, inputs, layer="/^$/", batch_size=batch_size)
+        assert [row.activation.l2 for row in run.rows] == [26.0]
 
 
 def test_activations_are_those_of_a_plain_call(network: nn.Module) -> None:

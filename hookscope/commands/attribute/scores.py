@@ -12,7 +12,9 @@ from torch import Tensor
 from hookscope.commands.attribute.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, are_probabilities, class_probabilities, main_output, output_at, real
+from hookscope.inspection.losses.choosing import main_output, output_at
+from hookscope.inspection.losses.formulas import are_probabilities, class_probabilities, real
+from hookscope.inspection.losses.targets import Output
 from hookscope.parameters import arg
 from hookscope.results.attributions import Target
 from hookscope.results.comparison import Reading

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
-from hookscope.inspection.losses import class_index, required_class
+from hookscope.inspection.losses.targets import class_index, required_class
 from hookscope.models.user_code import load_function
 from hookscope.parameters import arg
 from hookscope.text import safe_text

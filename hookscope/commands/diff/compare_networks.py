@@ -35,7 +35,7 @@ from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.losses import Loss
+from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose

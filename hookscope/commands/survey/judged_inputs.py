@@ -15,7 +15,8 @@ from hookscope.commands.check.measuring.outputs import class_scores, returned_te
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
-from hookscope.inspection.losses import Output, class_probabilities
+from hookscope.inspection.losses.formulas import class_probabilities
+from hookscope.inspection.losses.targets import Output
 from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array
 

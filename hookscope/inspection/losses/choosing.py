@@ -5,7 +5,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,12 +16,11 @@ from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
-from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
+from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, LossValue, real
 from hookscope.inspection.losses.targets import (
     Output,
     TargetKind,
     Task,
-    classes_text,
     count_error,
     per_input,
     read_target,
@@ -34,17 +33,6 @@ from hookscope.text import exception_line, safe_text, shape_text
 # what torchvision, timm and Hugging Face call theirs.
 _MAIN_NAMES = ("logits", "out", "output")
 _OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tensor")
-
-
-@dataclass(frozen=True, slots=True)
-class LossValue:
-    """A loss over one batch: 0-d, with its graph; other fields as in `LossRecord`. Each batch brings its warnings."""
-
-    value: Tensor
-    name: str
-    target: str
-    outputs: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
 
 
 Loss = Callable[[object, Batch], LossValue]
@@ -178,7 +166,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     name, used = task.loss, list(outputs)
     warnings: tuple[str, ...] = ()
     if own_losses and name in OVER_ALL:
-        name, result = "loss dict sum", Result(torch.stack([real(output.tensor) for output in used]).sum())
+        name, result = "loss dict sum", LossValue(torch.stack([real(output.tensor) for output in used]).sum())
     elif own_losses:
         raise UsageError(
             f"{name} needs an output, but the model returned its own losses: take {arg('loss')} projection."
@@ -198,7 +186,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     labels = tuple(output.label for output in used)
     if not any(output.tensor.numel() for output in used):
         warnings = (*warnings, f"{', '.join(labels)} has no elements, so {name} has no gradient.")
-    return LossValue(result.value, name, result.target, labels, (*warnings, *result.warnings))
+    return replace(result, name=name, outputs=labels, warnings=(*warnings, *result.warnings))
 
 
 def main_output(outputs: Sequence[Output]) -> Output:
@@ -260,7 +248,7 @@ def _own(function: Callable[..., object], returned: object, outputs: Sequence[Ou
             f"{task.loss} returned a tensor without a gradient: leave out .detach(), .item(), .numpy() and no_grad."
         )
     labels = tuple(output.label for output in outputs) or ("(model)",)
-    return LossValue(value.reshape(()), task.loss, text, labels)
+    return LossValue(value.reshape(()), text, name=task.loss, outputs=labels)
 
 
 def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
@@ -268,9 +256,8 @@ def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
     wanted = task.target
     device = outputs[0].tensor.device if outputs else torch.device("cpu")
     if wanted.kind == "class":
-        classes = per_input(wanted.classes, len(task.indices), task)
-        shown = wanted.classes if len(wanted.classes) == 1 else classes
-        return torch.tensor(classes, device=device), classes_text(shown, task.categories)
+        classes, text = per_input(len(task.indices), task, task.categories)
+        return torch.tensor(classes, device=device), text
     if wanted.tensor is not None:
         per_run = wanted.tensor.dim() > 0 and wanted.tensor.shape[0] == task.input_count
         return (wanted.tensor[list(task.indices)] if per_run else wanted.tensor).to(device), wanted.name

@@ -6,8 +6,8 @@ A network may end in a softmax or a normalisation. A loss that is wrong or has n
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
@@ -32,12 +32,15 @@ _MOVES = re.compile(
 _SUMS = re.compile(r"Addmm|Mm|Bmm|Baddbmm|Add|Sub|Linear|Convolution|\w*BatchNorm")
 
 
-class Result(NamedTuple):
-    """A loss (0-d), what its outputs were compared with, and sentences a reader must see."""
+@dataclass(frozen=True, slots=True)
+class LossValue:
+    """A loss over one batch: 0-d, with its graph; other fields as in `LossRecord`. Each batch brings its warnings."""
 
     value: Tensor
     target: str = ""
     warnings: tuple[str, ...] = ()
+    name: str = ""
+    outputs: tuple[str, ...] = ()
 
 
 def real(tensor: Tensor) -> Tensor:
@@ -59,7 +62,7 @@ def real(tensor: Tensor) -> Tensor:
 # --- Classes ---------------------------------------------------------------------------------------------------------
 
 
-def _cross_entropy(output: Output, task: Task) -> Result:
+def _cross_entropy(output: Output, task: Task) -> LossValue:
     """Compute the mean over rows and positions of -log p(t)."""
     values = real(output.tensor)
     axis = _class_axis(values, output, task)
@@ -78,14 +81,14 @@ def _cross_entropy(output: Output, task: Task) -> Result:
                 f"{task.target.name} holds floating-point numbers that are not probabilities (not negative, with a sum "
                 "of 1 over the classes): give those, or class indices as whole numbers."
             )
-        return Result(-(shares * log_p).sum(1).mean(), task.target.name, warnings)
+        return LossValue(-(shares * log_p).sum(1).mean(), task.target.name, warnings)
     classes, text = class_target(rows, output, task)
     if normalised and task.target.kind == "default":
         warnings += _confidence_warning(log_p, task)
-    return Result(F.nll_loss(log_p, classes), text, warnings)
+    return LossValue(F.nll_loss(log_p, classes), text, warnings)
 
 
-def _logit(output: Output, task: Task) -> Result:
+def _logit(output: Output, task: Task) -> LossValue:
     """Compute the sum over rows of x(t), of its mean over positions."""
     values = real(output.tensor)
     rows = _rows(values, _class_axis(values, output, task))  # (N, C, *positions)
@@ -94,7 +97,7 @@ def _logit(output: Output, task: Task) -> Result:
     if is_softmax(rows, output):
         rows, warnings = _log(rows), (_softmax_warning(output, task),)
     picked = rows.gather(1, classes.unsqueeze(1))  # (N, 1, *positions)
-    return Result(picked.flatten(1).mean(1).sum(), text, warnings)
+    return LossValue(picked.flatten(1).mean(1).sum(), text, warnings)
 
 
 def _class_axis(values: Tensor, output: Output, task: Task) -> int:
@@ -194,7 +197,7 @@ def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
 # --- Values ----------------------------------------------------------------------------------------------------------
 
 
-def _binary_cross_entropy(output: Output, task: Task) -> Result:
+def _binary_cross_entropy(output: Output, task: Task) -> LossValue:
     """Compute the mean over all elements of -t log p - (1 - t) log(1 - p)."""
     values = real(output.tensor)
     labels, text = _binary_labels(values, output, task)
@@ -205,9 +208,9 @@ def _binary_cross_entropy(output: Output, task: Task) -> Result:
     last_step = _last_step(output.tensor)
     if unit and last_step in ("Sigmoid", "Softmax", ""):
         warning = f"{output.label} already is a probability, so bce takes its logarithm."
-        return Result(F.binary_cross_entropy(values, labels), text, (warning,))
+        return LossValue(F.binary_cross_entropy(values, labels), text, (warning,))
     warnings = (f"bce reads {output.label} as logits, although all values lie between 0 and 1.",) if unit else ()
-    return Result(F.binary_cross_entropy_with_logits(values, labels), text, warnings)
+    return LossValue(F.binary_cross_entropy_with_logits(values, labels), text, warnings)
 
 
 def _binary_labels(values: Tensor, output: Output, task: Task) -> tuple[Tensor, str]:
@@ -237,16 +240,16 @@ def _last_step(tensor: Tensor) -> str:
     return name
 
 
-def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Output, Task], Result]:
+def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Output, Task], LossValue]:
 
-    def compute(output: Output, task: Task) -> Result:
+    def compute(output: Output, task: Task) -> LossValue:
         values = real(output.tensor)
         wanted, text = value_target(values, output, task)
         warnings: tuple[str, ...] = ()
         if task.target.kind == "zeros":
             fixed = _fixed_size(values.detach(), task.loss, _tolerance(output))
             warnings = (_no_gradient(output, task, fixed),) if fixed else ()
-        return Result(formula(values, wanted), text, warnings)
+        return LossValue(formula(values, wanted), text, warnings)
 
     return compute
 
@@ -254,20 +257,20 @@ def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Outpu
 # --- All outputs -----------------------------------------------------------------------------------------------------
 
 
-def _sum(outputs: Sequence[Output], task: Task) -> Result:
+def _sum(outputs: Sequence[Output], task: Task) -> LossValue:
     fixed = [(output, _fixed_sum(real(output.tensor).detach(), _tolerance(output))) for output in outputs]
     warnings = tuple(_no_gradient(output, task, reason) for output, reason in fixed if reason)
-    return Result(torch.stack([real(output.tensor).sum() for output in outputs]).sum(), warnings=warnings)
+    return LossValue(torch.stack([real(output.tensor).sum() for output in outputs]).sum(), warnings=warnings)
 
 
-def _projection(outputs: Sequence[Output], task: Task) -> Result:
+def _projection(outputs: Sequence[Output], task: Task) -> LossValue:
     """Compute the sum of r x over all elements, r standard normal."""
     sources = task.generators()
     parts = []
     for values, drawn in chain.from_iterable(_by_generator(output.tensor, sources) for output in outputs):
         weights = draw(tuple(values.shape), drawn).to(values.device, values.dtype)
         parts.append((values * weights).sum())
-    return Result(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
+    return LossValue(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
 
 
 def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tuple[Tensor, Sequence[torch.Generator]]]:
@@ -340,7 +343,7 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
 # --- What there is ---------------------------------------------------------------------------------------------------
 
 
-OF_ONE: dict[str, Callable[[Output, Task], Result]] = {
+OF_ONE: dict[str, Callable[[Output, Task], LossValue]] = {
     "ce": _cross_entropy,
     "bce": _binary_cross_entropy,
     "mse": _elementwise(F.mse_loss),
@@ -351,7 +354,7 @@ OF_ONE: dict[str, Callable[[Output, Task], Result]] = {
 }
 """Losses of one output."""
 
-OVER_ALL: dict[str, Callable[[Sequence[Output], Task], Result]] = {"sum": _sum, "projection": _projection}
+OVER_ALL: dict[str, Callable[[Sequence[Output], Task], LossValue]] = {"sum": _sum, "projection": _projection}
 """Losses over all floating outputs."""
 
 LOSSES: dict[str, tuple[TargetKind, ...]] = {

@@ -154,9 +154,8 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
             return classes, f"argmax at each position, of {rows.shape[1]} classes"
         return classes, f"argmax: {classes_text(classes.tolist(), names)}"
     if target.tensor is None:
-        classes = torch.tensor(per_input(target.classes, shape[0], task), device=rows.device)
-        text = classes_text(target.classes if len(target.classes) == 1 else classes.tolist(), names)
-        classes = classes.reshape(-1, *(1 for _ in shape[1:])).expand(shape)
+        chosen, text = per_input(shape[0], task, names)
+        classes = torch.tensor(chosen, device=rows.device).reshape(-1, *(1 for _ in shape[1:])).expand(shape)
     elif target.tensor.is_floating_point():
         raise UsageError(f"{task.loss} takes class indices, but {target.name} holds {target.tensor.dtype}.")
     else:
@@ -170,14 +169,15 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
     return classes, text
 
 
-def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]:
-    """Return a class for each row of the batch: the one there is, or that of the row's input.
+def per_input(row_count: int, task: Task, names: Sequence[str]) -> tuple[list[int], str]:
+    """Return a class for each row of the batch, the one there is or that of the row's input, and words for people.
 
     Raises:
         UsageError: If there are several, and not one for each input, or rows do not stand for inputs.
     """
+    classes = task.target.classes
     if len(classes) == 1:
-        return [classes[0]] * row_count
+        return [classes[0]] * row_count, classes_text(classes, names)
     if len(classes) != task.input_count:
         raise count_error(classes, task.input_count)
     if row_count != len(task.indices):
@@ -185,7 +185,8 @@ def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]
             f"The output has {row_count} rows for {len(task.indices)} inputs, so a target class for each "
             "input is not possible: give 1 for all."
         )
-    return [classes[index] for index in task.indices]
+    chosen = [classes[index] for index in task.indices]
+    return chosen, classes_text(chosen, names)
 
 
 def count_error(classes: tuple[int, ...], input_count: int) -> UsageError:

@@ -136,16 +136,6 @@ def preserved(
         ModelError: If the network refuses the mode, or something could not be put back; everything else has been.
     """
     modules = [*(network.modules() if modules is None else modules)]
-    block = _preserved(network, seed, mode, modules, differentiates=differentiates)
-    # An interrupt may come while an observer has switched the grad mode off without a `with` statement.
-    with interrupts_between_blocks(), torch.set_grad_enabled(torch.is_grad_enabled()), block as state:
-        yield state
-
-
-@contextmanager
-def _preserved(
-    network: nn.Module, seed: int, mode: Mode, modules: Sequence[nn.Module], *, differentiates: bool
-) -> Iterator[Preserved]:
     modes = [attribute_of(module, "training") for module in modules]
     switches = not network.training if mode == "train" else any(modes)
     own_ways = switches and _have_own_ways(modules)
@@ -153,33 +143,35 @@ def _preserved(
     start: Snapshot | None = None
     problems: list[Problem] = []
     raised: BaseException | None = None
-    try:
-        if switches and not own_ways:
-            network.train(mode == "train")
-        _reshard(modules)
-        start = Snapshot(modules, differentiates=differentiates)
-        with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
-            if cuda:
-                _seed(seed, cuda)
-            nodes = frozenset(node for _, node, _ in start.histories)
-            state = Preserved(nodes, network, modules, cuda, copy.copy(start), seed, differentiates)
-            try:
-                if own_ways:
-                    _switch(network, mode, modules)
-                    state.mark()
-                yield state
-            finally:
-                if own_ways:
-                    problems += finished(partial(_switch_back, modules, modes))
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        problems += finished(partial(_restored, modules, modes, start))
-        if problems and raised is None:
-            raise _not_restored(network, problems)
-        if problems and raised is not None:
-            raised.add_note(str(_not_restored(network, problems)))
+    # An interrupt may come while an observer has switched the grad mode off without a `with` statement.
+    with interrupts_between_blocks(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            if switches and not own_ways:
+                network.train(mode == "train")
+            _reshard(modules)
+            start = Snapshot(modules, differentiates=differentiates)
+            with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
+                if cuda:
+                    _seed(seed, cuda)
+                nodes = frozenset(node for _, node, _ in start.histories)
+                state = Preserved(nodes, network, modules, cuda, copy.copy(start), seed, differentiates)
+                try:
+                    if own_ways:
+                        _switch(network, mode, modules)
+                        state.mark()
+                    yield state
+                finally:
+                    if own_ways:
+                        problems += finished(partial(_switch_back, modules, modes))
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            problems += finished(partial(_restored, modules, modes, start))
+            if problems and raised is None:
+                raise _not_restored(network, problems)
+            if problems and raised is not None:
+                raised.add_note(str(_not_restored(network, problems)))
 
 
 def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None) -> list[Problem]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import LOSSES, LossValue, choose_loss
-from hookscope.inspection.losses.formulas import OVER_ALL, Result
+from hookscope.inspection.losses.choosing import choose_loss
+from hookscope.inspection.losses.formulas import LOSSES, OVER_ALL, LossValue
 from hookscope.parameters import called_from_python
 
 PETS = ("tabby", "tiger cat", "Persian cat", "Egyptian cat")
@@ -130,8 +130,8 @@ def test_losses_are_computed_in_float32_or_float64(dtype: torch.dtype, tolerance
 
 
 def test_autocast_does_not_reach_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(outputs: Sequence[Any], _task: Any) -> Result:
-        return Result(outputs[0].tensor.new_tensor(float(torch.is_autocast_enabled("cpu"))))
+    def probe(outputs: Sequence[Any], _task: Any) -> LossValue:
+        return LossValue(outputs[0].tensor.new_tensor(float(torch.is_autocast_enabled("cpu"))))
 
     monkeypatch.setitem(OVER_ALL, "sum", probe)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -14,7 +14,8 @@ from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.inputs import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.losses import Output, is_softmax
+from hookscope.inspection.losses.formulas import is_softmax
+from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg

@@ -33,8 +33,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
-from hookscope.inspection.losses import choose_loss
-from hookscope.inspection.losses.choosing import Loss
+from hookscope.inspection.losses.choosing import Loss, choose_loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network, model_digest
 from hookscope.inspection.rows import OnCall, OnTensor, top_classes
 from hookscope.models.user_code import load_function

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, output_at
+from hookscope.inspection.losses.choosing import output_at
+from hookscope.inspection.losses.targets import Output
 
 Returned = Mapping[str, Tensor]
 """The tensors of one forward pass's result, by the path to each: "", "['logits']", "[0]['boxes']"."""
