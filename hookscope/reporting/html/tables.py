@@ -116,11 +116,6 @@ class ShownColumn:
         """Of its cells."""
         return f"c-{self.name}{'' if self.column.words else ' number'}"
 
-    @property
-    def is_sorted(self) -> bool:
-        """Whether its values have an order."""
-        return bool(self.column.key)
-
 
 @dataclass(frozen=True, slots=True)
 class Strip:

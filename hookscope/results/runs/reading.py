@@ -124,17 +124,12 @@ def _nearest_runs(folder: Path) -> str:
 
 
 def _example(folder: Path) -> str:
-    newest = _newest_run(folder)
-    return f", such as '{newest}'" if newest else ""
-
-
-def _newest_run(folder: Path) -> Path | None:
-    """Return the latest run directly in a folder, if there is one."""
+    """Return the latest run directly in a folder as an example, if there is one."""
     try:
         runs = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
     except OSError:
-        return None
-    return max(runs, key=runs.__getitem__, default=None)
+        return ""
+    return f", such as '{max(runs, key=runs.__getitem__)}'" if runs else ""
 
 
 def read_run(folder: Path) -> StoredRun[Any]:
