@@ -23,7 +23,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.history import History
-from hookscope.results.inputs import Region
+from hookscope.results.inputs import PICTURE_AXES, Region
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.directory import RUNS
 from hookscope.results.runs.record import RunRecord
@@ -39,6 +39,7 @@ _MAX_ARRAY_BYTES = 2**32
 MAX_PICTURE_BYTES = 128 * 2**20
 
 _MOST_SHOWN = 200  # characters of a name in a message
+_LONGEST_SIDE = 2**16  # cells of a map over a picture; the sides of JPEG files are shorter
 
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -284,6 +285,7 @@ def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator
         sides = [*zip(heat_map.extent[:axes], heat_map.extent[axes:], strict=False)]
         is_area = len(heat_map.extent) == 2 * axes and all(_reaches_into(begin, end, 1) for begin, end in sides)
         fits = 1 <= axes <= 3 and heat_map.values.dtype == np.float32 and heat_map.values.size
+        fits = fits and (axes != PICTURE_AXES or max(heat_map.values.shape[-axes:]) <= _LONGEST_SIDE)
         if not (is_area and fits and _fits_itself(heat_map)):
             yield f"a map in its {ARRAYS} is not the one listed in {RESULT}"
 
