@@ -359,7 +359,6 @@ def _are_channels(arrays: ChannelArrays) -> bool:
 
 
 def _with_names(survey: Survey) -> Survey:
-    """Return a survey whose channels know the names of inputs and classes."""
     names, classes = survey.names, tuple(survey.classes)
     rows = (replace(row, channels=replace(row.channels, names=names, classes=classes)) for row in survey.rows)
     return replace(survey, rows=tuple(rows))
