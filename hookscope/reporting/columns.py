@@ -100,16 +100,13 @@ class Column:
     def on(self, part: Callable[[Any], Any], blank: str = "-", **changes: Any) -> "Column":
         """Return the column for rows with such a row as a part; `blank` where that is None."""
 
-        def value(row: Any) -> Any:
-            return None if (held := part(row)) is None else self.read(held)
+        def through(read: Callable[[Any], Any], without: Any) -> Callable[[Any], Any]:
+            return lambda row: without if (held := part(row)) is None else read(held)
 
-        def shown(row: Any) -> str:
-            return blank if (held := part(row)) is None else self.cell(held)
-
-        def in_full(row: Any) -> str:
-            return blank if (held := part(row)) is None else (self.in_full or self.cell)(held)
-
-        return replace(self, value=value, shown=shown, in_full=self.in_full and in_full, **changes)
+        in_full = self.in_full and through(self.in_full, blank)
+        return replace(
+            self, value=through(self.read, None), shown=through(self.cell, blank), in_full=in_full, **changes
+        )
 
 
 def machine_columns(*keys: str) -> tuple[Column, ...]:
@@ -369,19 +366,16 @@ def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str
 
 def _fold_names(names: Sequence[str], width: int) -> list[str]:
     """Return `fold_name` of each, cut where most of them stay unlike each other."""
-    return max(([fold_name(name, width, share) for name in names] for share in _HEAD_SHARES), key=_distinct_count)
-
-
-def _distinct_count(names: Iterable[str]) -> int:
-    return len(set(names))
+    folded = ([fold_name(name, width, share) for name in names] for share in _HEAD_SHARES)
+    return max(folded, key=lambda short: len({*short}))
 
 
 def _telling_width(names: Sequence[str], widest: int) -> int:
     """Return the least width at which `_fold_names` keeps names apart, within what a name column may ask for."""
     narrowest = min(widest, _NAME_WIDTH_AT_LEAST)
     widths = range(narrowest, min(widest, _NAME_WIDTH_AT_MOST) + 1)
-    apart = _distinct_count(names)
-    return next((width for width in widths if _distinct_count(_fold_names(names, width)) == apart), widths[-1])
+    apart = len({*names})
+    return next((width for width in widths if len({*_fold_names(names, width)}) == apart), widths[-1])
 
 
 def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:

@@ -45,7 +45,6 @@ def describe_contents(contents: CheckpointContents) -> Document:
 
 
 def _fits(part: StoredPart) -> list[str]:
-    """Return the prefix of names, and which networks a set of weights fits."""
     prefix = [f"prefix of every name: {_cut(part.prefix)}"] if part.prefix else []
     if part.architectures:
         return [*prefix, *(f"fits {_cut(network)}" for network in part.architectures)]

@@ -58,7 +58,6 @@ _bytes = partial(scaled_text, unit="B")
 
 
 def _cells(name: str) -> Callable[[ModuleCost], str | None]:
-    """Return what reads a part of the receptive field."""
     part = Column("", value=lambda seen: "x".join(f"{number:g}" for number in getattr(seen, name)))
     return part.on(attrgetter("receptive_field")).read
 

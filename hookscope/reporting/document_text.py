@@ -104,7 +104,6 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool, most: int | 
 
 
 def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool) -> Iterator[Text]:
-    """Yield a title, and below it the first lines, each with its sentences."""
     yield safe_line(title, style="bold")
     shown = lines if full else lines[:_MOST_LINES]
     for line, sentences in shown:

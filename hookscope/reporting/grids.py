@@ -228,7 +228,6 @@ def _colours(channels: NDArray[np.float32], extra: NDArray[np.float32], cmap: st
 
 
 def _is_single(channels: NDArray[np.float32]) -> bool:
-    """Tell whether each channel is one value."""
     return bool(channels[:1].size == 1)
 
 
@@ -281,7 +280,6 @@ def _remarks(
 
 
 def _extent(values: NDArray[np.float32]) -> _Extent:
-    """Measure (C, ...)."""
     if not values.size:
         nothing = np.zeros(len(values), np.float32)
         return _Extent(nothing, nothing > 0, math.inf, -math.inf, 0)

@@ -365,7 +365,6 @@ def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> s
 
 
 def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
-    """Return the statistics of an output, beside those of its gradient, one a row."""
     titles = {0.01: "1st percentile", 0.5: "median"}
     read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution, BIN_COUNT)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}

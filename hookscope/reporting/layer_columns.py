@@ -218,6 +218,5 @@ def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[
 
 
 def _repeats_words(row: LayerRow | GradientRow) -> list[str]:
-    """Return which row this one repeats, and which rows it stands for, in words."""
     words = [f"repeats {row.duplicate_of}"] if row.duplicate_of else []
     return [*words, f"also {', '.join(row.duplicates)}"] if row.duplicates else words

@@ -238,8 +238,9 @@ def _weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[
 def _levels(values: NDArray[np.float32], scale: ColourScale) -> tuple[NDArray[np.int16], NDArray[np.bool_] | None]:
     """Return the place of every value in the tables of colours, and where there are none."""
     holes = np.isnan(values)
-    factor = np.float32(_LEVELS / scale.top) if scale.top else np.float32(0)
-    scaled = np.clip(values * factor, -_LEVELS, _LEVELS)
+    lift = np.float32(2.0**100 if scale.top < 2.0**-100 else 1)  # the factor of a smaller top would be infinite
+    factor = np.float32(_LEVELS / (scale.top * float(lift))) if scale.top else np.float32(0)
+    scaled = np.clip(values * lift * factor, -_LEVELS, _LEVELS)
     if holes.any():
         return np.rint(np.where(holes, 0, scaled)).astype(np.int16) + _LEVELS, holes
     return np.rint(scaled).astype(np.int16) + _LEVELS, None

@@ -17,10 +17,7 @@ from hookscope.reporting.axes import Run
 
 Floats = NDArray[np.float64]
 
-
-_LARGEST = 1e150
-
-
+_LARGEST = 1e150  # beyond it a square overflows
 _ZERO_DISTANCE = 1e9  # from 0 to any value on a logarithmic scale; NaN and Inf are even further away
 
 

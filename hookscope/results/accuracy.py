@@ -139,8 +139,13 @@ def accuracy_words(accuracy: Accuracy) -> str:
     macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
     return (
         f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} are {how}, "
-        f"{accuracy.share:.1%} (95% interval {low:.1%} to {high:.1%}){macro}"
+        f"{_percent(accuracy.share)} (95% interval {_percent(low)} to {_percent(high)}){macro}"
     )
+
+
+def _percent(share: float) -> str:
+    """Return a percentage that is 0.0% or 100.0% only when that is exact."""
+    return "<0.1%" if 0 < share < 0.0005 else ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
 def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:

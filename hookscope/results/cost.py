@@ -1,6 +1,6 @@
 """What the modules of a network cost in one forward pass: multiply-adds, bytes, time, and what their cells see."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from hookscope.errors import LayerNotFoundError, nearest
 
@@ -47,13 +47,7 @@ class CostSums:
 
     def __add__(self, other: "CostSums") -> "CostSums":
         """Return the sum of both."""
-        return CostSums(
-            self.multiply_adds + other.multiply_adds,
-            self.parameter_count + other.parameter_count,
-            self.parameter_bytes + other.parameter_bytes,
-            self.trainable_count + other.trainable_count,
-            self.saved_bytes + other.saved_bytes,
-        )
+        return CostSums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,6 @@ class Failure:
 
 
 def _by_name(missing: Sequence[str], *, files_only: bool) -> str:
-    """Return how to give the arguments that forward lacks."""
     if files_only:
         named = " and ".join(f"'{name}'" for name in missing)
         return f". Give all arguments in one .pt file: a dict of tensors by name, with {named}, or a tuple"
@@ -216,7 +215,6 @@ def _by_name(missing: Sequence[str], *, files_only: bool) -> str:
 
 
 def _missing_arguments(text: str) -> list[str]:
-    """Return the arguments that forward lacks, from Python's words or TorchScript's."""
     match = _MISSING.search(text)
     return re.findall(r"'(\w+)'", match[1]) if match else []
 

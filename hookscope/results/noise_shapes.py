@@ -112,7 +112,6 @@ def _size(value: Any) -> int:
 
 
 def _read(text: str) -> tuple[NoiseShape, str]:
-    """Return the noise that a text means, and the text for people."""
     shown = f"{arg('input_shape')} {printable(text, 80)!r}"
     match = _FORM.fullmatch(text.strip())
     sizes = _whole(match["sizes"].split(",")) if match else None

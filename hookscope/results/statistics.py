@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hookscope.results.distribution import Distribution, Histogram, histogram
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.text import printable
+from hookscope.text import printable, shape_text
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -116,24 +116,13 @@ class MeasuredTensor:
 
     def __repr__(self) -> str:
         statistics = self.statistics
-        numbers = {
-            "mean": statistics.mean,
-            "std": statistics.std,
-            "min": statistics.min,
-            "max": statistics.max,
-            "L2": statistics.l2,
-        }
+        numbers = {name: getattr(statistics, name.lower()) for name in ("mean", "std", "min", "max", "L2")}
         words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
         words += [] if statistics.zero_fraction is None else [f"zeros {statistics.zero_fraction:.3g}"]
-        counts = {
-            "NaN": statistics.nan_count,
-            "Inf": statistics.inf_count,
-            "dead channels": statistics.dead_channel_count,
-        }
-        words += [f"{count} {name}" for name, count in counts.items() if count]
-        shape = "x".join(map(str, statistics.shape)) or "scalar"
+        counts = {"NaN": "nan_count", "Inf": "inf_count", "dead channels": "dead_channel_count"}
+        words += [f"{count} {name}" for name, key in counts.items() if (count := getattr(statistics, key))]
         words += [statistics.unmeasured] if statistics.unmeasured else []
-        title = f"{self.label or '(model)'} ({self.kind}) {shape} {statistics.dtype}"
+        title = f"{self.label or '(model)'} ({self.kind}) {shape_text(statistics.shape)} {statistics.dtype}"
         return f"<{type(self).__name__} {printable(title)}: {printable(', '.join(words))}>"
 
     shape: tuple[int, ...] = _statistic("shape")

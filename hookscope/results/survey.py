@@ -219,7 +219,6 @@ class Channels(Sequence[SurveyChannel]):
         )
 
     def _listed(self, half: int, at: int) -> list[tuple[int, TopInput]]:
-        """Return the inputs of a list with their numbers."""
         arrays = self.arrays
         assert arrays is not None  # noqa: S101
         columns = (array[half, at].tolist() for array in (arrays.top_values, arrays.top_inputs, arrays.top_positions))

@@ -9,7 +9,7 @@ import pytest
 from hookscope.commands.check.page import checks_html
 from hookscope.reporting.github import checks_to_markdown
 from hookscope.reporting.junit import checks_to_junit
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, lowest_words
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, accuracy_words, lowest_words
 from hookscope.results.check import Finding, checks_to_json
 from tests.reporting.checked import LABELLED, PASSING, outcome
 from tests.reporting.html_page import Page
@@ -120,3 +120,17 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
     assert WORDS in said
     assert said.index("labelled lynx, probability 0.02") + 1 == said.index("taken for cat, probability 0.96")
     assert "scores with NaN" in said
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        (10_000, "100.0% (95% interval >99.9% to 100.0%)"),  # the lower end is 0.025 ** (1 / 10000) = 0.99963
+        (9_999, ">99.9% (95% interval 99.9% to >99.9%)"),
+        (1, "<0.1% (95% interval <0.1% to 0.1%)"),
+        (0, "0.0% (95% interval 0.0% to <0.1%)"),
+    ],
+)
+def test_a_percentage_is_0_or_100_only_where_that_is_exact(right: int, words: str) -> None:
+    accuracy = Accuracy("val", "labels are names of classes", 2, 10_000, right, ())
+    assert accuracy_words(accuracy).endswith(words)

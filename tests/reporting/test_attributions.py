@@ -221,6 +221,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pickle": (lambda run: (run / ARRAYS).write_bytes(pickle.dumps({})), "cut short or damaged"),
     "whole numbers": (other_map(np.ones((4, 4), np.int32)), "is not the one listed"),
+    "longer than any picture": (other_map(np.ones((1, 2**17), np.float32)), "is not the one listed"),
     "another number of axes": (other_map(np.ones((4, 4, 4, 4), np.float32)), "is not the one listed"),
     "cut off": (lambda run: (run / ARRAYS).write_bytes((run / ARRAYS).read_bytes()[:-1]), "cut short or damaged"),
     "no pictures": (change("run.json", lambda it: it.pop("pictures")), "not those of its inputs"),

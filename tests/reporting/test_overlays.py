@@ -138,6 +138,13 @@ def test_the_scale_begins_at_zero_so_that_a_constant_map_has_one_colour():
     assert colour_scale(map_of(np.full((7, 7), 0.25)).values) == ColourScale(0.25, signed=False)
 
 
+@pytest.mark.parametrize("power", [-149, -140, -120, 100])
+def test_a_map_of_tiny_values_has_the_colours_of_any_other(power):
+    values = np.array([[0, 1], [2, 4]], np.float32)
+    scaled = np.ldexp(values, power).astype(np.float32)  # exact down to the smallest subnormal number
+    np.testing.assert_array_equal(tint(map_of(scaled), whole(2, 2)), tint(map_of(values), whole(2, 2)))
+
+
 def test_a_map_of_zeros_draws_nothing():
     each = map_of(np.zeros((7, 7)))
     assert colour_scale(each.values) == ColourScale(0.0, signed=False)

@@ -24,6 +24,7 @@ from hookscope.results.runs.reading import StoredRun, read_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Survey, dead_bound
+from tests.reporting.chromium import needs_chromium, until
 from tests.results.same import assert_same
 
 
@@ -135,6 +136,32 @@ def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path:
     assert texts["firing_positions"] == ["100%", ">99.9%", "<0.1%", "0%", "75.0%", "50.0%"]
     assert texts["mean"] == ["-0.3642", "0.7128", "1.001", "0", "1.000e-45", "-"]
     assert data["orders"]["dead"] == [3, 2, 5, 4, 1, 0]
+
+
+@needs_chromium
+@pytest.mark.exhaustive
+def test_channels_are_found_ordered_and_linked_to(open_html, survey: Survey, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    text = hookscope.report(survey, tmp_path / "page.html").read_text(encoding="utf-8")
+    page = open_html(text).page
+
+    def found() -> list[str]:
+        channels: list[str] = page.eval_on_selector_all(
+            "#found tbody tr:has(td:nth-child(2))", "rows => rows.map(row => row.innerText.split('\\t', 2).join(' '))"
+        )
+        return channels
+
+    assert len(found()) == 41
+    page.fill("#q", "4 3")
+    assert found() == ["3 4", "4 3"]  # numbers are those of a channel, or in the name of a layer
+    until(page, "location.hash === '#q=4%203'")
+    page.fill("#q", "")
+    page.select_option("#order", "dead")
+    assert found()[0] == "4 4"
+    page.check("#pictured")
+    assert len(found()) == 41 - sum(len(row.dead_channels) for row in survey)
+    until(page, "location.hash === '#order=dead&pictured=1'")
+    page = open_html(text, "#order=dead&q=4").page
+    assert (found()[0], page.input_value("#order")) == ("4 4", "dead")
 
 
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:

@@ -130,7 +130,6 @@ def document_html(
 
 
 def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
-    """Return links to the rows of heat maps and to the pictures, by their names."""
     links: dict[str, str] = {}
     for part in document.parts:
         if isinstance(part, HeatMaps | DetailedTable):
@@ -141,7 +140,6 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
 
 
 def _shown(part: Part, run: StoredRun[Any] | None, pictures: Mapping[str, str]) -> Any:
-    """Return what the template of a part draws."""
     if isinstance(part, Pictures):
         return _pictures(part, run, pictures)
     if isinstance(part, PhotographMaps):

@@ -116,11 +116,6 @@ class ShownColumn:
         """Of its cells."""
         return f"c-{self.name}{'' if self.column.words else ' number'}"
 
-    @property
-    def is_sorted(self) -> bool:
-        """Whether its values have an order."""
-        return bool(self.column.key)
-
 
 @dataclass(frozen=True, slots=True)
 class Strip:
@@ -300,7 +295,6 @@ def _crops_of(sheet: CropSheet, content: bytes) -> Iterator[str]:
 
 
 def _channel_columns(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
-    """Return the columns for people that have a text in some row, with their texts."""
     texts = [(column, [safe_text(column.cell(row)) for row in rows]) for column in columns if column.title]
     return [(column, cells) for column, cells in texts if not {*cells} <= {"", "-"}]
 

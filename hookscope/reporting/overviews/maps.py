@@ -192,7 +192,6 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _size(row: MapRow, side: int) -> tuple[int, int]:
-    """Return height and width at which the maps of a row are drawn."""
     height, width = row.maps[0].shape
     longest = max(height, width)
     return max(1, round(side * height / longest)), max(1, round(side * width / longest))

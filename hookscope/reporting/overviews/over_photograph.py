@@ -132,7 +132,6 @@ def map_pixels(placed_map: PlacedMap, photograph: Photograph) -> NDArray[np.uint
 
 
 def _outline(pixels: NDArray[np.uint8], region: Region) -> None:
-    """Frame what the network sees, if that is not all."""
     seen = seen_part(region)
     if seen != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         part = pixels[seen]

@@ -23,7 +23,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.history import History
-from hookscope.results.inputs import Region
+from hookscope.results.inputs import PICTURE_AXES, Region
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.directory import RUNS
 from hookscope.results.runs.record import RunRecord
@@ -39,6 +39,7 @@ _MAX_ARRAY_BYTES = 2**32
 MAX_PICTURE_BYTES = 128 * 2**20
 
 _MOST_SHOWN = 200  # characters of a name in a message
+_LONGEST_SIDE = 2**16  # cells of a map over a picture; the sides of JPEG files are shorter
 
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -124,17 +125,12 @@ def _nearest_runs(folder: Path) -> str:
 
 
 def _example(folder: Path) -> str:
-    newest = _newest_run(folder)
-    return f", such as '{newest}'" if newest else ""
-
-
-def _newest_run(folder: Path) -> Path | None:
-    """Return the latest run directly in a folder, if there is one."""
+    """Return the latest run directly in a folder as an example, if there is one."""
     try:
         runs = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
     except OSError:
-        return None
-    return max(runs, key=runs.__getitem__, default=None)
+        return ""
+    return f", such as '{max(runs, key=runs.__getitem__)}'" if runs else ""
 
 
 def read_run(folder: Path) -> StoredRun[Any]:
@@ -289,6 +285,7 @@ def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator
         sides = [*zip(heat_map.extent[:axes], heat_map.extent[axes:], strict=False)]
         is_area = len(heat_map.extent) == 2 * axes and all(_reaches_into(begin, end, 1) for begin, end in sides)
         fits = 1 <= axes <= 3 and heat_map.values.dtype == np.float32 and heat_map.values.size
+        fits = fits and (axes != PICTURE_AXES or max(heat_map.values.shape[-axes:]) <= _LONGEST_SIDE)
         if not (is_area and fits and _fits_itself(heat_map)):
             yield f"a map in its {ARRAYS} is not the one listed in {RESULT}"
 
@@ -362,7 +359,6 @@ def _are_channels(arrays: ChannelArrays) -> bool:
 
 
 def _with_names(survey: Survey) -> Survey:
-    """Return a survey whose channels know the names of inputs and classes."""
     names, classes = survey.names, tuple(survey.classes)
     rows = (replace(row, channels=replace(row.channels, names=names, classes=classes)) for row in survey.rows)
     return replace(survey, rows=tuple(rows))

@@ -51,10 +51,8 @@ function draw(figure, picture) {
     inner.drawImage(picture, ...from(channel), width, height, 0, 0, width, height);
     map.setAttribute("aria-label", `Channel ${channel} of ${count}`);
     chosen.hidden = false;
-    chosen.style.left = `${(channel % across) * pitchX}px`;
-    chosen.style.top = `${Math.floor(channel / across) * pitchY}px`;
-    chosen.style.width = `${width * scale}px`;
-    chosen.style.height = `${height * scale}px`;
+    const box = [(channel % across) * pitchX, Math.floor(channel / across) * pitchY, width * scale, height * scale];
+    ["left", "top", "width", "height"].forEach((side, at) => { chosen.style[side] = `${box[at]}px`; });
     figure.querySelector(".previous").disabled = channel === 0;
     figure.querySelector(".next").disabled = channel === count - 1;
   };

@@ -1,4 +1,3 @@
-const SVG = "http://www.w3.org/2000/svg";
 const [TOP, FOOT] = [10, 26]; // px of a plot, as in figures.py
 const heats = tables.filter((each) => each.table.classList.contains("strips"));
 for (const each of heats) {
@@ -52,13 +51,6 @@ for (const each of heats) {
 
 // --- charts in the page of a row
 
-function drawn(kind, attributes, text = "") {
-  const element = document.createElementNS(SVG, kind);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.textContent = text;
-  return element;
-}
-
 function chart(each, row) {
   const values = valuesOf(each, row.number);
   const fits = (value) => Number.isFinite(value) && (each.share || value > 0);
@@ -70,17 +62,11 @@ function chart(each, row) {
   const [left, right, width] = [plot.dataset.left, plot.dataset.right, plot.dataset.width].map(Number);
   const scaled = each.share ? (value) => value : Math.log10;
   let [low, high] = each.share ? [0, 1] : [Math.min(...known), Math.max(...known)];
-  const ends = known.length ? [low, high] : [];
+  const ends = known.length ? [...new Set([low, high])] : [];
   [low, high] = [scaled(low), scaled(high)];
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
   const x = (column) => left + ((right - left) * column) / Math.max(1, values.length - 1);
   const y = (value) => TOP + 6 + (1 - (scaled(value) - low) / (high - low)) * (height - FOOT - TOP - 18);
-  const back = [];
-  const texts = [];
-  for (const value of new Set(ends)) {
-    back.push(drawn("path", { class: "rule", d: `M${left - 4} ${y(value).toFixed(1)}H${width}` }));
-    texts.push(drawn("text", { x: -6, y: (y(value) + 4).toFixed(1), "text-anchor": "end" }, words(each, value)));
-  }
   let path = "";
   let joined = false;
   let marks = "";
@@ -94,16 +80,20 @@ function chart(each, row) {
       joined = false;
     }
   });
-  back.push(drawn("path", { class: "line", d: path }), drawn("path", { class: "mark", d: marks }));
+  const rules = ends.map((value) => `<path class="rule" d="M${left - 4} ${y(value).toFixed(1)}H${width}"/>`).join("");
+  const lines = `${rules}<path class="line" d="${path}"/><path class="mark" d="${marks}"/>`; // of numbers alone
+  plot.querySelector(".drawn").insertAdjacentHTML("afterbegin", lines);
   const first = each.names.length ? each.names[0] : `step ${each.steps[0][0].toLocaleString("en")}`;
   const last = each.names.length ? each.names.at(-1) : each.steps.at(-1)[1].toLocaleString("en");
   const most = innerWidth < 700 ? 20 : 50; // characters of a name
   const end = (name) => (name.length > most ? `…${name.slice(1 - most)}` : name);
-  texts.push(drawn("text", { x: 0, y: height - 8 }, end(first)));
-  texts.push(drawn("text", { x: "100%", y: height - 8, "text-anchor": "end" }, end(last)));
-  plot.prepend(...texts);
-  plot.querySelector(".drawn").prepend(...back);
-  plot.setAttribute("aria-label", known.length ? `${each.title} of ${row.part.name}, from ${words(each, Math.min(...known))} to ${words(each, Math.max(...known))}` : `${each.title} of ${row.part.name}: no number above 0`);
+  const texts = ends.map((value) => [-6, y(value) + 4, "end", words(each, value)]);
+  for (const [left, top, anchor, text] of [...texts, [0, height - 8, "start", end(first)], ["100%", height - 8, "end", end(last)]]) {
+    plot.insertAdjacentHTML("afterbegin", `<text x="${left}" y="${top}" text-anchor="${anchor}"></text>`);
+    plot.firstElementChild.textContent = text;
+  }
+  const range = known.length ? `, from ${words(each, Math.min(...known))} to ${words(each, Math.max(...known))}` : ": no number above 0";
+  plot.setAttribute("aria-label", `${each.title} of ${row.part.name}${range}`);
   const labels = each.steps.map((_, column) => {
     const item = document.createElement("i");
     item.textContent = `${columnWords(each, column)}: ${words(each, values[column])}`;
