@@ -31,6 +31,7 @@ class PickleSurvey:
     `imports` are the dotted names that it would import and no plain checkpoint needs, in order; `storages` the bytes
     that it claims for each storage, by key. It is `malformed` if it cannot be unpickled, or makes something as
     torch.save never does. `content` has stand-ins for what is not Python's own; it is None if it cannot be read.
+    `wrapper` is the class of a tensor that wraps others, such as a DTensor.
     """
 
     imports: tuple[str, ...]
@@ -39,6 +40,7 @@ class PickleSurvey:
     truncated: bool = False
     malformed: bool = False
     content: object = None
+    wrapper: str = ""
 
 
 def _any(*_: object) -> bool:
@@ -81,7 +83,15 @@ def survey_pickle(file: BinaryIO) -> PickleSurvey:
     for reference in unpickler.references:
         malformed |= not _note_storage(reference.identifier, storages)
     malformed |= len(imports) > _NAMES_LIMIT or not all(map(_is_written, unpickler.calls))
-    return PickleSurvey(imports, storages, unpickler.protocol, truncated, malformed, content)
+    wrapper = next(filter(None, map(_wrapper_class, unpickler.calls)), "")
+    return PickleSurvey(imports, storages, unpickler.protocol, truncated, malformed, content, wrapper)
+
+
+def _wrapper_class(call: StandIn) -> str:
+    match call.arguments:
+        case (Global(name="torch._utils._rebuild_wrapper_subclass"), Global(name=kind), *_):
+            return kind
+    return ""
 
 
 def _is_written(call: StandIn) -> bool:

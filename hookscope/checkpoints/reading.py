@@ -192,7 +192,12 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
             remedy += f", or skip what it names, which is never run, with {rules.option} {printable(refused[0], 80)}"
         raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
-        raise CheckpointError(f"{name} is damaged, or made to be misread; download it again.")
+        wraps = (
+            f"holds tensors of {printable(survey.wrapper, 80)}, which cannot be read without running code; save plain "
+            "tensors, as full_tensor() returns them for a DTensor"
+        )
+        damaged = "is damaged, or made to be misread; download it again"
+        raise CheckpointError(f"{name} {wraps if survey.wrapper else damaged}.")
     for key, claimed in survey.storages.items():
         if kind == "torch" and sizes.get(key) != claimed:
             there = f"has {sizes[key]} bytes" if key in sizes else "is not there"
