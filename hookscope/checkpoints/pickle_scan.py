@@ -31,6 +31,7 @@ class PickleSurvey:
     `imports` are the dotted names that it would import and no plain checkpoint needs, in order; `storages` the bytes
     that it claims for each storage, by key. It is `malformed` if it cannot be unpickled, or makes something as
     torch.save never does. `content` has stand-ins for what is not Python's own; it is None if it cannot be read.
+    `wrapper` is the class of a tensor that wraps others, such as a DTensor.
     """
 
     imports: tuple[str, ...]
@@ -39,25 +40,23 @@ class PickleSurvey:
     truncated: bool = False
     malformed: bool = False
     content: object = None
+    wrapper: str = ""
 
 
-def _any(*_: object) -> bool:
-    return True
-
-
-# What torch.save writes of all the calls that torch allows. Others could make tensors of memory that nothing was
-# written to, or take any memory or time: torch.FloatTensor(4), bytearray(2**33), slow codecs.
-_WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
-    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.complex"), _any),
-    **dict.fromkeys(("torch.Size", "torch.device", "torch.serialization._get_layout"), _any),
+# What torch.save writes of all the calls that torch allows, and what holds of the arguments, None for anything. Others
+# could make tensors of memory that nothing was written to, or take any memory or time: torch.FloatTensor(4),
+# bytearray(2**33), slow codecs.
+_WRITTEN_CALLS: dict[str, Callable[..., bool] | None] = {
+    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.set", "builtins.complex")),
+    **dict.fromkeys(("torch.Size", "torch.device", "torch.serialization._get_layout")),
     "builtins.bytearray": lambda *arguments: not any(isinstance(argument, int) for argument in arguments),
     "_codecs.encode": lambda *arguments: arguments[1:2] == ("latin1",),
     **dict.fromkeys(
         (f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")),
         lambda *arguments: bool(arguments) and isinstance(arguments[0], Reference),
     ),
-    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")), _any),
-    **dict.fromkeys((f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")), _any),
+    **dict.fromkeys(f"torch._utils._rebuild_{kind}" for kind in ("sparse_tensor", "meta_tensor_no_storage")),
+    **dict.fromkeys(f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")),
 }
 
 
@@ -81,7 +80,15 @@ def survey_pickle(file: BinaryIO) -> PickleSurvey:
     for reference in unpickler.references:
         malformed |= not _note_storage(reference.identifier, storages)
     malformed |= len(imports) > _NAMES_LIMIT or not all(map(_is_written, unpickler.calls))
-    return PickleSurvey(imports, storages, unpickler.protocol, truncated, malformed, content)
+    wrapper = next(filter(None, map(_wrapper_class, unpickler.calls)), "")
+    return PickleSurvey(imports, storages, unpickler.protocol, truncated, malformed, content, wrapper)
+
+
+def _wrapper_class(call: StandIn) -> str:
+    match call.arguments:
+        case (Global(name="torch._utils._rebuild_wrapper_subclass"), Global(name=kind), *_):
+            return kind
+    return ""
 
 
 def _is_written(call: StandIn) -> bool:
@@ -92,8 +99,10 @@ def _is_written(call: StandIn) -> bool:
         function, nested = (arguments[0], arguments[2]) if len(arguments) > 2 else (None, ())
         arguments = nested if isinstance(nested, tuple) else ()
         name = function.name if isinstance(function, Global) else ""
-    check = _WRITTEN_CALLS.get(name)
-    return name not in _get_allowed_globals() or (check is not None and check(*arguments))
+    if name not in _WRITTEN_CALLS:
+        return name not in _get_allowed_globals()
+    check = _WRITTEN_CALLS[name]
+    return check is None or check(*arguments)
 
 
 def _note_storage(identifier: object, storages: dict[str, int]) -> bool:

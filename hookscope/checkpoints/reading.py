@@ -125,10 +125,8 @@ def read_verified(
     with unchanged(kinds, name):
         scans = inspect_isolated(kinds, name, look, rules)
         for (path, kind), scan in zip(kinds.items(), scans, strict=True):
-            if scan.how == "runs code" and read_trusted is not None:
-                contents[path] = ScanResult(scan.how, content=read_trusted(path, kind))
-            else:
-                contents[path] = scan._replace(content=read_content(path, kind, scan.how))
+            run = read_trusted if scan.how == "runs code" else None
+            contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))
     return contents
 
 
@@ -192,7 +190,9 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
             remedy += f", or skip what it names, which is never run, with {rules.option} {printable(refused[0], 80)}"
         raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
-        raise CheckpointError(f"{name} is damaged, or made to be misread; download it again.")
+        damaged = "is damaged, or made to be misread; download it again"
+        wraps = f"holds tensors of {printable(survey.wrapper, 80)}, which only code can make; save plain tensors"
+        raise CheckpointError(f"{name} {wraps if survey.wrapper else damaged}.")
     for key, claimed in survey.storages.items():
         if kind == "torch" and sizes.get(key) != claimed:
             there = f"has {sizes[key]} bytes" if key in sizes else "is not there"
@@ -228,17 +228,11 @@ def _survey_legacy(file: BinaryIO, _: str) -> tuple[PickleSurvey, dict[str, int]
         surveys.append(survey_pickle(file))
     storages = {key: size for survey in surveys for key, size in survey.storages.items()}
     filled = surveys[-1].content  # torch fills these only, and leaves the others as their memory was
-    is_filled = (
-        isinstance(filled, list) and all(isinstance(key, str) for key in filled) and set(filled) >= set(storages)
-    )
-    survey = PickleSurvey(
-        tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports)),
-        storages,
-        max(survey.protocol for survey in surveys),
-        surveys[-1].truncated,
-        any(survey.malformed for survey in surveys) or not is_filled,
-    )
-    return survey, {}
+    is_named = isinstance(filled, list) and all(isinstance(key, str) for key in filled)
+    is_filled = isinstance(filled, list) and is_named and set(filled) >= set(storages)
+    imports = tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
+    protocol, malformed = max(survey.protocol for survey in surveys), any(survey.malformed for survey in surveys)
+    return PickleSurvey(imports, storages, protocol, surveys[-1].truncated, malformed or not is_filled), {}
 
 
 _SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str, int]]]] = {

@@ -22,11 +22,11 @@ from hookscope import options
 from hookscope.cli.check import check
 from hookscope.cli.console import report
 from hookscope.cli.doctor import doctor
-from hookscope.cli.list_commands import checkpoint, layers, models
 from hookscope.cli.options import with_options
-from hookscope.cli.report import report as report_command
 from hookscope.cli.run_commands import GradsCommand, activations, attention, attribute, diff, grads, history, survey
 from hookscope.cli.sections import SectionedCommand
+from hookscope.cli.small_commands import checkpoint, layers, models
+from hookscope.cli.small_commands import report as report_command
 from hookscope.cli.watch import WatchCommand, watch
 from hookscope.commands.watch.script import Script
 from hookscope.errors import (
@@ -44,11 +44,9 @@ from hookscope.errors import (
 from hookscope.text import printable
 
 # How often a thread of GNU OpenMP, torch's on Linux, looks for work before it lets go of its core. By default it does
-# so for about a millisecond at every step of a network: on busy cores, waiting threads keep those from running that
-# they wait for. Measured with two threads on two cores: beside two busy processes a forward pass of resnet18 takes
-# 2,100 ms by default, 56 ms with this number, 45 ms where no thread waits actively; on idle cores 15, 16 and 19 ms, of
-# efficientnet_b0 20, 20 and 37 ms. GNU OpenMP takes this number itself where it is asked for more threads than there
-# are cores.
+# so for about a millisecond, in which it keeps busy cores from the threads that it waits for. With two threads on two
+# cores, beside two busy processes, a forward pass of resnet18 takes 2,100 ms by default and 56 ms with this number; on
+# idle cores 15 and 16 ms.
 _SPINS = "1000"
 
 # Importing torch makes 340,000 objects that stay. After every 700 new ones Python would look for garbage among them,

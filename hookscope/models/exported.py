@@ -88,7 +88,7 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
         if shape and isinstance(shape[0], int) and shape[0] != 1:
             shown = ", ".join("any" if size is None else str(size) for size in shape)
             remarks = (*remarks, f"exported for inputs of shape ({shown}), so it takes batches of exactly {shape[0]}.")
-    sizes = () if shape is None else (shape[0] or 1, *shape[1:])
+    sizes = (1, *shape[1:]) if shape and shape[0] is None else shape or ()
     fixed = tuple(size for size in sizes if size is not None)
     loaded = _described(path, module, preprocessing, remarks)
     return replace(loaded, example_shape=fixed if fixed and len(fixed) == len(sizes) else None)

@@ -39,7 +39,7 @@ from hookscope.models.shards import shard_remark, trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
-from hookscope.options import Arguments, ModelOptions
+from hookscope.options import Arguments, ModelOptions, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
@@ -99,7 +99,7 @@ def _by_form(text: str) -> ModelSpec | None:
 
 
 def load_model(
-    model: str,
+    model: str | Path,
     *,
     weights: str = "auto",
     arch: str | None = None,
@@ -130,7 +130,10 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    ModelOptions(weights=weights, arch=arch)  # which refuses what is no text
+    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse what is no text and no seed
+    if not isinstance(model, str | Path):
+        raise UsageError(f"MODEL is of type {type(model).__name__}. Give the name of a network, or a file.")
+    model = str(model)
     spec = parse_model(model)
     if spec.form == "hugging face" and arch is not None:
         spec = replace(spec, form="weights")

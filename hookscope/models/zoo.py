@@ -144,34 +144,29 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
 
 
 def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions) -> nn.Module:
-    arguments, channels = options.arguments, options.input_channels
-    if chosen.checkpoint is None:
-        with _nothing_loaded():
-            return build_torchvision(name, arguments, chosen.enum, input_channels=channels)
-    if chosen.enum is None:
-        return _build_to_fit(name, chosen.checkpoint, arguments, channels)
-    # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read them:
-    # torchvision unpickles whatever the file holds.
-    with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: chosen.checkpoint.state):
-        return build_torchvision(name, arguments, chosen.enum)
-
-
-def _build_to_fit(
-    name: str, checkpoint: Checkpoint, arguments: Mapping[str, Any], input_channels: int | None
-) -> nn.Module:
-    """Build the network that `checkpoint` belongs to: as torchvision builds it untrained, or for its trained weights.
+    """Build the network that the weights belong to: as torchvision builds it untrained, or for its trained weights.
 
     The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
     """
-    module = build_torchvision(name, arguments, input_channels=input_channels)
-    if fits(module, checkpoint.state):
+    build = partial(build_torchvision, name, options.arguments, input_channels=options.input_channels)
+    if chosen.checkpoint is None:
+        with _nothing_loaded():
+            return build(chosen.enum)
+    state = chosen.checkpoint.state
+    if chosen.enum is not None:
+        # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read
+        # them: torchvision unpickles whatever the file holds.
+        with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: state):
+            return build(chosen.enum)
+    module = build()
+    if fits(module, state):
         return module
-    enums = [None] if input_channels else [None, *dict.fromkeys(torchvision.models.get_model_weights(name))]
-    for enum in enums:
+    trained = () if options.input_channels else torchvision.models.get_model_weights(name)
+    for enum in (None, *dict.fromkeys(trained)):
         with suppress(HookscopeError), _nothing_loaded():
-            trained = build_torchvision(name, arguments, enum, input_channels=input_channels, on_trained_backbone=True)
-            if fits(trained, checkpoint.state):
-                return trained
+            other = build(enum, on_trained_backbone=True)
+            if fits(other, state):
+                return other
     return module
 
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.cli.conftest import Run
 from tests.docs.test_schemas import check, check_run
+from tests.models import distributed
 
 
 def weights(at: int) -> dict[str, torch.Tensor]:
@@ -53,6 +54,14 @@ def test_indices_of_shards_are_files_as_well(run: Run) -> None:
         Path(f"{at}.safetensors.index.json").write_text(json.dumps({"weight_map": listed}), encoding="utf-8")
     document = json.loads(run("history", "1.safetensors.index.json", "2.safetensors.index.json", "--json").stdout)
     assert [file["label"] for file in document["files"]] == ["1.safetensors.index.json", "2.safetensors.index.json"]
+
+
+def test_folders_that_are_checkpoints_are_files_as_well(run: Run) -> None:
+    for at in (1, 2):
+        distributed.save(weights(at), Path(f"step_{at}"))
+    document = json.loads(run("history", "step_1", "step_2", "--json").stdout)
+    assert [file["label"] for file in document["files"]] == ["step_1", "step_2"]
+    assert "'step_1' is one: name more" in run("history", "step_1").stderr
 
 
 def test_an_error_of_every_file_is_printed_once(run: Run, tmp_path: Path) -> None:

@@ -95,6 +95,19 @@ def test_what_cannot_be_loaded_says_why(
         load_model(model, **options)
 
 
+def test_a_path_is_a_model_and_other_objects_are_none(tmp_path: Path) -> None:
+    network = nn.Linear(2, 2)
+    torch.save(network.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Linear(2, 2)\n", "utf-8")
+    loaded = load_model(tmp_path / "model.pt", arch=f"{tmp_path / 'net.py'}:build")
+    assert torch.equal(loaded.module.weight, network.weight)
+    for other in (3, None, b"model.pt", ["model.pt"]):
+        with pytest.raises(UsageError, match=rf"^MODEL is of type {type(other).__name__}\. Give the name of a network"):
+            load_model(other)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--seed takes a whole number"):
+        load_model("resnet18", seed="x")  # type: ignore[arg-type]
+
+
 SMALL = "squeezenet1_1"
 
 

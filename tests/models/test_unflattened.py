@@ -105,6 +105,16 @@ def test_preprocessing_follows_the_exported_shape(
         assert preprocessing.frames == 4
 
 
+@pytest.mark.parametrize(("shape", "example"), [((), None), ((0, 3), (0, 3)), ((2, 3), (2, 3))])
+def test_a_number_and_an_empty_batch_are_inputs_too(
+    tmp_path: Path, shape: tuple[int, ...], example: tuple[int, ...] | None
+) -> None:
+    torch.export.save(torch.export.export(nn.Sequential(nn.ReLU()), (torch.ones(shape),)), tmp_path / "net.pt2")
+    loaded = load_exported_program(tmp_path / "net.pt2", 0)
+    assert loaded.example_shape == example
+    assert torch.equal(loaded.module(-torch.ones(shape)), torch.zeros(shape))
+
+
 def test_another_batch_size_is_the_models_error_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

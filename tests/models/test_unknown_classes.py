@@ -234,6 +234,28 @@ def test_objects_in_objects_without_end_end_in_one_sentence_or_are_skipped(tmp_p
         read_checkpoint(path)
 
 
+class Wrapper(Tensor):
+    """A tensor that has another one, as a DTensor has: torch saves its class and its attributes."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path) -> None:
+    torch.save({"weight": Wrapper(torch.ones(2))}, tmp_path / "model.pt")
+    for read in (read_checkpoint, list_contents):
+        with pytest.raises(CheckpointError, match=r"holds tensors of tests\.\S+\.Wrapper, which only"):
+            read(tmp_path / "model.pt")
+
+
 @pytest.mark.timeout(60)
 def test_what_skipped_objects_share_is_counted_once(tmp_path: Path) -> None:
     # Going through the shared list for each of the objects would take 2^32 steps.
