@@ -44,7 +44,7 @@ class PairedOutput(NamedTuple):
     Attributes:
         call: (layer, call) in A.
         place: Its place in its own network.
-        slots: Paths of the tensors that the call returns, if there are several.
+        slots: Paths of the tensors that the call returns.
         channel_axis: The axis of the tensor that counts channels; None if none does.
         grids: In A, the spatial sizes of maps up to here, latest last.
         inputs: Of the call, with their paths; of a call that overwrote its first input, that one alone.
@@ -238,7 +238,7 @@ class HookedNetwork:
                 () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
             )
             value = version_of(tensor)
-            observer.observe(PairedOutput(partner, (*place, index), call.slots, value, axis, grids, inputs))
+            observer.observe(PairedOutput(partner, (*place, index), call.slots or [slot], value, axis, grids, inputs))
         return index
 
     def _next(self, counted: object) -> int:

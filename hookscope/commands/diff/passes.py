@@ -197,7 +197,7 @@ class Passes:
     def _partner(self, b: PairedOutput) -> Key:
         """Return the place in A of the output that belongs to one of B."""
         which: int | None = b.place[2]
-        if len(b.slots) > 1:
+        if b.slots[0]:  # "" for the only tensor
             slots = [form.slot for place, form in self.networks[A].output_forms.items() if place[:2] == b.call]
             which = matching_names(slots, b.slots)[b.place[2]]
         return (*b.call, -1 if which is None else which)

@@ -153,5 +153,13 @@ def test_tensors_of_the_same_name_are_compared_whatever_their_order(names: Seque
     assert result.unmatched == ()
 
 
+def test_a_layer_that_returns_one_of_several_tensors_is_compared_by_its_name() -> None:
+    result = hookscope.diff(Ordered("aux", "logits").head, Ordered("logits").head, torch.randn(4, 5), layer=["*"])
+    assert {row.label: row.relative_l2 for row in result.rows if not row.layer} == {"(model)['logits']": 0.0}
+    assert [(row.label, row.reason) for row in result.unmatched if not row.label.startswith("aux")] == [
+        ("(model)['aux']", "B returns fewer tensors there")
+    ]
+
+
 def _of_logits(output: dict[str, Tensor]) -> Tensor:
     return output["logits"].square().sum() + output["sum"].sum()
