@@ -52,7 +52,7 @@ _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 # Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
 _UNCROPPED_SIDE = 384
 
-_COUNTS_LAYERS = re.compile(r"layer|depth")
+_COUNTS_LAYERS = re.compile(r"(layers?|depths?)\Z")  # "num_hidden_layers", but not "layer_list_out_channels"
 _MOST_LAYERS = 1000  # ours: published networks have a few hundred; a million take hours to build
 
 

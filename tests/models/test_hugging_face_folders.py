@@ -185,6 +185,7 @@ def _kernels(folder: Path) -> None:
 HARMLESS: dict[str, Callable[[Path], Any]] = {
     "kernels": _kernels,
     "a name elsewhere": lambda folder: change(folder, _name_or_path="someone/else"),
+    "channels of layers": lambda folder: change(folder, layer_list_out_channels=[2048], depthwise_channels=4096),
     "no class": lambda folder: change(folder, architectures=None),
 }
 REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
