@@ -141,6 +141,13 @@ def test_without_an_image_processor_pictures_have_the_size_of_the_configuration(
     assert loaded.preprocessing.crop == (height, width)
 
 
+def test_a_configuration_of_pictures_without_end_is_refused(tmp_path: Path) -> None:
+    write("ResNet", tmp_path / "network")
+    change(tmp_path / "network", image_size=10**9)
+    with pytest.raises(CheckpointError, match=r"has settings of pictures in its config\.json that are not transformers'"):
+        load_model(str(tmp_path / "network"))
+
+
 @pytest.mark.exhaustive
 def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path) -> None:
     size = {"shortest_edge": 64, "longest_edge": 90}
