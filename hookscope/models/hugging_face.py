@@ -52,7 +52,7 @@ _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 # Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
 _UNCROPPED_SIDE = 384
 
-_COUNTS_LAYERS = re.compile(r"layer|depth")
+_COUNTS_LAYERS = re.compile(r"(layers?|depths?)\Z")  # "num_hidden_layers", but not "layer_list_out_channels"
 _MOST_LAYERS = 1000  # ours: published networks have a few hundred; a million take hours to build
 
 
@@ -233,8 +233,8 @@ def _preprocessing(
             return _described(held, channels, name)
         side = _sides(getattr(config, "image_size", None))
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-        settings = "settings of an image processor" if held else f"an image_size in its {CONFIG}"
-        raise CheckpointError(f"{name} has {settings} that {'are' if held else 'is'} not transformers'.") from error
+        where = "an image processor" if held else f"pictures in its {CONFIG}"
+        raise CheckpointError(f"{name} has settings of {where} that are not transformers'.") from error
     if side is None:
         return default_preprocessing(module), ()
     return with_channels(Preprocessing(resize=side, crop=side, source=f"{CONFIG} of {name}"), channels), ()

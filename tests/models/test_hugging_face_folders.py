@@ -119,7 +119,7 @@ def test_pictures_are_prepared_as_by_the_image_processor(vit: Path, name: str) -
     processor = PROCESSORS[name]()
     processor.save_pretrained(vit)
     preprocessing = load_model(str(vit)).preprocessing
-    [batch] = load_batches([str(CAT)], preprocessing, 1)
+    [batch] = load_batches([CAT], preprocessing, 1)
     expected = processor(Image.open(CAT), return_tensors="pt")["pixel_values"]
     (actual,) = batch.args
     assert actual.shape == expected.shape
@@ -139,6 +139,13 @@ def test_without_an_image_processor_pictures_have_the_size_of_the_configuration(
     height, width = (size, size) if isinstance(size, int) else size
     assert example_shape(loaded.module, loaded.preprocessing) == (1, channels, height, width)
     assert loaded.preprocessing.crop == (height, width)
+
+
+def test_a_configuration_of_pictures_without_end_is_refused(tmp_path: Path) -> None:
+    write("ResNet", tmp_path / "network")
+    change(tmp_path / "network", image_size=10**9)
+    with pytest.raises(CheckpointError, match=r"settings of pictures in its config\.json that are not"):
+        load_model(str(tmp_path / "network"))
 
 
 @pytest.mark.exhaustive
@@ -185,6 +192,7 @@ def _kernels(folder: Path) -> None:
 HARMLESS: dict[str, Callable[[Path], Any]] = {
     "kernels": _kernels,
     "a name elsewhere": lambda folder: change(folder, _name_or_path="someone/else"),
+    "channels of layers": lambda folder: change(folder, layer_list_out_channels=[2048], depthwise_channels=4096),
     "no class": lambda folder: change(folder, architectures=None),
 }
 REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
