@@ -325,10 +325,10 @@ class _Judging:
     def _silencing(self, rule: Rule, cause: str) -> str:
         """Return which finding silences a rule, in a sentence; "" if none does."""
         if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
-            found = self.outcomes["non-finite-activation"]
+            origin = self.outcomes["non-finite-activation"]
             # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After
             # a warning, which may be about a mask, gradients are judged all the same.
-            if found.status == "fail" or (found.findings and rule.needs != "gradients"):
+            if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
                 maker = "an output has" if self.measured.origin is None else "a module makes"
                 return f"{maker} NaN or Inf, which causes the rest"
         is_reported = cause and self.outcomes[cause].findings

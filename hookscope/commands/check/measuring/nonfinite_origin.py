@@ -188,7 +188,7 @@ class _Search:
             self._stack.append((layer, _FINITE))
         if counts.broken and self.origin is None and layer:
             around = self._around(layer)
-            if not next((given for name, given in reversed(self._stack) if name == around), _FINITE).broken:
+            if not next((incoming for name, incoming in reversed(self._stack) if name == around), _FINITE).broken:
                 self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)
