@@ -27,7 +27,7 @@ from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import safe_text, some_of, strict_json
 
-FORMAT = 4
+FORMAT = 5
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -68,6 +68,7 @@ class Sidecar:
         arrays_sha256: Digest of the arrays.
         features_sha256: Digest of the features; "" without them.
         feature_shapes: Of the features, by label.
+        left_out: Digests of the files that could not be measured, by name; "" for those that cannot be read.
     """
 
     format: int
@@ -77,6 +78,7 @@ class Sidecar:
     features_sha256: str
     feature_shapes: Mapping[str, tuple[int, ...]]
     inputs: tuple[MeasuredInput, ...]
+    left_out: Mapping[str, str]
 
     def stale(self, files: ChunkFiles, signature: Mapping[str, str]) -> str:
         """Return why the chunk cannot be used for a survey of this signature; "" if it can."""
@@ -93,7 +95,9 @@ class Sidecar:
         return ""
 
 
-def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str]) -> None:
+def write_chunk(
+    files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], left_out: Mapping[str, str]
+) -> None:
     """Write a chunk: what lies there of the same number is no chunk from the first moment on.
 
     Raises:
@@ -109,10 +113,10 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
         with whole_file(files.arrays) as file:
             file.write(content)
         if chunk.features is not None:
-            shapes = chunk.features.write(files.features, [row.row.label for row in chunk.rows])
+            shapes = chunk.features.write(files.features, [row.row.label for row in chunk.rows if not row.repeats])
             features = digest_of(files.features)
         digest = hashlib.sha256(content).hexdigest()
-        sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs))
+        sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), left_out)
         with whole_file(files.sidecar) as file:
             file.write(strict_json({**json_form(sidecar), **document}).encode())
     except OSError as error:

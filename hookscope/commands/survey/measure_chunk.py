@@ -67,11 +67,13 @@ class ChunkRow:
         row: Without statistics, but for the shape and why it was not measured.
         reduction: Of all values, in bins; without channels.
         totals: Of its channels; None without them.
+        repeats: The label of the row that it repeats in this chunk; "" for none.
     """
 
     row: LayerRow
     reduction: Reduction
     totals: ChannelTotals | None
+    repeats: str
 
 
 @dataclass(slots=True)
@@ -255,10 +257,15 @@ def measure_chunk(
         warnings = (*warnings, NONFINITE_OUTPUT + where)
     if judge is not None and judge.reason:
         notes = (*notes, f"Whether inputs are classified right is not known. {judge.reason}")
+    folded = {row.label: row for row in fold_repeats(run).rows}
+    repeats = {label: row.label for row in folded.values() for label in row.duplicates}
     return MeasuredChunk(
         inputs=recorder.inputs,
         place_count=max([len(inputs.files), *(record.number + 1 for record in recorder.inputs)]),
-        rows=[_chunk_row(row, recorder.totals.get(row.label)) for row in fold_repeats(run).rows],
+        rows=[
+            _chunk_row(folded.get(row.label, row), recorder.totals.get(row.label), repeats.get(row.label, ""))
+            for row in run.rows
+        ],
         unusable=unusable,
         uncalled=run.uncalled,
         warnings=warnings,
@@ -278,11 +285,12 @@ def _advising_files(error: ForwardError) -> ForwardError:
     return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
 
 
-def _chunk_row(row: LayerRow, totals: ChannelTotals | None) -> ChunkRow:
+def _chunk_row(row: LayerRow, totals: ChannelTotals | None, repeats: str) -> ChunkRow:
     statistics = row.activation
     described = TensorStatistics(statistics.shape, statistics.dtype, 0, unmeasured=statistics.unmeasured)
     is_known = totals is not None and totals.is_of_one_size
-    return ChunkRow(replace(row, activation=described), _reduction_of(statistics), totals if is_known else None)
+    row = replace(row, activation=described, duplicates=())
+    return ChunkRow(row, _reduction_of(statistics), totals if is_known else None, repeats)
 
 
 def _reduction_of(statistics: TensorStatistics) -> Reduction:

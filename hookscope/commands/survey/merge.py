@@ -99,11 +99,11 @@ class Merging:
             input_count = row.totals.input_count if row.totals.is_by_input else input_count  # that passed the layer
         merged = self.rows.get(row.row.label)
         if merged is None:
-            merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
+            merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals, row.repeats)
         else:
-            labels = dict.fromkeys((*merged.row.duplicates, *row.row.duplicates))
             flags = dict.fromkeys((*merged.row.flags, *row.row.flags))
-            merged.row = replace(merged.row, duplicates=tuple(labels), flags=tuple(flags))
+            merged.row = replace(merged.row, flags=tuple(flags))
+            merged.repeats = merged.repeats if merged.repeats == row.repeats else ""
             merged.reduction = merge(merged.reduction, row.reduction)
             merged.totals = _merged_totals(merged.totals, row.totals)
         merged.shapes.add(input_count, row.reduction.shape)
@@ -120,6 +120,7 @@ class Merging:
         if not self.input_count:
             first = self.unusable[0].message if self.unusable else "there are none"
             raise ModelError(f"None of the inputs could be measured: {first}")
+        self._fold()
         plan = self.plan
         names = self._names()
         summaries = summarise([row.reduction for row in self.rows.values()])
@@ -164,6 +165,14 @@ class Merging:
             names=names,
             pictures=partial(input_pictures, plan.preprocessing, source),
         )
+
+    def _fold(self) -> None:
+        """Leave out the rows that repeat the same other one in all chunks, and name them in that."""
+        for label, merged in [*self.rows.items()]:
+            stays = self.rows.get(merged.repeats)
+            if stays is not None and stays.reduction.element_count == merged.reduction.element_count:
+                stays.row = replace(stays.row, duplicates=(*stays.row.duplicates, label))
+                del self.rows[label]
 
     def _remarks(self) -> Iterator[str]:
         apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]

@@ -25,14 +25,14 @@ from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
-from hookscope.commands.survey.measure_chunk import ChannelRecorder, measure_chunk
+from hookscope.commands.survey.measure_chunk import ChannelRecorder, MeasuredInput, measure_chunk
 from hookscope.commands.survey.merge import Merging
 from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
-from hookscope.inputs.clips import Clip, Source, digest_of
+from hookscope.inputs.clips import Clip, digest_of
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled, or_several
 from hookscope.inputs.named import named_batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -298,21 +298,27 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 
 def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
-    """Tell whether files that were measured are there as they were."""
-    recorded = {record.name.rpartition("[")[0]: record.sha256 for record in sidecar.inputs}  # of several in a file
-    recorded |= {record.name: record.sha256 for record in sidecar.inputs}
+    """Tell whether files are there as they were, those too that were left out; the signature has pictures in memory."""
+    recorded = {**_digests(sidecar.inputs), **sidecar.left_out}
+    return all(recorded.get(name) == _digest(file) for name, file in _by_name(part).items())
+
+
+def _by_name(part: InputPipeline) -> dict[str, Clip | Path]:
+    files = [file for file in part.files if not isinstance(file, Image)]
+    return {plain(str(file.folder if isinstance(file, Clip) else file)): file for file in files}
+
+
+def _digests(inputs: Sequence[MeasuredInput]) -> dict[str, str | None]:
+    """Return the digests of files by name, those of several inputs in a file by its name, too."""
+    whole = {plain(record.name): record.sha256 for record in inputs}
+    return {name.rpartition("[")[0]: digest for name, digest in whole.items()} | whole
+
+
+def _digest(file: Clip | Path) -> str:
     try:
-        return all(_is_same(file, recorded) for file in part.files)
+        return digest_of(file)
     except OSError:
-        return False
-
-
-def _is_same(file: Source, recorded: Mapping[str, str | None]) -> bool:
-    """Tell whether a file has the digest that was recorded; what was unusable has none."""
-    if isinstance(file, Image):  # the signature has its pixels
-        return True
-    path = file.folder if isinstance(file, Clip) else file
-    return recorded.get(plain(str(path))) in (None, digest_of(file))
+        return ""
 
 
 def _measure(work: _Work, index: int) -> None:
@@ -336,7 +342,9 @@ def _measure(work: _Work, index: int) -> None:
         on_batch=lambda finished: work.progress(before + finished),
     )
     work.is_begun = True
-    write_chunk(work.folder.files(index), chunk, work.signature(index))
+    measured = _digests(chunk.inputs)
+    left_out = {name: _digest(file) for name, file in _by_name(work.parts[index]).items() if name not in measured}
+    write_chunk(work.folder.files(index), chunk, work.signature(index), left_out)
 
 
 def _recorder(work: _Work) -> ChannelRecorder:

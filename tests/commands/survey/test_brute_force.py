@@ -281,6 +281,18 @@ def test_a_place_is_known_in_each_of_two_rows_that_share_some_tensors() -> None:
     assert [(top.value, top.position) for (top,) in survey["0.inner"].channels[0].halves] == [(10, (0, 0))] * 2
 
 
+@pytest.mark.parametrize("chunk_size", [1, 2, 4])
+def test_a_row_that_repeats_another_in_some_chunks_alone_has_all_of_its_inputs(chunk_size: int) -> None:
+    inputs = torch.zeros(4, 1, 4, 4)
+    inputs[:2] = 10
+    network, names = nn.Sequential(nn.Sequential(Passes())), ("name:0", "name:0.0", "name:0.0.inner")
+    survey = hookscope.survey(network, inputs, batch_size=1, chunk_size=chunk_size, layer=names)
+    rows = {row.label: (row.activation.shape, row.activation.mean, row.duplicates) for row in survey}
+    shape = (4, 1, 4, 4)
+    ends = (shape, -2.5, ())  # -5 for two, 0 for two
+    assert rows == {"0.0.inner": (shape, 5, ()), "0.0": ends, "0": ends}
+
+
 def test_places_are_told_of_batches_with_any_number_of_channels() -> None:
     values = torch.rand(2, 3000, 2)
     rows = reduce_channels(values, 1, np.full(3, np.inf))  # of an earlier batch with three channels

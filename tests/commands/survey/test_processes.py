@@ -174,6 +174,18 @@ def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path
     assert resumed.warnings[-1] == "Chunk 0 was measured again: its inputs have changed."
 
 
+def test_a_file_that_can_be_read_by_now_is_measured(data: Path, tmp_path: Path) -> None:
+    good = (data / "a" / "2.npy").read_bytes()
+    (data / "b" / "3.npy").write_bytes(bytes(len(good)))  # a download that had only reserved its place
+    usual: dict[str, Any] = {"by_class": True, **SIZE, "chunks": tmp_path / "c"}
+    first = hookscope.survey(network(), data, **usual)
+    again = hookscope.survey(network(), data, **usual, resume=True)
+    (data / "b" / "3.npy").write_bytes(good)
+    last = hookscope.survey(network(), data, **usual, resume=True)
+    counts = [(made.input_count, made.resumed_count) for made in (first, again, last) if made is not None]
+    assert counts == [(49, 0), (49, 7), (50, 6)]
+
+
 def test_finished_chunks_are_not_lost_by_a_run_without_resume(data: Path, tmp_path: Path) -> None:
     hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c", shard="1/2")
     with pytest.raises(OutputError, match=r"holds 4 finished chunks of an unfinished survey\. Go on with `resume`"):
