@@ -46,12 +46,15 @@ def report(
     from hookscope.commands.watch.save import save_training_overview
     from hookscope.commands.watch.training_log import is_training, read_training
     from hookscope.reporting.html.document import document_html
+    from hookscope.results.renderers import RunResult
     from hookscope.results.runs.directory import followed
     from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
     from hookscope.results.training import TrainingLog
 
     if not isinstance(run, str | Path):
+        if not isinstance(run, RunResult | TrainingLog):
+            raise UsageError(f"There is no page of type {type(run).__name__}: give a run directory, or a run's result.")
         if out is None:
             raise UsageError("The page of a result needs a file name: give out.")
         if isinstance(run, TrainingLog):

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hookscope
+from hookscope.errors import UsageError
 from hookscope.results.runs.reports import MARK
 from tests.cli.conftest import CAT, Run
 from tests.reporting.stored import drawn, maps, row, write_run
@@ -99,6 +102,12 @@ def test_a_spoiled_run_ends_in_one_line_and_leaves_no_report(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("value", [3, None, ["runs/a"]])
+def test_what_has_no_page_is_refused_in_a_line(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"There is no page of type \w+: give a run directory, or a run's result\."):
+        hookscope.report(value, tmp_path / "page.html")
+
+
 def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:
     checked = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"

@@ -132,6 +132,7 @@ def run_attention(
     _check_seen(gathered, unseen, wanted, inspected)
     rows = tuple(_rows(gathered, arrangement)) if option.numbers else ()
     device, dtype = inspected.placed
+    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))  # of weights whose shapes differ
     settings = {
         "block": [*map(str, blocks)],
         "head": [*wanted.heads],
@@ -156,7 +157,7 @@ def run_attention(
         dtype=dtype,
         timings={"load": session.load_seconds, "forward": seconds},
         provenance=provenance_of(session, (), settings),
-        tensors=collector.joined(_labels_of_tensors(gathered)),
+        tensors=collector.joined({f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}),
     )
 
 
@@ -187,12 +188,6 @@ def _check_seen(
             f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
             f"mean, the x,y of a pixel, or another {arg('block')}."
         )
-
-
-def _labels_of_tensors(gathered: _Gathered) -> set[str]:
-    """Return the labels that weights of blocks may have, with "@INDEX" at the end where shapes differ."""
-    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))
-    return {f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}
 
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:

@@ -122,26 +122,23 @@ def given_layers(
 
 @dataclass(slots=True, kw_only=True)
 class MapLayers:
-    """How layers are looked at in a run; its hooks are on until `close`.
+    """How layers are looked at in a run.
 
     Attributes:
         given: Layers that the user gave; None to choose one.
+        hooks: Those on the layers.
         chosen: Layers that were chosen so far, with the reason.
         notes: Sentences about layers that were left out.
     """
 
     passes: ForwardBackward
     given: GivenLayers | None
+    hooks: ExitStack
     chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
     _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: Capture[None] | None = None
-    _hooks: ExitStack = field(default_factory=ExitStack)
-
-    def close(self) -> None:
-        """Take the hooks off."""
-        self._hooks.close()
 
     def run(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         """Return the targets of a batch, and the layers with their gradients.
@@ -198,8 +195,8 @@ class MapLayers:
         passes.state.rewind()
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
-        self._hooks.close()
-        self._captured = self._hooks.enter_context(self.passes.watch(layers, operations))
+        self.hooks.close()
+        self._captured = self.hooks.enter_context(self.passes.watch(layers, operations))
         self.passes.state.mark_hooks()
         return self._captured
 
@@ -330,7 +327,7 @@ class MapLayers:
 
     def _nearest(self, batch: Batch, layer: str) -> str:
         choice: MapLayer | None = None
-        self._hooks.close()
+        self.hooks.close()
         try:
             for before in (layer, None):
                 self.passes.state.rewind()

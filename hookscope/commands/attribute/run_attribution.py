@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -137,13 +137,14 @@ def run_attribution(
         preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
         frozen(inspected.modules),  # a graph from the first layer on would triple the time of a map
         capture(inspected.network, inspected.modules if option.method in CAMS else {}, outputs.observe) as capturing,
+        ExitStack() as hooks,
     ):
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
-        with closing(MapLayers(passes=passes, given=resolved)) as map_layers:
-            explain_batch = partial(_explain, queue=queue, map_layers=map_layers, gathered=gathered)
-            run_model(queue, state, explain_batch, gathered.records, finished)
+        map_layers = MapLayers(passes=passes, given=resolved, hooks=hooks)
+        explain_batch = partial(_explain, queue=queue, map_layers=map_layers, gathered=gathered)
+        run_model(queue, state, explain_batch, gathered.records, finished)
     if not gathered.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
