@@ -65,6 +65,8 @@ def parameter_channel_axis(owner: nn.Module | str, parameter: Tensor) -> int | N
     """Return which axis of a parameter, or of its gradient, counts output channels; None where none does."""
     if isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) and parameter.dim() > 1:
         return 1 if owner.groups == 1 else None  # axis 1 counts those of a single group
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        return 1  # axis 0 counts words
     return 0 if parameter.dim() else None
 
 

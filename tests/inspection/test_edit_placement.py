@@ -83,6 +83,10 @@ def test_channels_of_a_weight_are_output_channels_or_refused() -> None:
         changed = (run.tensors["(model)"] != layer(x)).any(dim=3).any(dim=2)[0]
         assert changed.tolist() == [False, True, False, False, False, False]
         assert torch.equal(run.tensors["(model)"][0, 1], layer.bias[1].expand(2, 2))
+    words = nn.Embedding(5, 3)
+    run = hookscope.activations(words, torch.arange(5)[None], edit=edit, save_tensors=True)
+    assert run.tensors is not None
+    assert torch.equal(run.tensors["(model)"][0], words.weight * torch.tensor([1.0, 0.0, 1.0]))
     # (4, 6 / 2, 1, 1): axis 1 counts the channels of one group, so the weights of channel 1 are also those of 4.
     with pytest.raises(UsageError, match=r"names channel 1, but a tensor of shape 4x3x1x1 has no axis that counts its"):
         hookscope.activations(nn.ConvTranspose2d(4, 6, 1, groups=2), x, edit=edit)

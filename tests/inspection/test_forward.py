@@ -80,9 +80,9 @@ def test_flags_say_what_a_reader_should_know() -> None:
 
 
 @pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
-def test_a_tensor_without_inputs_is_refused(run: Any) -> None:
+def test_arguments_without_inputs_are_refused(run: Any) -> None:
     with pytest.raises(UsageError, match=r"^A tensor of shape 0x2 holds no input: axis 0 counts the inputs\.$"):
-        run(nn.Sequential(nn.Linear(2, 3)), torch.zeros(0, 2))
+        run(nn.Sequential(nn.Linear(2, 3)), (torch.zeros(0, 2),))
 
 
 def test_grids_are_kept_for_the_first_inputs_only() -> None:
