@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from tempfile import gettempdir
 from typing import Any
@@ -45,12 +46,18 @@ class SavedTensors(Mapping[str, Tensor]):
 
     def __reduce__(self) -> Any:
         """Copy and pickle with a spool of its own."""
-        return _spooled_anew, (dict(self),)
+        held = {
+            label: (spooled, b"".join(self.spool.chunks(spooled.pieces))) for label, spooled in self.spooled.items()
+        }
+        return _spooled_anew, (held,)
 
 
-def _spooled_anew(tensors: Mapping[str, Tensor]) -> SavedTensors:
+def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
     spool = TensorSpool()
-    return SavedTensors(spool, {label: spool_tensor(spool, tensor) for label, tensor in tensors.items()})
+    placed = {
+        label: replace(spooled, pieces=(spool.append(memoryview(data)),)) for label, (spooled, data) in held.items()
+    }
+    return SavedTensors(spool, placed)
 
 
 def spool_tensor(spool: TensorSpool, tensor: Tensor) -> SpooledTensor:
