@@ -364,7 +364,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _last_step(descriptor: int, folder: Path, *, resume: bool) -> int:
     """Return the last step that a file holds, 0 for an empty one; an unfinished last line is cut off."""
-    with open(descriptor, "rb", closefd=False) as file:
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
         head = file.readline(2**16)
         start = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         tail = file.read()
