@@ -3,11 +3,6 @@
 
 #include "native.h"
 
-#define WIDTH 8
-typedef double wide __attribute__((vector_size(8 * WIDTH)));
-typedef i64 places __attribute__((vector_size(8 * WIDTH)));
-typedef float narrow __attribute__((vector_size(4 * WIDTH)));
-
 /* As `_Channels` in library.py. Results are (inputs, channels). */
 typedef struct {
     const float *values;
@@ -22,19 +17,7 @@ typedef struct {
     i64 rare;               /* set where a value is not finite: results then mean nothing */
 } Channels;
 
-INLINE wide widened(const float *values) {
-    narrow loaded;
-    __builtin_memcpy(&loaded, values, sizeof loaded);
-    return __builtin_convertvector(loaded, wide);
-}
-
 INLINE wide choose(places mask, wide yes, wide no) { return (wide)((mask & (places)yes) | (~mask & (places)no)); }
-
-INLINE double total(wide sums) {
-    double sum = 0;
-    for (int lane = 0; lane < WIDTH; lane++) sum += sums[lane];
-    return sum;
-}
 
 /* Make sums and sums of squares of a channel its mean and deviations. */
 INLINE void finish(Channels *job, const float *values, i64 step, i64 result) {
@@ -100,14 +83,6 @@ INLINE void reduce_row(Channels *job, const float *values, i64 result, int is_wa
     }
 }
 
-INLINE wide loaded(const double *from) {
-    wide found;
-    __builtin_memcpy(&found, from, sizeof found);
-    return found;
-}
-
-INLINE void store(double *to, wide values) { __builtin_memcpy(to, &values, sizeof values); }
-
 /* Reduce the channels of an input whose values at one position lie beside each other. */
 INLINE void reduce_positions(Channels *job, const float *values, i64 first) {
     i64 channels = job->channels;
@@ -169,15 +144,8 @@ INLINE void reduce_share(Channels *job) {
 #define VARIANT(name, target)                                                                                          \
     target static void share_##name(void *job) { reduce_share((Channels *)job); }                                      \
     target EXPORT i32 reduce_channels_##name(Channels *job) {                                                          \
-        if (job->runtime && job->threads > 1)                                                                          \
-            job->runtime->run(share_##name, job, (unsigned)job->threads, 0);                                           \
-        else                                                                                                           \
-            reduce_share(job);                                                                                         \
+        over(job->runtime, job->threads, share_##name, job);                                                           \
         return !job->rare;                                                                                             \
     }
 
-VARIANT(default, )
-#if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
-#endif
+VARIANTS

@@ -2,11 +2,6 @@
 
 #include "native.h"
 
-#define WIDTH 8
-typedef double wide __attribute__((vector_size(8 * WIDTH)));
-typedef i64 places __attribute__((vector_size(8 * WIDTH)));
-typedef float narrow __attribute__((vector_size(4 * WIDTH)));
-
 /* Elements whose largest difference is searched for again where it is the largest so far. */
 #define CHUNK 4096
 
@@ -17,12 +12,6 @@ typedef struct {
     double *sums;    /* SUMS values: A squared, B squared, A times B, A-B squared, the largest magnitude of A-B; written */
     i64 *counts; /* COUNTS values: unequal elements, mismatched ones, the place of the largest A-B, -1 for none; written */
 } Pair;
-
-INLINE wide widened(const float *values) {
-    narrow loaded;
-    __builtin_memcpy(&loaded, values, sizeof loaded);
-    return __builtin_convertvector(loaded, wide);
-}
 
 INLINE double magnitude(double value) { return value < 0 ? -value : value; }
 
@@ -60,12 +49,8 @@ INLINE Found of_finite(const float *a, const float *b, i64 count) {
         places more = size > largest;
         largest = (wide)((more & (places)size) | (~more & (places)largest));
     }
-    Found found = {0, 0, 0, 0, 0, 0, 0};
+    Found found = {total(of_a), total(of_b), total(product), total(of_difference), 0, 0, 0};
     for (i64 lane = 0; lane < WIDTH; lane++) {
-        found.a += of_a[lane];
-        found.b += of_b[lane];
-        found.product += product[lane];
-        found.difference += of_difference[lane];
         found.unequal += unequal[lane];
         found.largest = largest[lane] > found.largest ? largest[lane] : found.largest;
     }
@@ -99,10 +84,8 @@ INLINE void add_alternating(const Pair *pair) {
     for (i64 before = 0; before < pair->before; before++, a += pair->channels, b += pair->channels) {
         i64 channel = 0;
         for (; channel + WIDTH <= pair->channels; channel += WIDTH) {
-            wide difference = widened(a + channel) - widened(b + channel), sum;
-            __builtin_memcpy(&sum, pair->squares + channel, sizeof sum);
-            sum += difference * difference;
-            __builtin_memcpy(pair->squares + channel, &sum, sizeof sum);
+            wide difference = widened(a + channel) - widened(b + channel);
+            store(pair->squares + channel, loaded(pair->squares + channel) + difference * difference);
         }
         for (; channel < pair->channels; channel++) {
             double difference = (double)a[channel] - b[channel];
@@ -146,8 +129,4 @@ INLINE void compare(const Pair *pair) {
 #define VARIANT(name, target) \
     target EXPORT void sum_differences_##name(const Pair *given) { compare(given); }
 
-VARIANT(default, )
-#if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
-#endif
+VARIANTS

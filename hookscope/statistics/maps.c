@@ -2,10 +2,6 @@
 
 #include "native.h"
 
-#define WIDTH 8
-typedef double wide __attribute__((vector_size(8 * WIDTH)));
-typedef float narrow __attribute__((vector_size(4 * WIDTH)));
-
 /* Positions whose sums over channels are kept at hand, and channels that are added to them together. */
 #define BLOCK 1024
 #define ROWS 4
@@ -22,24 +18,6 @@ typedef struct {
     float *strongest; /* (positions,); written */
 } Maps;
 
-INLINE wide widened(const float *values) {
-    narrow loaded;
-    __builtin_memcpy(&loaded, values, sizeof loaded);
-    return __builtin_convertvector(loaded, wide);
-}
-
-INLINE wide loaded(const double *sums) {
-    wide found;
-    __builtin_memcpy(&found, sums, sizeof found);
-    return found;
-}
-
-INLINE double total(wide sums) {
-    double sum = 0;
-    for (int lane = 0; lane < WIDTH; lane++) sum += sums[lane];
-    return sum;
-}
-
 /* Add rows of values to one sum for each position, and their squares to one for each row. */
 INLINE void add_rows(const float *values, i64 step, i64 rows, i64 count, double *sums, double *squares, int squared) {
     wide of_row[ROWS] = {0};
@@ -51,7 +29,7 @@ INLINE void add_rows(const float *values, i64 step, i64 rows, i64 count, double 
             of_row[row] += square;
             sum += squared ? square : x;
         }
-        __builtin_memcpy(sums + at, &sum, sizeof sum);
+        store(sums + at, sum);
     }
     for (i64 row = 0; row < rows; row++) {
         squares[row] += total(of_row[row]);
@@ -69,8 +47,8 @@ INLINE double add_position(const float *values, i64 count, double *squares, int 
     double rest = 0;
     i64 at = 0;
     for (; at + WIDTH <= count; at += WIDTH) {
-        wide x = widened(values + at), square = x * x, so_far = loaded(squares + at) + square;
-        __builtin_memcpy(squares + at, &so_far, sizeof so_far);
+        wide x = widened(values + at), square = x * x;
+        store(squares + at, loaded(squares + at) + square);
         sum += squared ? square : x;
     }
     for (; at < count; at++) {
@@ -128,8 +106,4 @@ INLINE i64 combine(const Maps *maps) {
 #define VARIANT(name, target)                                                                                          \
     target EXPORT i64 combine_maps_##name(const Maps *maps) { return combine(maps); }
 
-VARIANT(default, )
-#if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
-#endif
+VARIANTS

@@ -1,8 +1,8 @@
 /* One pass over float32 values for everything their statistics need.
  *
- * Compiled without a C library, so that one file serves every system of a kind; the caller chooses among the variants
- * at the end by what the processor has. Threads are the caller's too: it passes the entry points of the OpenMP runtime
- * that already runs the network, because a second set of threads would fight the first one for the cores.
+ * Compiled without a C library, so that one file serves every system of a kind; the caller chooses among the VARIANTS by
+ * what the processor has. Threads are the caller's too: it passes the entry points of the OpenMP runtime that already
+ * runs the network, because a second set of threads would fight the first one for the cores.
  */
 
 #include "native.h"
@@ -224,13 +224,6 @@ INLINE void count_share(Job *job) {
     count_nonzero(job, begin, end);
 }
 
-INLINE void over(Job *job, void (*task)(void *)) {
-    if (job->threads > 1)
-        job->runtime->run(task, job, job->threads, 0);
-    else
-        task(job);
-}
-
 /* What threads do together. */
 typedef struct {
     void (*scan)(void *), (*deviate)(void *), (*count)(void *);
@@ -241,7 +234,7 @@ INLINE Part found_by(Job *job, void (*task)(void *)) {
     Part parts[MAX_THREADS], all = {0, 0, 0, __builtin_inff(), -__builtin_inff(), 0, {0}};
     job->parts = parts;
     for (unsigned each = 0; each < job->threads; each++) parts[each] = all;
-    over(job, task);
+    over(job->runtime, job->threads, task, job);
     for (unsigned each = 0; each < job->threads; each++) {
         all.sum += parts[each].sum;
         all.square_sum += parts[each].square_sum;
@@ -377,7 +370,7 @@ INLINE i32 find(Job *job, const Results *results, Part *all, Tasks tasks) {
         squared_deviations *= scale * scale;
     }
     if (all->zeros && job->layout->by_channel) {
-        over(job, tasks.count);
+        over(job->runtime, job->threads, tasks.count, job);
         outcome |= WITH_ZEROS;
     }
     const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
@@ -422,8 +415,4 @@ INLINE i32 reduce(Job *job, const Results *results, Tasks tasks) {
         return reduce(&job, results, (Tasks){scan_##name, deviate_##name, count_##name});                              \
     }
 
-VARIANT(default, )
-#if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
-#endif
+VARIANTS

@@ -5,14 +5,51 @@ typedef unsigned u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
+#define INLINE static inline __attribute__((always_inline))
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The same code for several kinds of processor; the caller chooses by what it has. VARIANT(name, target) is the file's. */
+#if defined(__x86_64__)
+#define VARIANTS                                                                                                       \
+    VARIANT(default, )                                                                                                 \
+    VARIANT(avx2, __attribute__((target("avx2,fma"))))                                                                 \
+    VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
+#else
+#define VARIANTS VARIANT(default, )
+#endif
+
 #define LANES 16
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef i32 ints __attribute__((vector_size(4 * LANES)));
 typedef double doubles __attribute__((vector_size(8 * LANES)));
 
-#define INLINE static inline __attribute__((always_inline))
+/* Values summed in float64, so many at a time. */
+#define WIDTH 8
+typedef double wide __attribute__((vector_size(8 * WIDTH)));
+typedef i64 places __attribute__((vector_size(8 * WIDTH)));
+typedef float narrow __attribute__((vector_size(4 * WIDTH)));
 
-#define EXPORT __attribute__((visibility("default")))
+INLINE wide widened(const float *values) {
+    narrow loaded;
+    __builtin_memcpy(&loaded, values, sizeof loaded);
+    return __builtin_convertvector(loaded, wide);
+}
+
+INLINE wide loaded(const double *from) {
+    wide found;
+    __builtin_memcpy(&found, from, sizeof found);
+    return found;
+}
+
+INLINE void store(double *to, wide values) { __builtin_memcpy(to, &values, sizeof values); }
+
+INLINE double total(wide sums) {
+    double sum = 0;
+    for (int lane = 0; lane < WIDTH; lane++) sum += sums[lane];
+    return sum;
+}
+
 
 /* More threads than this are not used. */
 #define MAX_THREADS 16
@@ -25,6 +62,14 @@ typedef struct {
     Run run;
     Ask thread_number, thread_count;
 } Runtime;
+
+/* Run a task in so many threads, or in this one. */
+INLINE void over(const Runtime *runtime, i64 threads, void (*task)(void *), void *job) {
+    if (runtime && threads > 1)
+        runtime->run(task, job, (unsigned)threads, 0);
+    else
+        task(job);
+}
 
 /* How a tensor lies in memory: as (before, channels, after). */
 typedef struct {
