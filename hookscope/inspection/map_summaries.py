@@ -13,7 +13,6 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import RowKey, version_of
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
 from hookscope.statistics.layouts import token_grid
-from hookscope.statistics.maps import CombinedMaps, combine_maps
 
 SUMMARISED_INPUTS = 3
 """How many inputs, from the first, have their maps summarised: as many as an overview shows."""
@@ -147,8 +146,7 @@ class MapRecorder:
 
 def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
     channel_count, *size = maps.shape[1:]
-    compiled = combine_maps(maps, squared=over_channels == "RMS", rounding=0 if over_channels == "RMS" else _ROUNDING)
-    combined, strongest, channels = compiled or _combined_by_torch(maps, over_channels)
+    combined, strongest, channels = _combined(maps, over_channels)
     step = -(-max(size) // _LONGEST_SIDE)
     if size[0] == 1:  # means of blocks of steps would cancel where a signal swings
         strongest = strongest.abs()
@@ -157,10 +155,11 @@ def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: i
     return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
 
 
-def _combined_by_torch(maps: Tensor, over_channels: OverChannels) -> CombinedMaps:
+def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all channels as one map and the one with the largest L2 norm, both (n, H, W), and which that is, (n,)."""
     channel_count, *size = maps.shape[1:]
-    # A norm of 1 takes ten times as long as that of 2.
-    wide = torch.promote_types(maps.dtype, torch.float32)
+    # Float32 has no squares above 3e38. A norm of 1 takes ten times as long as that of 2.
+    wide = torch.float64 if maps.is_cpu else torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
     strongest = torch.cat([sample.index_select(0, channels[place : place + 1]) for place, sample in enumerate(maps)])
@@ -170,7 +169,7 @@ def _combined_by_torch(maps: Tensor, over_channels: OverChannels) -> CombinedMap
         combined = maps.mean(1, dtype=wide)
         typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
         combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None], 0, combined)
-    return CombinedMaps(combined.float(), strongest.float(), channels)
+    return combined.float(), strongest.float(), channels
 
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:

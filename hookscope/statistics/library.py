@@ -76,17 +76,6 @@ class _Pair(ctypes.Structure):
 _SUMS, _COUNTS = ctypes.c_double * 5, ctypes.c_longlong * 3  # as `SUMS` and `COUNTS` there
 
 
-class _Maps(ctypes.Structure):
-    """As in maps.c."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("channels", "positions", "channel_step", "position_step", "squared")),
-        ("rounding", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("room", "means", "strongest")),
-    )
-
-
 class _Channels(ctypes.Structure):
     """As in channels.c."""
 
@@ -125,7 +114,6 @@ class Kernel:
     reduce: Any
     _sum_differences: Any
     _sum_squares: Any
-    _combine_maps: Any
     _reduce_channels: Any
     runtime: _Runtime | None = None
 
@@ -153,23 +141,6 @@ class Kernel:
         arrays = [buffer.buffer_info()[0] for buffer in (*inputs, sums)]
         self._sum_squares(ctypes.byref(_Squares(*arrays, len(sums), threads, self.runtime_address, 0)))
         return sums.tolist()
-
-    def combine_maps(
-        self,
-        address: int,
-        sizes: tuple[int, int, int, int],
-        written: tuple[int, int],
-        *,
-        squared: bool,
-        rounding: float,
-    ) -> int:
-        """Write the two maps of maps.c to two addresses; return the number of the strongest channel.
-
-        `sizes` are those of the values: channels, positions, and how far two of either lie apart, 1 for one of them.
-        """
-        room = np.empty(sizes[0] + sizes[1])
-        maps = _Maps(address, *sizes, squared, rounding, room.ctypes.data, *written)
-        return int(self._combine_maps(ctypes.byref(maps)))
 
     def reduce_channels(
         self,
@@ -210,7 +181,6 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
         reduce=function("reduce_tensor", ctypes.c_int, 3),
         _sum_differences=function("sum_differences", None),
         _sum_squares=function("sum_squares", None),
-        _combine_maps=function("combine_maps", ctypes.c_longlong),
         _reduce_channels=function("reduce_channels", ctypes.c_int),
         runtime=None if torch_library is None else _runtime_of(torch_library),
     )

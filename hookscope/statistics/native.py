@@ -7,7 +7,6 @@ everything is left to NumPy.
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -26,15 +25,12 @@ from hookscope.statistics.storage import in_memory_order
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# Up to here one thread takes less time than torch takes to be called for each tensor of a network.
-_MOST_SMALL_ELEMENTS = 2**20
 # Room for counts of so many channels is made at once: few networks have more.
 _FEWEST_CHANNELS = 4096
 
 # So many layouts are remembered: a network has some dozens.
 _MOST_LAYOUTS = 1024
 
-_dtype_and_device = attrgetter("dtype", "is_cpu")
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 
@@ -152,32 +148,6 @@ class FusedReducer:
         )
 
 
-def square_sums_of_small(tensors: Sequence[Tensor]) -> list[float] | None:
-    """Return the sum of squares of each of a few small tensors, in float64, faster than torch can be called for each.
-
-    Unlike `square_sums` it takes for granted that tensors have the memory that their shapes need.
-
-    Returns:
-        None if one is not a contiguous float32 tensor on the CPU, if threads should share the work, or if this
-        installation has no compiled code.
-    """
-    kernel = load_kernel()
-    if kernel is None:
-        return None
-    try:
-        if {*map(type, tensors)} != {Tensor} or {*map(_dtype_and_device, tensors)} != {(torch.float32, True)}:
-            return None
-        if not all(map(Tensor.is_contiguous, tensors)):
-            return None
-        addresses, sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
-    except RuntimeError:  # sparse, or without memory
-        return None
-    is_freed = 0 in addresses and any(size and not at for at, size in zip(addresses, sizes, strict=True))
-    if is_freed or sum(sizes) > _MOST_SMALL_ELEMENTS:
-        return None
-    return kernel.sum_squares(addresses, sizes, 1)
-
-
 def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
     """Return the sum of squares of each tensor, in float64; not finite where a value is not.
 
@@ -190,7 +160,7 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
         return [None] * len(tensors)
     readable = {at: address for at, tensor in enumerate(tensors) if (address := dense_address_of(tensor))}
     sizes = [tensors[at].numel() for at in readable]
-    sums = kernel.sum_squares(readable.values(), sizes, torch.get_num_threads())
+    sums = kernel.sum_squares(readable.values(), sizes, useful_threads(sum(sizes), torch.get_num_threads()))
     by_index = dict(zip(readable, sums, strict=True))
     return [by_index.get(at) for at in range(len(tensors))]
 

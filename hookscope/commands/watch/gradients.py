@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookscope.commands.watch.transfers import number_of
-from hookscope.statistics.native import square_sums_of_small
+from hookscope.statistics.native import square_sums
 
 _gradient_of = attrgetter("grad")
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -79,8 +79,9 @@ def read_gradients(
 
 def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
-    sums = square_sums_of_small(gradients)
-    return together(norms_of(gradients)) if sums is None else [*map(math.sqrt, sums)]
+    sums = square_sums(gradients) if all(gradient.is_cpu for gradient in gradients) else [None]
+    known = [math.sqrt(summed) for summed in sums if summed is not None]
+    return known if len(known) == len(gradients) else together(norms_of(gradients))
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
