@@ -61,8 +61,8 @@ def _measure_file(subject: str, commands: dict[str, list[str]], expected: Listin
         wrong = sum(mine != theirs for mine, theirs in zip(_listed(runs[0]["tensors"]), sorted(expected), strict=True))
         work = Work("differs" if wrong else "same", len(expected), wrong)
         seconds, memory = (
-            spread([each["seconds"] for each in runs]),
-            spread([each["bytes"] for each in runs], "MB", 1e-6),
+            spread([run["seconds"] for run in runs]),
+            spread([run["bytes"] for run in runs], "MB", 1e-6),
         )
         limits = (_AT_MOST_SECONDS, _AT_MOST_MEGABYTES) if way == "hookscope" else (None, None)
         times.append(Measurement(subject, way, seconds.median, "s", seconds, work, limits[0]))

@@ -117,7 +117,7 @@ class Layerwise:
 
     def measure(self, device: str) -> tuple[Measurement, ...]:
         """Time all ways on all networks; values found on CUDA are compared with those found on the CPU."""
-        return tuple(each for case in CASES for each in self._measure_case(*case, device))
+        return tuple(row for case in CASES for row in self._measure_case(*case, device))
 
     def _measure_case(self, network: str, count: int, device: str) -> list[Measurement]:
         model, batch = seeded(network, device, count)

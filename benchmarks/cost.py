@@ -35,10 +35,10 @@ def by_torchinfo() -> Counts:
     summary = import_module("torchinfo").summary(get_model(_NETWORK), (1, 3, 224, 224), verbose=0)
     names: dict[int, str] = {}
     counts = {}
-    for each in summary.summary_list:
-        above = names.get(each.depth - 1, "")
-        names[each.depth] = "" if not each.depth else f"{above}.{each.var_name}" if above else each.var_name
-        counts[names[each.depth]] = each.num_params
+    for layer in summary.summary_list:
+        above = names.get(layer.depth - 1, "")
+        names[layer.depth] = "" if not layer.depth else f"{above}.{layer.var_name}" if above else layer.var_name
+        counts[names[layer.depth]] = layer.num_params
     return counts
 
 

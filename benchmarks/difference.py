@@ -39,7 +39,7 @@ def measure() -> Section:
     model, _ = seeded("resnet34")
     places = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     note = _NOTE.format(faults=" or ".join(_FAULTS.values()), count=len(places))
-    actual = [each for network in _FAULTS for each in _timed(network)]
+    actual = [row for network in _FAULTS for row in _timed(network)]
     actual += [_counted(way, [*places, None]) for way in WAYS]
     return Section("hookscope.diff, over both plain passes", note, tuple(actual))
 

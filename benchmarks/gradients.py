@@ -91,7 +91,7 @@ def _captum(model: nn.Module, batch: Tensor, rows: Sequence[Row]) -> Callable[[]
 
     def run() -> Rows:
         gradients = zip(layers, attribution.attribute(batch), strict=True)
-        return fetched({row_label(layer, 0, ""): four(first_tensor(each)) for layer, each in gradients})
+        return fetched({row_label(layer, 0, ""): four(first_tensor(gradient)) for layer, gradient in gradients})
 
     return run
 

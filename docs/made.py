@@ -59,8 +59,11 @@ def _cell(text: str) -> str:
 
 def columns(declared: Sequence[Column]) -> str:
     """Return a table of the columns that people see, and what each means."""
-    titled = [each for each in declared if each.title]
-    rows = (f"| `{each.title}` | {_prose(each.meaning)}{f', in {each.unit}' * bool(each.unit)} |" for each in titled)
+    titled = [column for column in declared if column.title]
+    rows = (
+        f"| `{column.title}` | {_prose(column.meaning)}{f', in {column.unit}' * bool(column.unit)} |"
+        for column in titled
+    )
     return "\n".join(("| column | meaning |", "|---|---|", *rows))
 
 
@@ -74,8 +77,8 @@ TABLES: Mapping[str, Part] = {
 def rules() -> str:
     """Return a table of all rules, then each with its limits, their basis and its explanation."""
     lines = ["| rule | level | it reports that |", "|---|---|---|"]
-    for each, rule in RULES.items():
-        lines += [f"| [{each}](#{each}) | {rule.level} | {_cell(rule.meaning)} |"]
+    for name, rule in RULES.items():
+        lines += [f"| [{name}](#{name}) | {rule.level} | {_cell(rule.meaning)} |"]
     return "\n\n".join(["\n".join(lines), *map(_rule, RULES.values())])
 
 

@@ -67,10 +67,10 @@ def fields_of(tree: ast.Module) -> dict[tuple[str, str], str]:
     expected = aliases(tree)
     actual = {}
     for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        for each in (node for node in kind.body if isinstance(node, ast.AnnAssign)):
-            quoted = isinstance(each.annotation, ast.Constant)
-            annotation = str(each.annotation.value) if quoted else ast.unparse(each.annotation)  # type: ignore[attr-defined]
-            actual[kind.name, ast.unparse(each.target)] = written_out(annotation, expected)
+        for field in (node for node in kind.body if isinstance(node, ast.AnnAssign)):
+            quoted = isinstance(field.annotation, ast.Constant)
+            annotation = str(field.annotation.value) if quoted else ast.unparse(field.annotation)  # type: ignore[attr-defined]
+            actual[kind.name, ast.unparse(field.target)] = written_out(annotation, expected)
     return actual
 
 
@@ -83,11 +83,11 @@ def entries(docstring: str, heading: str) -> dict[str, str]:
 
 def described(kind: type, option: Field[Any]) -> str:
     """Return what the class, or the nearest of its bases that has the option, says of it; else its help."""
-    for each in kind.__mro__:
-        actual = entries(each.__doc__ or "", "Attributes")
+    for base in kind.__mro__:
+        actual = entries(base.__doc__ or "", "Attributes")
         if option.name in actual:
             return actual[option.name]
-        if option.name in get_annotations(each):
+        if option.name in get_annotations(base):
             break
     return fill(options.on_command_line(option).help.rpartition("  ")[2], 104).replace("\n", "\n        ")
 
@@ -104,8 +104,8 @@ def functions() -> Iterator[str]:
     annotations = fields_of(parsed("options.py"))
     public = [function for _, function in public_functions()]
     common = entries(ast.get_docstring(public[0]) or "", "Args")
-    for each in public:
-        yield _function(each, annotations, common)
+    for function in public:
+        yield _function(function, annotations, common)
 
 
 def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], str], common: Mapping[str, str]) -> str:
@@ -142,9 +142,9 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
     return f"def {function.name}(\n{indent(lines, '    ')},\n) -> {returned}:\n{indent(text, '    ')}\n"
 
 
-def _parameter(each: ast.arg, default: ast.expr | None) -> str:
-    annotation = ast.unparse(each.annotation).replace("options.", "") if each.annotation else "Any"
-    return f"{each.arg}: {annotation}" + (f" = {ast.unparse(default)}" if default else "")
+def _parameter(parameter: ast.arg, default: ast.expr | None) -> str:
+    annotation = ast.unparse(parameter.annotation).replace("options.", "") if parameter.annotation else "Any"
+    return f"{parameter.arg}: {annotation}" + (f" = {ast.unparse(default)}" if default else "")
 
 
 def _shadows(name: str) -> str:

@@ -60,7 +60,7 @@ def register() -> None:
 def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
     name = func.overloadpacket.__name__
     inputs = [tree_leave for tree_leave in pytree.tree_leaves((args, kwargs)) if isinstance(tree_leave, Tensor)]
-    far = [each for each in inputs if isinstance(each, FarTensor)]
+    far = [tensor for tensor in inputs if isinstance(tensor, FarTensor)]
     if far and any(tensor.dim() and not isinstance(tensor, FarTensor) for tensor in inputs):
         if name not in _BETWEEN_DEVICES:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
@@ -76,7 +76,7 @@ def _compute(func: Any, *args: Any, **kwargs: Any) -> Any:
         return result
     memory = {tensor.near.untyped_storage().data_ptr() for tensor in far}
     made = [tree_leave for tree_leave in pytree.tree_leaves(result) if isinstance(tree_leave, Tensor)]
-    if func._schema.is_mutable or any(each.untyped_storage().data_ptr() not in memory for each in made):
+    if func._schema.is_mutable or any(tensor.untyped_storage().data_ptr() not in memory for tensor in made):
         launches.append(name)
     if _DEPENDENT & set(func.tags):
         looks.append(name)

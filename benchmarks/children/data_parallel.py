@@ -22,8 +22,8 @@ def main() -> None:
         return watched(network, optimizer, every=100) if is_first else plain(network, optimizer)
 
     loops = {"plain": Loop(plain, DistributedDataParallel), "every=100": Loop(begin, DistributedDataParallel)}
-    for each in loops.values():
-        each.go_on(COMPARED)
+    for loop in loops.values():
+        loop.go_on(COMPARED)
     equal = same_weights(*(loop.network for loop in loops.values()))
 
     def turn(loop: Loop) -> None:

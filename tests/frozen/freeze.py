@@ -180,8 +180,8 @@ def _paths(value: Any, path: str, depth: int = 0) -> Iterator[str]:
         for key, inner in value.items():
             name = f"{path}.{key}" if path else key
             yield from [f"{name} = MASKED"] if _OF_THE_MACHINE.search(key) else _paths(inner, name, depth + 1)
-    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        lines = [f"{path}[{index}] = {_compact(each)}" for index, each in enumerate(value)]
+    elif isinstance(value, list) and any(isinstance(member, dict | list) for member in value):
+        lines = [f"{path}[{index}] = {_compact(member)}" for index, member in enumerate(value)]
         yield from _shortened(lines)
     else:
         yield f"{path} = {_compact(value)}"
@@ -193,7 +193,7 @@ def _compact(value: Any) -> str:
         pairs = ((key, "MASKED" if _OF_THE_MACHINE.search(key) else _compact(inner)) for key, inner in value.items())
         return "{" + ", ".join(f"{key}: {inner}" for key, inner in pairs) + "}"
     if isinstance(value, list):
-        inner = [_compact(each) for each in value]
+        inner = [_compact(member) for member in value]
         return "[" + ", ".join([*inner[:6], f"… {len(inner)} in all"] if len(inner) > 8 else inner) + "]"
     return json.dumps(value, ensure_ascii=False)
 

@@ -113,8 +113,8 @@ def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     for ours, theirs in zip(here.rows, there.rows, strict=False):
         actual += differences(ours.label, ours.activation, theirs.activation)
         actual += [f"{ours.label}: flags"] * (ours.flags != theirs.flags)
-    for each in models_own:
-        looks.remove(each)
+    for look in models_own:
+        looks.remove(look)
     return len(here.rows), actual, looks
 
 
@@ -291,7 +291,7 @@ def reasons_of_a_failure() -> list[str | None]:
         reducer = Reducer()
         reductions = [reducer.reduce(far_device.sent(torch.ones(size))) for size in (2, 2, 3)]
         reducer.settle()
-    return [each.unmeasured for each in summarise(collect(reductions))]
+    return [statistics.unmeasured for statistics in summarise(collect(reductions))]
 
 
 def test_what_cannot_be_reduced_together_says_why(elsewhere: ProcessPoolExecutor) -> None:
@@ -301,8 +301,8 @@ def test_what_cannot_be_reduced_together_says_why(elsewhere: ProcessPoolExecutor
 def test_token_norms_are_those_of_the_cpu_and_nobody_waits_for_them(elsewhere: ProcessPoolExecutor) -> None:
     looks, here, there = elsewhere.submit(token_norms_there).result()
     assert looks == []
-    assert [each.high_count for each in here] == [each.high_count for each in there] == [1, 0, 0, 0]
-    assert [each.massive_count for each in here] == [each.massive_count for each in there] == [0, 0, 24, 24]
+    assert [norms.high_count for norms in here] == [norms.high_count for norms in there] == [1, 0, 0, 0]
+    assert [norms.massive_count for norms in here] == [norms.massive_count for norms in there] == [0, 0, 24, 24]
     for ours, theirs in zip(here, there, strict=True):
         assert [theirs.median, theirs.max] == pytest.approx([ours.median, ours.max], rel=1e-4)
         assert [token.channel for token in ours.massive] == [token.channel for token in theirs.massive]

@@ -35,7 +35,7 @@ def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: p
     monkeypatch.setattr(native, "load_kernel", lambda: kernel_of(variant))
     inputs = tensors()  # type: ignore[operator]
     sums = square_sums(inputs)
-    reference = [each if total is None else total for each, total in zip(map(expected, inputs), sums, strict=True)]
+    reference = [own if total is None else total for own, total in zip(map(expected, inputs), sums, strict=True)]
     assert reference == pytest.approx([*map(expected, inputs)], rel=1e-12, nan_ok=True)
     assert [total is None for total in sums] == [not tensor.numel() for tensor in inputs]
 
