@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.sections import SECTIONS, THREADS
 
-device, name, found = sys.argv[1:]
+device, name, path = sys.argv[1:]
 torch.set_num_threads(THREADS)
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-Path(found).write_bytes(pickle.dumps(SECTIONS[device][name]()))
+Path(path).write_bytes(pickle.dumps(SECTIONS[device][name]()))

@@ -112,7 +112,7 @@ def save_twice(folder: Path, content: object) -> Path:
 
 
 RUNS = [
-    *(("Tokens", given) for given in ("floats.npy", "far.npy", "dict.pt", "")),
+    *(("Tokens", name) for name in ("floats.npy", "far.npy", "dict.pt", "")),
     *(("Entries", "dict.pt"), ("Entries", "far.npy"), ("Two", "far.npy"), ("Spectrogram", "wave.npy")),
     *(("Two", "1,2,3"), ("picture", "cat.jpg"), ("picture", "wave.npy"), ("picture", ""), ("picture", "missing.jpg")),
 ]

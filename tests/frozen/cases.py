@@ -69,20 +69,20 @@ _ALIKE = {
 
 def _over_networks() -> list[Case]:
     cases = []
-    for name, given in _INPUTS.items():
+    for name, arguments in _INPUTS.items():
         network = f"net.py:{name}"
-        cases += [Case(command, name, (network, *given)) for command in _ON_ANY_NETWORK]
-        cases.append(Case("diff", name, (network, f"{network}_changed", *given)))
-        shape = given if name in {"lstm", "two_inputs"} else ("--input-shape", "1,3,32,32")
+        cases += [Case(command, name, (network, *arguments)) for command in _ON_ANY_NETWORK]
+        cases.append(Case("diff", name, (network, f"{network}_changed", *arguments)))
+        shape = arguments if name in {"lstm", "two_inputs"} else ("--input-shape", "1,3,32,32")
         cases.append(Case("layers", name, (network, *shape, "--cost")))
         if name not in {"lstm", "two_inputs"}:
             cases.append(Case("survey", name, (network, "pictures", *_AS_THEY_ARE)))
-        cases.append(Case("check", name, (network, *_check_input(given))))
+        cases.append(Case("check", name, (network, *_check_input(arguments))))
     return [case for case in cases if (case.command, case.name) not in _ALIKE]
 
 
-def _check_input(given: tuple[str, ...]) -> tuple[str, ...]:
-    return ("--images", *given) if given[0] == "picture.png" else given
+def _check_input(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    return ("--images", *arguments) if arguments[0] == "picture.png" else arguments
 
 
 def _on_demo() -> list[Case]:

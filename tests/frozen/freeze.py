@@ -161,12 +161,12 @@ _FLAGS = {"ops", "cost", "per_image", "rollout", "grads", "shadow", "by_class", 
 
 def _json_lines(text: str) -> str:
     """Return JSON a path a line; what has no JSON as it is."""
-    start, found, rest = text.partition("\n-- ")
+    start, mark, rest = text.partition("\n-- ")
     try:
         contents = json.loads(start)
     except ValueError:
         return text
-    return "\n".join([*_paths(contents, ""), f"{found[1:]}{rest}"])
+    return "\n".join([*_paths(contents, ""), f"{mark[1:]}{rest}"])
 
 
 # Keys and columns.
@@ -347,8 +347,8 @@ def write(command: str, cases: Mapping[str, Mapping[str, str]]) -> None:
 
 def main(commands: list[str]) -> None:
     server = ForkServer()
-    with tempfile.TemporaryDirectory() as given:
-        files, folder = Path(given) / "files", Path(given) / "case"
+    with tempfile.TemporaryDirectory() as temporary:
+        files, folder = Path(temporary) / "files", Path(temporary) / "case"
         files.mkdir()
         write_files(files)
         for command in commands or COMMANDS:

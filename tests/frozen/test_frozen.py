@@ -24,12 +24,12 @@ def test_people_see_what_was_written_down(case: Case, files: Path, tmp_path: Pat
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     was, now = read(case.command)[case.name], seen(case, tmp_path, fork_server)
     changed = {form: differences(was.get(form, ""), now.get(form, "")) for form in sorted({*was, *now})}
-    told = [
+    changes = [
         f"{case.command}, {case.name}, {form}:\n  " + "\n  ".join(lines[:20])
         for form, lines in changed.items()
         if lines
     ]
-    assert not told, "\n".join(["what people see has changed", *told])
+    assert not changes, "\n".join(["what people see has changed", *lines_by_form])
 
 
 def test_every_frozen_text_is_of_a_case() -> None:

@@ -45,7 +45,7 @@ class Functions(nn.Module):
 
 
 @pytest.fixture
-def given() -> dict[str, torch.Tensor]:
+def arguments() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {"image": torch.randn(2, 3, 8, 8, generator=generator), "meta": torch.randn(2, 5, generator=generator)}
 
@@ -53,16 +53,16 @@ def given() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("form", ["tuple", "dict", "safetensors"])
 @pytest.mark.sample("dict")
 def test_a_file_of_several_tensors_gives_the_arguments(
-    given: dict[str, torch.Tensor], form: str, tmp_path: Path
+    arguments: dict[str, torch.Tensor], form: str, tmp_path: Path
 ) -> None:
     path = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pt")
     if form == "safetensors":
-        save_file(given, path)
+        save_file(arguments, path)
     else:
-        torch.save((*given.values(),) if form == "tuple" else given, path)
+        torch.save((*arguments.values(),) if form == "tuple" else arguments, path)
     network = Two()
     row = hookscope.activations(network, path, layer="numbers", save_tensors=True)["numbers"]
-    expected = network.numbers(given["meta"]).detach()
+    expected = network.numbers(arguments["meta"]).detach()
     assert (row.shape, row.mean) == ((2, 4), pytest.approx(float(expected.mean()), abs=1e-6))
     report = hookscope.check(network, images=str(path), select="forward")
     assert (report.passed, len(report.inputs)) == (True, 2)
@@ -79,11 +79,11 @@ def test_a_file_of_one_tensor_gives_the_only_argument(wrapped: Callable[[torch.T
     assert run["head"].mean == pytest.approx(float(network(ids).detach().mean()), abs=1e-6)
 
 
-def test_an_argument_that_forward_does_not_know_is_told_with_those_it_knows(given: dict[str, torch.Tensor]) -> None:
+def test_an_argument_that_forward_does_not_know_is_told_with_those_it_knows(arguments: dict[str, torch.Tensor]) -> None:
     with pytest.raises(HookscopeError, match="unexpected keyword argument 'extra'; its arguments are image, meta"):
-        hookscope.activations(Two(), given["image"], input={"extra": given["meta"]})
+        hookscope.activations(Two(), arguments["image"], input={"extra": arguments["meta"]})
     with pytest.raises(HookscopeError, match=r"A tensor by name needs its batch axis: \(1, 5\), not \(5,\)"):
-        hookscope.activations(Cat(), given["image"][:1], input={"meta": torch.zeros(5)})
+        hookscope.activations(Cat(), arguments["image"][:1], input={"meta": torch.zeros(5)})
 
 
 class Cat(Two):
@@ -145,9 +145,9 @@ class OneDict(Two):
 
 
 def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
-    given: dict[str, torch.Tensor], tmp_path: Path
+    arguments: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    torch.save(given, tmp_path / "x.pt")
+    torch.save(arguments, tmp_path / "x.pt")
     with pytest.raises(HookscopeError, match=r"argument is batch\. Give it the dict of a file by `input` batch=FILE"):
         hookscope.activations(OneDict(), tmp_path / "x.pt")
     rows = hookscope.activations(OneDict(), [], input=[f"batch={tmp_path / 'x.pt'}"])

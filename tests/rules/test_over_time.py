@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Forward]] = {
     "GRUCell": (lambda: nn.GRUCell(WIDTH, 8), cells),
     "checkpointed": (
         lambda: recurrent(nn.LSTM),
-        lambda layer, x: checkpoint(lambda given: layer(given)[0][:, -1], x, use_reentrant=False),
+        lambda layer, x: checkpoint(lambda states: layer(states)[0][:, -1], x, use_reentrant=False),
     ),
     "self-attention": (
         lambda: nn.MultiheadAttention(WIDTH, 2, batch_first=True),

@@ -80,8 +80,8 @@ def read_gradients(
 def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
     sums = square_sums(gradients) if all(gradient.is_cpu for gradient in gradients) else [None]
-    known = [math.sqrt(summed) for summed in sums if summed is not None]
-    return known if len(known) == len(gradients) else together(norms_of(gradients))
+    norms = [math.sqrt(summed) for summed in sums if summed is not None]
+    return norms if len(norms) == len(gradients) else together(norms_of(gradients))
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
