@@ -29,7 +29,7 @@ def test_people_see_what_was_written_down(case: Case, files: Path, tmp_path: Pat
         for form, lines in changed.items()
         if lines
     ]
-    assert not changes, "\n".join(["what people see has changed", *lines_by_form])
+    assert not changes, "\n".join(["what people see has changed", *changes])
 
 
 def test_every_frozen_text_is_of_a_case() -> None:
