@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
 from hookscope.errors import UsageError
 from hookscope.parameters import arg
@@ -146,13 +146,12 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 
 # What an option of a type may be, and in words.
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys((str, str | None, Dtype | None), ((str,), "a text")),
+    **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
     Texts: ((str, Collection), "a text or a list of texts"),
 }
 _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
-    "dtype": " Give its name, such as 'float64'.",
     "device": " Give its name, such as 'cuda:1'.",
 }
 
@@ -185,6 +184,8 @@ def _settle(self: Any) -> None:
 
 
 def _refuse_other_types(setting: "Field[Any]", value: Any) -> None:
+    literals = [kind for kind in (setting.type, *get_args(setting.type)) if get_origin(kind) is Literal]
+    choices = [choice for literal in literals for choice in get_args(literal)]
     classes, wanted = _KINDS.get(setting.type, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
     if setting.type == Texts and isinstance(value, list | tuple):
@@ -192,6 +193,8 @@ def _refuse_other_types(setting: "Field[Any]", value: Any) -> None:
     if not is_right:
         actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
         raise UsageError(f"{arg(setting.name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(setting.name, '')}")
+    if choices and value not in choices:
+        raise UsageError(f"{arg(setting.name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
 
 
 def is_given(option: Any, name: str) -> bool:

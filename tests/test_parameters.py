@@ -49,6 +49,8 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "type": (partial(hookscope.activations, arch=nn.Linear), "`arch` takes a text, not the class Linear. Give the"),
     "list": (partial(hookscope.activations, layer=["0", 1]), "`layer` takes a text or a list of texts, not type list"),
     "number": (partial(hookscope.grads, seed="x"), "`seed` takes a whole number, not type str"),
+    "choice": (partial(hookscope.grads, mode="trian"), "`mode` takes eval or train, not 'trian'."),
+    "choice of one": (partial(hookscope.diff, images=(), reference=3), "`reference` takes float64, not 3."),
     "size": (partial(hookscope.activations, batch_size=0), "`batch_size` 0 is not possible: give 1 or more"),
     "tensor": (lambda model, x: hookscope.layers(model, input=x), "`input` gives arguments by name"),
     "array": (lambda model, x: hookscope.activations(model, x.numpy()), "torch.from_numpy makes a tensor"),

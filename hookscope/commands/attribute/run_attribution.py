@@ -20,7 +20,7 @@ from hookscope.commands.attribute.forward_backward import ForwardBackward, froze
 from hookscope.commands.attribute.input_places import input_size, main_input, places_of
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
-from hookscope.commands.attribute.sanity import Checking, Sanity
+from hookscope.commands.attribute.sanity import Checking
 from hookscope.commands.attribute.scores import BatchTarget, batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
@@ -172,11 +172,10 @@ def run_attribution(
 
 
 def _check_options(option: options.Attribute, targets: Sequence[str]) -> None:
-    choices = {"method": (option.method, get_args(Method)), "sanity": (option.sanity, get_args(Sanity))}
-    for name, (choice, possible) in choices.items():
-        if choice not in possible:
-            text = str(choice)
-            raise UsageError(f"There is no {name} '{safe_text(text)}'.{nearest(text, possible)}")
+    method, methods = str(option.method), get_args(Method)
+    if method not in methods:
+        names = nearest(method, methods) or f" There are: {', '.join(methods)}."
+        raise UsageError(f"There is no method '{safe_text(method)}'.{names}")
     if targets and option.top is not None:
         raise UsageError(
             f"{arg('target')} and {arg('top')} are both given: give either targets or how many of the best."
