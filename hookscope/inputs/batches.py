@@ -373,7 +373,8 @@ def copied(value: Any) -> Any:
 
     A tensor that is there several times is copied once: attention asks whether its query is its key.
     """
-    clone = cache(lambda tensor: tensor.detach().clone())  # tensors are hashed by identity
+    # Tensors are hashed by identity.
+    clone = cache(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
     def copy(value: Any) -> Any:
         if type(value) in {list, tuple}:

@@ -234,7 +234,8 @@ def reached_inputs(gradient: Tensor | None, target: BatchTarget) -> Tensor:
 
 def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
     """Return the sum of the scores of the inputs that have the target."""
-    return score[[label is not None for label in target.targets]].sum()
+    terms = zip(score, target.targets, strict=True)
+    return torch.stack([term if label is not None else term * 0 for term, label in terms]).sum()
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
