@@ -373,8 +373,7 @@ def copied(value: Any) -> Any:
 
     A tensor that is there several times is copied once: attention asks whether its query is its key.
     """
-    # Tensors are hashed by identity.
-    clone = cache(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    clone = cache(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))  # hashed by identity
 
     def copy(value: Any) -> Any:
         if type(value) in {list, tuple}:
