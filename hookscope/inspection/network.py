@@ -122,12 +122,16 @@ def batch_of(tensor: Tensor, preprocessing: Preprocessing) -> Batch:
 
 @dataclass(slots=True)
 class BatchQueue:
-    """Batches in order; `on_error` is called for each input that is left out; with None, none is left out."""
+    """Batches in order; `on_error` is called for each input that is left out; with None, none is left out.
+
+    `indices` are those of the batch that was handed out last.
+    """
 
     _further: Iterator[Batch]
     on_error: Callable[[UnfitInputError], None] | None
     _next: deque[Batch] = field(default_factory=deque)
     _apart: list[str] = field(default_factory=list)
+    indices: tuple[int, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -141,6 +145,7 @@ class BatchQueue:
         """Hand out the batches until there are no more."""
         while (batch := self.peek()) is not None:
             self._next.popleft()
+            self.indices = batch.indices
             yield batch
             del batch  # it is the caller's alone
 
