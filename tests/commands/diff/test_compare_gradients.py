@@ -327,7 +327,7 @@ def test_the_first_gradient_that_differs_has_its_size_and_a_sentence() -> None:
         "The first gradient to differ in the backward pass is 2.conv2[0] grad_input (Conv2d): relative L2 0.0500; "
         "the activations agree."
     )
-    assert second == "A and B are equal, bit for bit, in 9 rows."
+    assert second == "A and B are equal in 9 rows."
 
 
 def test_a_gradient_that_is_edited_is_the_first() -> None:

@@ -624,7 +624,7 @@ def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it
     distance, limit = numpys(ours["norm"], theirs["norm"]), (4 + 64) * 2.0**-23 * math.sqrt(2)
     assert 0 < distance < limit
     assert answer(result)[1] == (
-        f"The first row that is not equal bit for bit is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
+        f"The first row that is not equal is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
         f"its inputs are equal. Rounding may explain up to {number_text(limit, 3)} there."
     )
     result = hookscope.diff(Functional(1.0), Functional(1.0 + 1e-6), torch.randn(3, 6))

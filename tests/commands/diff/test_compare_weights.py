@@ -97,7 +97,9 @@ def test_another_dtype_is_said_and_its_rounding_measured(dtype: torch.dtype) -> 
     assert row(differences, "w").sign_flips == 0
 
 
-def test_equal_values_of_another_dtype_are_not_equal_bit_for_bit() -> None:
+def test_equal_values_of_other_bits_are_equal_values() -> None:
+    zero, negative = held({"w": torch.zeros(3)}), held({"w": -torch.zeros(3)})
+    assert answer(compare_weights(zero, negative)) == ["A and B hold the same values in 1 tensor."]
     a, b = held({"w": torch.ones(3)}), held({"w": torch.ones(3, dtype=torch.bfloat16)})
     assert answer(compare_weights(a, b)) == [
         "A and B hold the same values in 1 tensor.",
