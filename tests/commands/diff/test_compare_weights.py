@@ -107,6 +107,14 @@ def test_equal_values_of_other_bits_are_equal_values() -> None:
     ]
 
 
+def test_integers_differ_though_float64_rounds_them_to_one_number() -> None:
+    a, b = [2**53, 2**63 - 1, 7], [2**53 + 1, -(2**63), 7]
+    for at, max_abs in ((slice(0, 1), 1), (slice(3), 2**64)):
+        differences = compare_weights(held({"w": torch.tensor(a[at])}), held({"w": torch.tensor(b[at])}))
+        assert measures(differences, "w").max_abs == max_abs
+        assert measures(differences, "w").unequal_fraction == len(a[at][:2]) / len(a[at])
+
+
 def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:
     large = torch.full((2,), 1e200, dtype=torch.float64)
     a = held({"odd": torch.ones(2), "large": large})
