@@ -402,10 +402,8 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
 
 
 def _loss_failed(model: str, error: BaseException) -> str:
-    if is_out_of_memory(error):
-        hint = "give fewer inputs at a time (a smaller batch)"
-        return f"The loss of {model} ran out of memory: {hint}. {exception_line(error)}"
-    return f"The loss of {model} raised {exception_line(error)}"
+    memory = "ran out of memory: give fewer inputs at a time (a smaller batch)."
+    return f"The loss of {model} {memory if is_out_of_memory(error) else 'raised'} {exception_line(error)}"
 
 
 def _backward(run: GradientRun, loss: Tensor) -> Break | None:

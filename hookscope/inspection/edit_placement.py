@@ -79,12 +79,8 @@ def place_edits(
 ) -> PlacedEdits:
     """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
-    Args:
-        edits: Expressions, or edits that have been parsed; none of parameters' values.
-        network: The network.
-        execution_order: As for `select_layers`.
-        axes: Tells along each forward pass which axis counts channels.
-        turns: Returns the `Edit.turns` of what is edited now.
+    No edit may be of a parameter's value. `execution_order` is as for `select_layers`, `axes` tells along each forward
+    pass which axis counts channels, and `turns` returns the `Edit.turns` of what is edited now.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.

@@ -97,12 +97,8 @@ def bind_edits(
 
     An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
     names are matched as names of layers are, for the places "value" and "freeze" too. A tied parameter has its first
-    name. Noise has another seed for each name, so that equal shapes do not get equal noise.
-
-    Args:
-        edits: In the order in which they are made.
-        network: The network.
-        execution_order: As for `select_layers`.
+    name. Noise has another seed for each name, so that equal shapes do not get equal noise. Edits keep their order;
+    `execution_order` is as for `select_layers`.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
@@ -174,20 +170,16 @@ def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
     return values * factor.to(values.dtype)
 
 
-_SEED_STRIDE = 0x9E3779B9  # far from the differences of seeds that people give
-
-
 def _noise(values: Tensor, edit: Edit) -> Tensor:
     """Add normal noise, drawn for each turn by itself on the CPU in float32, so that it is the same everywhere.
 
-    A turn has an equal part of axis 0, several rows where it counts windows, or of axis 1 of (T, N, D). Where neither
-    can be divided, the noise is that of the first turn.
+    A turn has an equal part of axis 0, which may count windows, or of axis 1 of (T, N, D); else the first has all.
     """
     shape, count = [*(values.shape or (1,))], len(edit.turns)
     axis = 1 if len(shape) == 3 and shape[0] != count == shape[1] else 0
     turns = edit.turns[:1] if shape[axis] % count else edit.turns
     shape[axis] //= len(turns)
-    seeds = [(edit.seed + turn * _SEED_STRIDE) % 2**63 for turn in turns]
+    seeds = [(edit.seed + turn * 0x9E3779B9) % 2**63 for turn in turns]  # far from what people give as seeds
     noise = torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], axis)
     return values + noise.reshape(values.shape).to(values) * edit.arguments["std"]
 

@@ -122,16 +122,13 @@ def batch_of(tensor: Tensor, preprocessing: Preprocessing) -> Batch:
 
 @dataclass(slots=True)
 class BatchQueue:
-    """Batches in order; `on_error` is called for each input that is left out; with None, none is left out.
-
-    `indices` are those of the batch that was handed out last.
-    """
+    """Batches in order; `on_error` is called for each input that is left out; with None, none is left out."""
 
     _further: Iterator[Batch]
     on_error: Callable[[UnfitInputError], None] | None
     _next: deque[Batch] = field(default_factory=deque)
     _apart: list[str] = field(default_factory=list)
-    indices: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()  # of the batch that was handed out last
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -141,7 +141,9 @@ class GradientComparison:
             pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
             pair.add(values, rows, first_input, len(batch.indices))
-        paired = pair_parameters(first.parameters, other.parameters, _layers(self.pairing))
+        calls = self.pairing.calls.items()
+        by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in calls}
+        paired = pair_parameters(first.parameters, other.parameters, {**self.pairing.names, **by_order})
         self._parameters |= {rows.label: rows for rows in paired}
         for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
             _add_parameters(total, gradients)
@@ -255,11 +257,6 @@ def _jointly(parameters: Sequence[_Pair]) -> float:
     if any(pair.missing for pair in parameters):
         return math.inf
     return sum((pair.sums for pair in parameters), Sums()).relative_l2
-
-
-def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
-    by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in pairing.calls.items()}
-    return {**pairing.names, **by_order}
 
 
 def _differentiate(

@@ -22,8 +22,6 @@ def paired_rows(
 
     The index counts the rows that are listed.
     """
-    edits = networks[B].edits.by_name.items()
-    edited = {layer for layer, of_layer in edits if any(edit.place == "input" for edit in of_layer)}
     rows: list[DifferenceRow] = []
     listed = 0
     for place, form in networks[A].output_forms.items():
@@ -34,7 +32,8 @@ def paired_rows(
         unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b)
         if not unchanged:
             paired = _row(listed, form, other, partner[1], row)
-            if other.layer in edited:  # what arrives before the edit is not known
+            if any(edit.place == "input" for edit in networks[B].edits.by_name.get(other.layer, ())):
+                # What arrives before the edit is not known.
                 paired = replace(paired, given="with an edited input", arriving_relative_l2=None)
             rows.append(paired)
             listed += networks[A].has_rows(form.layer)
