@@ -339,7 +339,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
             raise
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
-            return output, None, Break(_loss_failed(raised), None, raised)
+            return output, None, Break(_loss_failed(run.inspected.info.name, raised), None, raised)
         if not math.isnan(expected) and not math.isclose(expected, _amount(value), rel_tol=_SAME_LOSS):
             run.captured.watch.give_up_copies()
             expected = math.nan
@@ -401,10 +401,9 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     return replace(value, value=value.value.reshape(()))
 
 
-def _loss_failed(error: BaseException) -> str:
-    if is_out_of_memory(error):
-        return f"The loss ran out of memory: give fewer inputs at a time (a smaller batch). {exception_line(error)}"
-    return f"The loss raised {exception_line(error)}"
+def _loss_failed(model: str, error: BaseException) -> str:
+    memory = "ran out of memory: give fewer inputs at a time (a smaller batch)."
+    return f"The loss of {model} {memory if is_out_of_memory(error) else 'raised'} {exception_line(error)}"
 
 
 def _backward(run: GradientRun, loss: Tensor) -> Break | None:

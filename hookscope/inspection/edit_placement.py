@@ -5,7 +5,7 @@ A parameter's value is edited by expressions such as `param:conv1.weight:value:z
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -75,16 +75,12 @@ def place_edits(
     network: nn.Module,
     execution_order: Callable[[], Sequence[str]] | None,
     axes: AxisReader,
-    turn: Callable[[], int] = lambda: 0,
+    turns: Callable[[], tuple[int, ...]],
 ) -> PlacedEdits:
     """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
-    Args:
-        edits: Expressions, or edits that have been parsed; none of parameters' values.
-        network: The network.
-        execution_order: As for `select_layers`.
-        axes: Tells along each forward pass which axis counts channels.
-        turn: Returns a number that moves the seeds of noise: noise is the same as long as it is.
+    No edit may be of a parameter's value. `execution_order` is as for `select_layers`, `axes` tells along each forward
+    pass which axis counts channels, and `turns` returns the `Edit.turns` of what is edited now.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.
@@ -101,10 +97,10 @@ def place_edits(
                 name = maker if isinstance(maker, str) else type(maker).__name__
                 raise UsageError(f"{edit.text!r} cannot change a tensor of {name}: {missing}.")
             if edit.place == "parameter grad":
-                axis = parameter_channel_axis(maker, tensor)
+                edited = edit.apply(tensor, parameter_channel_axis(maker, tensor))
             else:
                 axis = None if tensor.is_nested else axes.channel_axis(maker, tuple(tensor.shape))
-            edited = edit.moved(turn()).apply(tensor, axis)
+                edited = replace(edit, turns=turns()).apply(tensor, axis)
             applications[edit.text] += edited is not tensor
             return edited
 
@@ -164,7 +160,7 @@ class BoundEdit:
 
     def edited(self, values: Tensor, turn: int = 0) -> Tensor:
         """Return edited values, or the same tensor where it holds no floating-point numbers; see `Edit`."""
-        return self.edit.moved(turn).apply(values, self.channel_axis)
+        return replace(self.edit, turns=(turn,)).apply(values, self.channel_axis)
 
 
 def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -> tuple[BoundEdit, ...]:

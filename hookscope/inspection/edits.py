@@ -43,6 +43,7 @@ class Edit:
         arguments: Numbers by name, only those given.
         channels: Which channels are edited; empty for all of them.
         dtype: What `round` rounds to.
+        turns: What noise is drawn for: the positions of a batch's inputs, or the step of a training.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Edit:
     channels: tuple[int, ...] = ()
     seed: int = 0
     dtype: str = ""
+    turns: tuple[int, ...] = (0,)
 
     def apply(self, tensor: Tensor, channel_axis: int | None) -> Tensor:
         """Return a new tensor with the edit made, of the same shape, dtype and device, with a graph.
@@ -72,10 +74,6 @@ class Edit:
         if mask is not None:
             edited = torch.where(mask.to(tensor.device), edited, values)
         return edited.to(tensor.dtype)
-
-    def moved(self, turn: int) -> "Edit":
-        """Return the edit with another seed for each `turn`; at turn 0 it is the same."""
-        return replace(self, seed=(self.seed + turn) % 2**63) if turn and self.operation == "noise" else self
 
     def _mask(self, shape: Sequence[int], axis: int | None) -> Tensor | None:
         """Return where the named channels are, to be broadcast to `shape`; None for everywhere."""
@@ -99,12 +97,8 @@ def bind_edits(
 
     An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
     names are matched as names of layers are, for the places "value" and "freeze" too. A tied parameter has its first
-    name. Noise has another seed for each name, so that equal shapes do not get equal noise.
-
-    Args:
-        edits: In the order in which they are made.
-        network: The network.
-        execution_order: As for `select_layers`.
+    name. Noise has another seed for each name, so that equal shapes do not get equal noise. Edits keep their order;
+    `execution_order` is as for `select_layers`.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
@@ -177,9 +171,17 @@ def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
 
 
 def _noise(values: Tensor, edit: Edit) -> Tensor:
-    """Add normal noise; drawn on the CPU in float32, so that it is the same everywhere."""
-    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(edit.seed))
-    return values + noise.to(values) * edit.arguments["std"]
+    """Add normal noise, drawn for each turn by itself on the CPU in float32, so that it is the same everywhere.
+
+    A turn has an equal part of axis 0, which may count windows, or of axis 1 of (T, N, D); else the first has all.
+    """
+    shape, count = [*(values.shape or (1,))], len(edit.turns)
+    axis = 1 if len(shape) == 3 and shape[0] != count == shape[1] else 0
+    turns = edit.turns[:1] if shape[axis] % count else edit.turns
+    shape[axis] //= len(turns)
+    seeds = [(edit.seed + turn * 0x9E3779B9) % 2**63 for turn in turns]  # far from what people give as seeds
+    noise = torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], axis)
+    return values + noise.reshape(values.shape).to(values) * edit.arguments["std"]
 
 
 def _prune(values: Tensor, edit: Edit) -> Tensor:

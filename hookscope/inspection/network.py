@@ -128,6 +128,7 @@ class BatchQueue:
     on_error: Callable[[UnfitInputError], None] | None
     _next: deque[Batch] = field(default_factory=deque)
     _apart: list[str] = field(default_factory=list)
+    indices: tuple[int, ...] = ()  # of the batch that was handed out last
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -141,6 +142,7 @@ class BatchQueue:
         """Hand out the batches until there are no more."""
         while (batch := self.peek()) is not None:
             self._next.popleft()
+            self.indices = batch.indices
             yield batch
             del batch  # it is the caller's alone
 

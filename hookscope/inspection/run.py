@@ -330,7 +330,7 @@ def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOp
         layers = {name: module for name, module in modules.items() if name in options.hooked}
     else:
         layers = {} if others is None else select_from(modules, inspected.aliases, others, order)
-    placed = place_edits(options.edits, inspected.network, order, axes)
+    placed = place_edits(options.edits, inspected.network, order, axes, lambda: queue.indices)
     judged = options.for_rules and (have_own_operations(modules.values()) or any(map(_is_script, modules.values())))
     if operations is not None or placed.of_operations or judged:
         operations = operations or OperationChoice(())

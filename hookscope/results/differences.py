@@ -127,7 +127,7 @@ class DifferenceRow(TensorDifference):
             one differ, None if it is not known.
         arriving_relative_l2: The same without parameters, buffers and other tensors of modules that an operation takes.
         source: The line that calls an operation of A, "net.py:14"; "" for a module.
-        given: What an operation takes that no layer returns and that differs, in words: "given 1.0 in A and 1.3 in B".
+        given: What differs that no layer returns, in words: "given 1.0 in A and 1.3 in B", "with an edited input".
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.

@@ -491,7 +491,7 @@ def test_a_loss_that_raises_is_one_sentence() -> None:
     def broken(_output: Tensor, _batch: Batch) -> Tensor:
         raise LookupError("no target")
 
-    with pytest.raises(PassError, match="The loss raised LookupError: no target"):
+    with pytest.raises(PassError, match="The loss of Sequential raised LookupError: no target"):
         inspect_gradients(chain(2, 2), torch.ones(1, 2), broken)
 
 

@@ -191,3 +191,23 @@ def test_a_network_is_compared_with_itself_edited() -> None:
     assert result.rows[-1].measures is not None
     assert result.rows[-1].measures.max_abs
     assert torch.equal(model[5].weight, network()[5].weight)
+
+
+@pytest.mark.parametrize("label", ["3", "0 grad_output"])
+def test_each_input_has_noise_of_its_own_whatever_the_batch_size(label: str) -> None:
+    windows, tokens = Apply(lambda x: x.reshape(-1, 3)), Apply(lambda x: x.reshape(-1, 3, 2).transpose(0, 1))
+    model = nn.Sequential(nn.Linear(4, 6), windows, tokens, Apply(lambda x: x.mean(0)))  # (N, 6), (2 N, 3), (3, N, 2)
+    x = torch.ones(5, 4)
+
+    def values(size: int) -> Tensor:
+        options = {"layer": "/^[03]$/", "batch_size": size, "save_tensors": True}
+        if label == "3":
+            run = hookscope.activations(model, x, edit="/^[012]$/:output:noise(0.5, seed=3)", **options)
+        else:
+            run = hookscope.grads(model, x, edit="/^[12]$/:grad:noise(1)", loss="sum", **options)
+        assert run.tensors is not None
+        return run.tensors[label]
+
+    whole = values(5)
+    assert len({tuple(row) for row in whole.tolist()}) == 5  # of equal inputs
+    assert all(torch.equal(values(size), whole) for size in (1, 2, 5))

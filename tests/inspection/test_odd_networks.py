@@ -208,7 +208,9 @@ def test_an_output_without_a_history_is_the_networks_error() -> None:
     model = Written(forward, linear=nn.Linear(3, 4))
     with pytest.raises(RuntimeError) as expected:
         model(X).sum()
-    with pytest.raises(PassError, match="The loss raised RuntimeError: Output 1 of Split is a view") as raised:
+    with pytest.raises(
+        PassError, match="The loss of Written raised RuntimeError: Output 1 of Split is a view"
+    ) as raised:
         hookscope.grads(model, X.clone(), loss="sum")
     assert str(expected.value).split(". ")[0] in str(raised.value)
 

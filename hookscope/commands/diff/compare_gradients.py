@@ -141,7 +141,9 @@ class GradientComparison:
             pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
             pair.add(values, rows, first_input, len(batch.indices))
-        paired = pair_parameters(first.parameters, other.parameters, _layers(self.pairing))
+        calls = self.pairing.calls.items()
+        by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in calls}
+        paired = pair_parameters(first.parameters, other.parameters, {**self.pairing.names, **by_order})
         self._parameters |= {rows.label: rows for rows in paired}
         for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
             _add_parameters(total, gradients)
@@ -257,11 +259,6 @@ def _jointly(parameters: Sequence[_Pair]) -> float:
     return sum((pair.sums for pair in parameters), Sums()).relative_l2
 
 
-def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
-    by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in pairing.calls.items()}
-    return {**pairing.names, **by_order}
-
-
 def _differentiate(
     network: HookedNetwork, batch: Batch, loss: LossFunction, spool: Spool
 ) -> tuple[Gradients, dict[str, Value]]:
@@ -273,6 +270,7 @@ def _differentiate(
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
     options = replace(network.options, hooked=frozenset(network.hooked))
+    titled = replace(network.inspected, info=replace(network.inspected.info, name=network.title))  # for its errors
     with cpu_threads(network.cpu_threads):
-        seen = inspect_gradients(network.inspected, [network.batch_for(batch)], loss, options, on_tensor=keep)
+        seen = inspect_gradients(titled, [network.batch_for(batch)], loss, options, on_tensor=keep)
     return seen, gradients

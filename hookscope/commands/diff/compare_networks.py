@@ -102,7 +102,8 @@ def compare_networks(
     conditions = [parse_condition(text) for text in option.fail_over]
     values, edits = split_edits(option.edit_b)
     _refuse(option, edits)
-    apart = copied(other) if values else _separate(session.loaded, other)
+    of_a = {id(module) for module in session.loaded.module.modules()}
+    apart = copied(other) if values or any(id(module) in of_a for module in other.module.modules()) else other
     made = edit_parameters(apart.module, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _OtherInputs(session.inputs, inputs_b)
     queue = session_batches(session, option.batch_size if others is None else 1, on_error)
@@ -328,12 +329,6 @@ def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str],
         for call in calls
         if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
     ]
-
-
-def _separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
-    """Return the other network, as a copy if it has modules of the first."""
-    module_ids = {id(module) for module in loaded.module.modules()}
-    return copied(other) if any(id(module) in module_ids for module in other.module.modules()) else other
 
 
 def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:

@@ -377,9 +377,7 @@ def _small(result: Differences) -> str:
         return "No row could be compared."
     if not worst[0]:
         partly = any(row.measures and row.measures.value_count is not None for row in result.rows)
-        same_dtypes = all(row.dtype == row.dtype_b for row in result.rows)
-        bits = ", bit for bit," if same_dtypes else ""
-        sure = ", in their statistics and up to 256 values per input," if partly else bits
+        sure = ", in their statistics and up to 256 values per input," if partly else ""
         return f"A and B are equal{sure} in {counted(len(norms), 'row')}."
     return f"A and B differ no more than rounding explains: relative L2 {_at_most(*worst)}."
 
@@ -397,7 +395,7 @@ def _first_unequal(result: Differences) -> Iterator[str]:
     if row.measures is None or not row.measures.relative_l2 <= row.limit or not same_dtype or (before and not at):
         return
     partly = row.measures.value_count is not None
-    sure = "equal in its statistics and up to 256 values per input" if partly else "equal bit for bit"
+    sure = "equal in its statistics and up to 256 values per input" if partly else "equal"
     amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
     yield (
         f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
@@ -490,8 +488,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     changed = [row for row in rows if _differs(row)]
     yield from _different_networks(result)
     if not changed:
-        bits = ", bit for bit," if all(row.dtype == row.dtype_b for row in rows) else ""
-        yield f"A and B hold the same values{bits} in {counted(len(rows), 'tensor')}."
+        yield f"A and B hold the same values in {counted(len(rows), 'tensor')}."
     else:
         norms = _amounts(changed)
         finite = [pair for pair in norms if not math.isnan(pair[0])]

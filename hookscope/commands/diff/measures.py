@@ -137,7 +137,7 @@ def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
     step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
     sums = Sums()
     for start in range(0, flat_a.numel(), step):
-        sums += _sums_of_chunk(flat_a[start : start + step].double(), flat_b[start : start + step].double(), start)
+        sums += _sums_of_chunk(flat_a[start : start + step], flat_b[start : start + step], start)
     if sums.max_at is not None:
         sums.max_at = tuple(map(int, np.unravel_index(sums.max_at[0], a.shape)))
     if channel_axis is not None and (sums.unequal or sums.mismatched):
@@ -146,9 +146,13 @@ def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
 
 
 def _sums_of_chunk(a: Tensor, b: Tensor, start: int) -> Sums:
-    """Return the sums of two vectors in float64, the first element of which is at `start`."""
+    """Return the sums in float64 of two vectors, the first element of which is at `start`."""
     sums = Sums(count=a.numel())
+    exact = a - b if a.dtype == b.dtype == torch.int64 else None  # float64 rounds integers beyond 2**53
+    a, b = a.double(), b.double()
     differences = a - b
+    if exact is not None:
+        differences = torch.where(differences.abs() < 2.0**62, exact, differences)  # the others may overflow
     sums.difference = float(differences.dot(differences))
     if not math.isfinite(sums.difference):
         counted = a.isfinite() & b.isfinite()

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from hookscope.commands.diff.alignment import Pairing
@@ -30,7 +31,11 @@ def paired_rows(
         other = networks[B].output_forms[row.place_b]
         unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b)
         if not unchanged:
-            rows.append(_row(listed, form, other, partner[1], row))
+            paired = _row(listed, form, other, partner[1], row)
+            if any(edit.place == "input" for edit in networks[B].edits.by_name.get(other.layer, ())):
+                # What arrives before the edit is not known.
+                paired = replace(paired, given="with an edited input", arriving_relative_l2=None)
+            rows.append(paired)
             listed += networks[A].has_rows(form.layer)
     return rows
 

@@ -218,7 +218,9 @@ class Passes:
             inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
             sums = [value.less(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
-            row.input_shapes_differ = any(_shapes_differ(*pair) for pair in inputs)
+            shapes = [(value.shape, other.shape) for value, other in inputs]
+            # A ragged shape holds -1.
+            row.input_shapes_differ = any(one != two and -1 not in (*one, *two) for one, two in shapes)
         shadow = self._shadowed.get(b.call, [])
         if isinstance(shadow, str):
             row.note = shadow
@@ -264,8 +266,3 @@ def _moved(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
     """Return a copy of a tensor on the device of the next of the others, in its dtype if floating."""
     other = next(others, tensor)
     return tensor.to(other.device, other.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
-
-
-def _shapes_differ(a: Value, b: Value) -> bool:
-    is_ragged = -1 in (*a.shape, *b.shape)
-    return not is_ragged and a.shape != b.shape

@@ -104,7 +104,7 @@ class TrainingEdits:
                     "not fire. Train it uncompiled, or edit parameters, with param:."
                 )
             if wanted:
-                placed = place_edits(wanted, network.network, None, self._axes, lambda: self.step)
+                placed = place_edits(wanted, network.network, None, self._axes, lambda: (self.step,))
                 layers.append((network.network, placed))
             if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
                 _refuse_if_waited_for(freeze, network.given)

@@ -18,6 +18,7 @@ from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageE
 from tests.commands.diff.test_compare_networks import numpys, small
 from tests.commands.diff.test_compare_networks import pictures as small_pictures
 from tests.commands.diff.test_planted_faults import NETWORKS, seeded
+from tests.networks import Apply
 
 TARGET = 3
 
@@ -186,6 +187,39 @@ def test_a_network_without_gradients_is_an_error() -> None:
         hookscope.diff(OnlyForward(4, 2), "same", torch.randn(2, 4), grads=True)
 
 
+def divided(x: Tensor) -> Tensor:
+    output = x[:, :1] * 1
+    if output.requires_grad:
+        output.register_hook(lambda _gradient: 1 / 0)
+    return output
+
+
+def overwritten(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, 1)
+    with torch.no_grad():
+        first.mul_(2)
+    return second
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            divided,
+            r"{} \(Sequential\) raised in its backward pass at \(model\) \(Sequential\): ZeroDivisionError:",
+        ),
+        (overwritten, r"The loss of {} \(Sequential\) raised RuntimeError: Output 1 of Split is a view"),
+    ],
+)
+def test_what_raises_for_a_gradient_is_named_with_its_side(function: Callable[[Tensor], Tensor], message: str) -> None:
+    x, network = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 2), Apply(lambda x: x[:, :1] * 1))
+    raising = nn.Sequential(network[0], Apply(function))
+    for side, networks in (("A", (raising, network)), ("B", (network, raising))):
+        with pytest.raises(ModelError, match=f"^{message.format(side)}") as raised:
+            hookscope.diff(*networks, x, layer="0", grads=True, loss="sum")
+        assert "\n" not in str(raised.value)
+
+
 def test_a_loss_needs_gradients_and_gradients_need_inputs() -> None:
     with pytest.raises(UsageError, match="need `grads`"):
         hookscope.diff(small(), "same", small_pictures(), loss="ce")
@@ -327,7 +361,7 @@ def test_the_first_gradient_that_differs_has_its_size_and_a_sentence() -> None:
         "The first gradient to differ in the backward pass is 2.conv2[0] grad_input (Conv2d): relative L2 0.0500; "
         "the activations agree."
     )
-    assert second == "A and B are equal, bit for bit, in 9 rows."
+    assert second == "A and B are equal in 9 rows."
 
 
 def test_a_gradient_that_is_edited_is_the_first() -> None:

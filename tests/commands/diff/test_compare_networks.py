@@ -120,6 +120,24 @@ def test_shadows_say_what_each_layer_adds() -> None:
     assert [difference.layer for difference in result.first_differences] == ["conv", "fc"]
 
 
+@pytest.mark.parametrize("shadow", [False, True])
+def test_an_edited_input_is_a_difference_of_its_layer_alone(shadow: bool) -> None:
+    network, x = (
+        nn.Sequential(nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2)),
+        torch.randn(3, 6),
+    )
+    with torch.no_grad():
+        before = network[0](x)
+        layer, block = (numpys(part(before), part(-before)) for part in (network[1][0], network[1]))
+    result = hookscope.diff(network, "same", x, edit_b="/^1.0$/:input:scale(-1)", shadow=shadow)
+    amount = number_text(layer, 3)
+    assert answer(result)[0] == f"First difference in 1.0 (Linear): relative L2 {amount}, with an edited input."
+    assert [difference.layer for difference in result.first_differences] == ["1.0"]
+    result = hookscope.diff(network, "same", x, edit_b="/^1$/:input:scale(-1)", shadow=shadow)
+    assert answer(result)[0] == f"First difference in 1: relative L2 {number_text(block, 3)}."
+    assert [difference.layer for difference in result.first_differences] == ["1"]
+
+
 _collected: ContextVar[list[Tensor]] = ContextVar("collected")
 
 
@@ -624,7 +642,7 @@ def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it
     distance, limit = numpys(ours["norm"], theirs["norm"]), (4 + 64) * 2.0**-23 * math.sqrt(2)
     assert 0 < distance < limit
     assert answer(result)[1] == (
-        f"The first row that is not equal bit for bit is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
+        f"The first row that is not equal is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
         f"its inputs are equal. Rounding may explain up to {number_text(limit, 3)} there."
     )
     result = hookscope.diff(Functional(1.0), Functional(1.0 + 1e-6), torch.randn(3, 6))

@@ -97,12 +97,22 @@ def test_another_dtype_is_said_and_its_rounding_measured(dtype: torch.dtype) -> 
     assert row(differences, "w").sign_flips == 0
 
 
-def test_equal_values_of_another_dtype_are_not_equal_bit_for_bit() -> None:
+def test_equal_values_of_other_bits_are_equal_values() -> None:
+    zero, negative = held({"w": torch.zeros(3)}), held({"w": -torch.zeros(3)})
+    assert answer(compare_weights(zero, negative)) == ["A and B hold the same values in 1 tensor."]
     a, b = held({"w": torch.ones(3)}), held({"w": torch.ones(3, dtype=torch.bfloat16)})
     assert answer(compare_weights(a, b)) == [
         "A and B hold the same values in 1 tensor.",
         "1 tensor is float32 in A, bfloat16 in B.",
     ]
+
+
+def test_integers_differ_though_float64_rounds_them_to_one_number() -> None:
+    a, b = [2**53, 2**63 - 1, 7], [2**53 + 1, -(2**63), 7]
+    for at, max_abs in ((slice(0, 1), 1), (slice(3), 2**64)):
+        differences = compare_weights(held({"w": torch.tensor(a[at])}), held({"w": torch.tensor(b[at])}))
+        assert measures(differences, "w").max_abs == max_abs
+        assert measures(differences, "w").unequal_fraction == len(a[at][:2]) / len(a[at])
 
 
 def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:
