@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
 
 from hookscope.errors import UsageError
 from hookscope.parameters import arg
@@ -126,8 +127,7 @@ def group(section: str = "") -> Callable[[type[T]], type[T]]:
 
 def on_command_line(setting: "Field[Any]") -> OnCommandLine:
     """Return an option as the command line has it."""
-    usage: OnCommandLine = setting.metadata["option"]
-    return usage
+    return cast("OnCommandLine", setting.metadata["option"])
 
 
 def text_type(setting: "Field[Any]") -> Any:
@@ -149,6 +149,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
     Texts: ((str, Collection), "a text or a list of texts"),
+    **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
 }
 _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
@@ -167,12 +168,10 @@ def _init(self: Any, **kwargs: Any) -> None:
 def _settle(self: Any) -> None:
     """Make a tuple of one value where there may be several, and refuse what an option cannot be."""
     for setting in fields(self):
-        if "option" not in setting.metadata:
-            continue
         value = getattr(self, setting.name)
-        if value is setting.default:
+        if value is setting.default or "option" not in setting.metadata:
             continue
-        _refuse_other_types(setting, value)
+        of_kind(setting.name, setting.type, value)
         if setting.default == () and setting.type != "Images" and not isinstance(value, Mapping):
             object.__setattr__(self, setting.name, tuple(value) if isinstance(value, list | tuple) else (value,))
         least, most = on_command_line(setting).bounds
@@ -183,18 +182,19 @@ def _settle(self: Any) -> None:
                 raise UsageError(f"{arg(setting.name)} {value} is not possible: give {most} or less.")
 
 
-def _refuse_other_types(setting: "Field[Any]", value: Any) -> None:
-    literals = [kind for kind in (setting.type, *get_args(setting.type)) if get_origin(kind) is Literal]
-    choices = [choice for literal in literals for choice in get_args(literal)]
-    classes, wanted = _KINDS.get(setting.type, ((), ""))
+def of_kind(name: str, kind: Any, value: Any) -> Any:
+    """Return the value of an option or argument of a type; raise UsageError if it cannot be that."""
+    choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
+    classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if setting.type == Texts and isinstance(value, list | tuple):
+    if kind == Texts and isinstance(value, list | tuple):
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:
         actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
-        raise UsageError(f"{arg(setting.name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(setting.name, '')}")
+        raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
     if choices and value not in choices:
-        raise UsageError(f"{arg(setting.name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
+        raise UsageError(f"{arg(name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
+    return value
 
 
 def is_given(option: Any, name: str) -> bool:

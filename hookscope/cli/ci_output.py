@@ -62,14 +62,15 @@ class CiOutput:
 
 def ci_output(option: options.Check | options.Diff) -> CiOutput:
     """Return what to write; raise OutputError for a file that cannot be written, before a model is run for nothing."""
-    from hookscope.results.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import append, check_writable
 
     chosen = option.report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
     path = os.environ.get(_SUMMARY) if chosen == "github" else None
     output = CiOutput(chosen, option.junit, Path(path) if path else None)
-    for file, name in ((output.junit, "--junit"), (output.summary, _SUMMARY)):
-        if file is not None:
-            check_writable(file, name)
+    if output.junit is not None:
+        check_writable(output.junit, "--junit")
+    if output.summary is not None:
+        append(output.summary, "", _SUMMARY)
     return output
 
 

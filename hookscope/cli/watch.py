@@ -68,9 +68,8 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
         raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     absolute = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
-    folder = None if out is None else str(out)
     option = replace(option, out=absolute)
-    return Script(option.module or str(script), option.module is not None, arguments, option, folder)
+    return Script(option.module or str(script), option.module is not None, arguments, option, str(out) if out else None)
 
 
 def _refuse_launcher(args: Sequence[str]) -> None:

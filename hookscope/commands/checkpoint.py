@@ -26,4 +26,4 @@ def checkpoint(file: str | Path, *, option: options.Checkpoint) -> CheckpointCon
     """
     from hookscope.models.contents import list_contents
 
-    return list_contents(Path(file), option.key)
+    return list_contents(Path(options.of_kind("file", options.File, file)), option.key)

@@ -93,8 +93,7 @@ def file_options(option: options.ModelOptions) -> FileOptions:
     """Return how weights files are read."""
     from hookscope.models.construction import FileOptions
 
-    missing, unexpected = tuple(option.allow_missing), tuple(option.allow_unexpected)
-    return FileOptions(option.trust, option.key, missing, unexpected)
+    return FileOptions(option.trust, option.key, tuple(option.allow_missing), tuple(option.allow_unexpected))
 
 
 def given_network(model: nn.Module | ExportedProgram | LoadedModel) -> LoadedModel:

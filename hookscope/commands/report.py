@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hookscope.errors import OutputError, UsageError
+from hookscope.options import File, of_kind
 
 if TYPE_CHECKING:
     from hookscope.results.activations import Activations
@@ -57,13 +58,13 @@ def report(
             raise UsageError(f"There is no page of type {type(run).__name__}: give a run directory, or a run's result.")
         if out is None:
             raise UsageError("The page of a result needs a file name: give out.")
+        target = Path(of_kind("out", File, out))
         if isinstance(run, TrainingLog):
-            check_report_target(Path(out))
-            write_report(Path(out), document_html(describe_training(run)))
-            return Path(out)
+            write_report(target, document_html(describe_training(run)))
+            return target
         with TemporaryDirectory() as folder:
-            return report(run.save(Path(folder) / "run"), out)
-    target = default_report_path(Path(run)) if out is None else Path(out)
+            return report(run.save(Path(folder) / "run"), target)
+    target = default_report_path(Path(run)) if out is None else Path(of_kind("out", File, out))
     check_report_target(target)
     if is_training(Path(run)):
         log = read_training(Path(run))

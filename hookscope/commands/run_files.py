@@ -68,7 +68,7 @@ def save_result(
     is_empty = isinstance(result, Activations | Gradients | Attributions | Attention) and not result.inputs
     if provenance is None or getattr(result, "failure", None) is not None or is_empty:
         raise UsageError("This run did not finish, or was read from a folder, so it cannot be saved.")
-    with new_run(Path(path), numbered=numbered) as run:
+    with new_run(path, numbered=numbered) as run:
         files = write(run.path, result, **options)
         names = [*files.listed]
         if saved := getattr(result, "tensors", None):

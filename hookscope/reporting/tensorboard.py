@@ -70,15 +70,13 @@ def write_training(folder: Path, log: TrainingLog) -> None:
 
 def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Entry]]]) -> None:
     now = time.time()
-    target = Path(os.path.realpath(folder))
-    with reported(folder, "--tensorboard", "folder"):
-        target.mkdir(parents=True, exist_ok=True)
-        with whole_file(target / f"events.out.tfevents.{now:.0f}.{new_token()}") as file:
-            records = RecordWriter(file)
-            records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-            for step, entries in events:
-                if values := [value for value in starmap(_value, entries) if value is not None]:
-                    records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
+    target = Path(os.path.realpath(folder), f"events.out.tfevents.{now:.0f}.{new_token()}")
+    with reported(folder, "--tensorboard", "folder"), whole_file(target) as file:
+        records = RecordWriter(file)
+        records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        for step, entries in events:
+            if values := [value for value in starmap(_value, entries) if value is not None]:
+                records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
 
 
 def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Entry]]]:

@@ -649,7 +649,7 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--junit", "."), 3, "folder"),
         (("good.pt", "--sarif", "good.pt/check.sarif"), 3, "good.pt"),
         (("good.pt", "--report", "good.pt"), 3, "not a hookscope report"),
-        (("good.pt", "--report", "missing/report.html"), 3, "no such folder"),
+        (("good.pt", "--report", "good.pt/report.html"), 3, "not a directory"),
         (("good.pt", "--evidence", "good.pt"), 3, "Name another folder with --evidence"),
         (("good.pt", "--update-baseline", "--baseline", "good.pt/b.json"), 3, "good.pt"),
         (("good.pt", "--format", "github"), 3, "GITHUB_STEP_SUMMARY"),

@@ -221,6 +221,33 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
     assert len(actual.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 4
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that grants every permission and takes no file")
+def test_a_place_that_takes_nothing_is_one_line_before_anything_runs(run: Run, tmp_path: Path) -> None:
+    Path("new.pt").write_bytes(b"no weights: reading them would be another error")
+    runs = [[command, "net.py:tiny", CAT] for command in ("activations", "grads", "attribute", "attention", "survey")]
+    runs += [["diff", "net.py:tiny", "net.py:tiny", CAT], ["history", "new.pt", "new.pt"]]
+    cases = [([*arguments, "--out", folder], folder) for arguments in runs for folder in ("/proc/x", "/proc/x/y")]
+    cases += [([*runs[0], option, "/proc/x"], "/proc/x") for option in ("--report", "--tensorboard")]
+    cases += [(["layers", "net.py:tiny", "--csv", "/proc/x"], "/proc/x"), ([*runs[5], "--junit", "/proc/x"], "/proc/x")]
+    cases += [(["check", "new.pt", option, "/proc/x"], "/proc/x") for option in ("--evidence", "--report", "--sarif")]
+    cases += [(["layers", "net.py:tiny", "--csv", "/proc/self/comm"], "/proc/self/comm")]  # a file that exists
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, place in cases:
+        ended = run(*arguments)
+        assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
+        assert f"Cannot write to '{place}" in ended.stderr
+        assert ": no such file or directory. Name another " in ended.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_missing_folders_of_every_file_are_made(run: Run) -> None:
+    assert run("layers", "net.py:tiny", "--csv", "a/b/layers.csv").code == 0
+    assert run("diff", "net.py:tiny", "net.py:tiny", CAT, "--junit", "c/d/j.xml", "--report", "e/f/diff.html").code == 0
+    [stored] = Path("hookscope-runs").glob("diff-*")
+    assert run("report", stored, "--out", "g/h/diff.html").code == 0
+    assert all(map(os.path.getsize, ("a/b/layers.csv", "c/d/j.xml", "e/f/diff.html", "g/h/diff.html")))
+
+
 @pytest.mark.parametrize(
     ("folder", "reason"),
     [

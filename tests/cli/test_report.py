@@ -40,7 +40,7 @@ def test_what_is_not_ours_is_never_overwritten(run: Run, tmp_path: Path, stored:
         "thesis.html": "it exists and is not a hookscope report",
         "link.html": "it is a symbolic link",
         "runs": "it is a folder",
-        "no/such.html": "there is no such folder",
+        "thesis.html/a.html": "not a directory",
         "x" * 300: "file name too long",
     }
     for target, reason in reasons.items():

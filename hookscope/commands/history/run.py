@@ -63,7 +63,7 @@ def history(
     settings = replace(with_options(configured, checked), baseline=None, survey=None)
     settings, wanted = judged_by(settings, option, None)
     return follow(
-        find_checkpoints([str(file) for file in several(files)]),
+        find_checkpoints([str(options.of_kind("files", options.File, file)) for file in several(files)]),
         settings,
         wanted,
         searches=option.bisect,

@@ -139,7 +139,6 @@ class FeatureParts:
             OutputError: If something cannot be written.
         """
         with self.target.reported(f" with {arg('features')}; {arg('resume')} goes on with the finished chunks"):
-            self.target.sidecar.parent.mkdir(parents=True, exist_ok=True)
             written = [*(self._one_file(classes) if self.target.is_one_file else self._file_for_each_chunk())]
             return self.target.write_sidecar(model, self.shapes, written, self._inputs(classes))
 
@@ -219,7 +218,6 @@ def batch_features(
         on_output=lambda batch, _output: spool.keep(len(batch.indices)),
     )
     with target.reported(""):
-        target.path.parent.mkdir(parents=True, exist_ok=True)
         shapes = spool.write(target.path, [row.label for row in run.rows])
         return target.write_sidecar(run.model.name, shapes, [target.path], _inputs(labels))
 

@@ -134,10 +134,8 @@ class ChunkFolder:
         """Make the folder and write the plan, whole; OutputError if it cannot be written."""
         categories = plan.model.categories if plan.classes else ()
         document = json_form(replace(plan, model=replace(plan.model, categories=categories)))
-        with self.reported():
-            self.path.mkdir(parents=True, exist_ok=True)
-            with whole_file(self.path / PLAN) as file:
-                file.write(strict_json(document).encode())
+        with self.reported(), whole_file(self.path / PLAN) as file:
+            file.write(strict_json(document).encode())
 
     def read_plan(self) -> Plan:
         """Return the plan.

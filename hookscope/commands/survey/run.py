@@ -54,8 +54,11 @@ def survey(
     from hookscope.commands.survey.plan import ChunkFolder
     from hookscope.commands.survey.run_survey import run_survey
 
+    if chunks is None and (option.resume or option.shard is not None):
+        raise UsageError(f"{arg('resume' if option.resume else 'shard')} needs {arg('chunks')}, the folder for chunks.")
     if option.features is not None and not option.layer:
         raise UsageError(f"{arg('features')} needs {arg('layer')}: name the layers whose outputs are wanted.")
+    chunks = options.of_kind("chunks", options.File | None, chunks)
     with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
         return run_survey(model, images, option, ChunkFolder(Path(folder)), on_progress)
 
@@ -92,5 +95,5 @@ def features(
     from hookscope.commands.survey.feature_files import FeatureTarget, batch_features
 
     loaded = load(model, options.ModelOptions(), options.RunOptions(seed=option.seed))
-    target = FeatureTarget(Path(out), option.pool, option.features_dtype)
+    target = FeatureTarget(Path(options.of_kind("out", options.File, out)), option.pool, option.features_dtype)
     return batch_features(loaded, batches, target, several(layer), option.seed)

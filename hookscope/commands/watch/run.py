@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope import options
+from hookscope.errors import UsageError
+from hookscope.parameters import arg
 
 if TYPE_CHECKING:
     from hookscope.commands.watch.networks import Networks, Optimizers
@@ -62,4 +64,6 @@ def watch(
     """
     from hookscope.commands.watch.watch import Watch
 
+    if option.resume and option.out is None:
+        raise UsageError(f"{arg('resume')} needs {arg('out')}, the folder of the training to continue.")
     return Watch(model, optimizer, replace(option, edit=edits), activations=activations, on_line=on_line)

@@ -28,7 +28,7 @@ from typing import Any
 
 from hookscope.errors import InputError, OutputError
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.results.runs.atomic import reason_of
+from hookscope.results.runs.atomic import reason_of, reported
 from hookscope.results.runs.reading import read_inside, refusal
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.table_rows import TableRows
@@ -101,12 +101,8 @@ class TrainingLogFile:
         self._warn = warn
         self._positions: defaultdict[str, int] = defaultdict()  # in "names"; a new name is the last
         self._positions.default_factory = self._positions.__len__
-        try:
+        with reported(folder, kind="folder"):
             self._descriptor: int | None = _opened(self.path)
-        except OSError as error:
-            raise _refusal(folder, reason_of(error), "Name another folder") from error
-        except ValueError as error:
-            raise _refusal(folder, "no folder can have such a name", "Name another folder") from error
         try:
             _lock(self._descriptor, folder)
             self.last_step = _last_step(self._descriptor, folder, resume=resume)

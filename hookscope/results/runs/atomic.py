@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO, Literal
 
 from hookscope.errors import OutputError
@@ -22,8 +23,9 @@ def new_token() -> str:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it takes the place of `target` when the block ends, unless that raises."""
+    """Open a file to write; it takes the place of `target` when the block ends, unless that raises. Makes folders."""
     partial = target.with_name(f".partial-{new_token()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with partial.open("xb") as file:
             yield file
@@ -58,7 +60,6 @@ def write_whole(path: Path, text: str, option: str) -> None:
         if target.exists() and not target.is_file():  # a pipe or a terminal takes what it gets
             target.write_bytes(text.encode())
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as file:
             file.write(text.encode())
 
@@ -69,19 +70,23 @@ def append(path: Path, text: str, option: str) -> None:
         file.write(text)
 
 
-def check_writable(path: Path, option: str, kind: Kind = "file") -> None:
-    """Raise OutputError for a place that could not be written to, before the long work; change nothing."""
+def check_writable(path: Path, option: str = "", kind: Kind = "file", beside: Path | None = None) -> None:
+    """Raise OutputError before the long work if `path`, by way of `beside`, could not be written; change nothing."""
     with reported(path, option, kind):
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(beside or path))
         if kind == "file" and target.is_dir():
             raise refusal(path, "it is a folder", option)
-        with suppress(FileNotFoundError, NotADirectoryError):
-            target.lstat()  # raises for an impossible name; asking whether it exists does not
         standing = target if os.path.lexists(target) else next(parent for parent in target.parents if parent.exists())
+        for name in target.relative_to(standing).parts:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                (standing / name).lstat()  # raises for an impossible name; asking whether it exists does not
         if not standing.is_dir() and (standing != target or kind == "folder"):
             raise refusal(path, f"'{standing}' is not a folder", option, kind)
         if not os.access(standing, os.W_OK):
             raise refusal(path, f"no permission to write '{standing}'", option, kind)
+        folder = standing.parent if standing.is_file() else standing  # a file is replaced
+        if folder.is_dir():
+            TemporaryFile(dir=folder).close()  # permissions do not tell: /proc has all
 
 
 def reason_of(error: OSError) -> str:

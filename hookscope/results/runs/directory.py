@@ -22,10 +22,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from hookscope.errors import UsageError
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.results.runs.atomic import new_token, reason_of, refusal, sync
+from hookscope.results.runs.atomic import check_writable, new_token, reason_of, refusal, sync
 from hookscope.text import slug, strict_json
 
 if sys.platform != "win32":
@@ -152,7 +153,7 @@ class SavedRun:
 
 
 @contextmanager
-def new_run(target: Path, option: str = "", *, numbered: bool = False) -> Iterator[Run]:
+def new_run(path: str | Path, option: str = "", *, numbered: bool = False) -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
     The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was. If
@@ -162,8 +163,11 @@ def new_run(target: Path, option: str = "", *, numbered: bool = False) -> Iterat
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
             folder or onto a full disk.
     """
-    check_target(target, option)
-    path, target = target, _absolute(target)
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"`path` takes a path, not type {type(path).__name__}.")
+    path = Path(path)
+    check_target(path, option)
+    target = _absolute(path)
     token = new_token()
     run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), path, option, numbered)
     absent = [folder for folder in target.parents if not folder.exists()]
@@ -190,14 +194,7 @@ def check_target(target: Path, option: str = "") -> None:
         with _reported(target, option):
             with _locked(target.parent):
                 _refuse_foreign(target, option)
-            standing = next(folder for folder in target.parents if folder.exists())
-            if not os.access(standing, os.W_OK | os.X_OK):
-                raise refusal(target, f"no permission to write in '{standing}'", option, "folder")
-            # Asking for a name that is too long fails even where nothing of that name exists.
-            longest = _beside(target, "previous", f"{os.getpid()}-{'0' * 8}").name
-            for name in (longest, *target.relative_to(standing).parts[:-1]):
-                with suppress(FileNotFoundError):
-                    (standing / name).lstat()
+            check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
     except ValueError as error:
         raise refusal(target, "no file can have such a name", option, "folder") from error
 

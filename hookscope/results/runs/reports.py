@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from hookscope.regular_files import read_bounded
-from hookscope.results.runs.atomic import refusal, reported, whole_file
+from hookscope.results.runs.atomic import check_writable, refusal, reported, whole_file
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 """How every report begins."""
@@ -21,10 +21,7 @@ def check_report_target(target: Path) -> None:
     """Raise OutputError where something else than a report stands, or nothing can be written; change nothing."""
     with reported(target):
         _refuse_foreign(target)
-        if not target.parent.is_dir():
-            raise refusal(target, "there is no such folder")
-        if not os.access(target.parent, os.W_OK | os.X_OK):
-            raise refusal(target, "no permission to write there")
+    check_writable(target)
 
 
 def write_report(target: Path, page: str) -> None:

@@ -194,8 +194,8 @@ def test_refuses_a_parent_that_is_a_file_or_cannot_be_written_and_names_a_foreig
     with pytest.raises(OutputError, match=r"besides a hookscope run it holds 'notes\.txt'"):
         check_target(tmp_path / "kept")
     # Permissions do not bind the superuser, so the answer is given for him.
-    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK | os.X_OK)
-    with pytest.raises(OutputError, match="no permission to write in"):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match="no permission to write"):
         check_target(tmp_path / "run")
 
 
