@@ -31,7 +31,7 @@ _MESSAGE_LENGTH = 4096
 _MOST_BYTES = 1_000_000
 
 # A word is plain if nothing in it can be markup, a link, a mention or a reference; the characters around it may be.
-_WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;…]*)""")
+_WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;?!…]*)""")
 _PLAIN = re.compile(
     r"(?!www\.|gh-)[^\W_]+([-+.,/%=×'][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
 )
@@ -176,8 +176,8 @@ def _cut(lines: Sequence[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a sentence in which every word that is not plain is a code span."""
-    return " ".join(map(_word, text.split()))
+    """Return a sentence in which every word that is not plain, and every position such as "[0, :]", is a code span."""
+    return " ".join(map(_word, re.findall(r"\S*\[[\d:, ]*\]\S*|\S+", " ".join(text.split()))))
 
 
 def _word(word: str) -> str:

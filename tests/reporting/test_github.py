@@ -248,6 +248,11 @@ def test_plain_sentences_are_not_cluttered_with_code() -> None:
     assert ": 64 of 64 channels are zero over 2 inputs (limit 50%).\n" in checks_to_markdown([FAILED])
     genitive = "No other network's names fit."
     assert f"- note: {genitive}\n" in checks_to_markdown([replace(WARNED, warnings=(genitive,))])
+    question = "Are they a different network's? The shapes fit!"
+    position = "Input 1 leads to it, at [0, :]. 'b' gave ([2, 3, :])."
+    markdown = checks_to_markdown([replace(WARNED, warnings=(question, position))])
+    assert f"- note: {question}\n" in markdown
+    assert "- note: Input 1 leads to it, at `[0, :]`. 'b' gave (`[2, 3, :]`).\n" in markdown
 
 
 def test_errors_notes_and_skipped_rules_are_said() -> None:
