@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hookscope.errors import (
     CheckpointError,
     HookscopeError,
     InputError,
+    LayerNotFoundError,
     MisfitError,
     ModelError,
     ModelNotFoundError,
@@ -30,12 +32,14 @@ from hookscope.errors import (
     UnmergedError,
     UsageError,
     is_out_of_memory,
+    nearest,
 )
+from hookscope.hooks.patterns import parse_pattern
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.inspection.device import full_float32
 from hookscope.models.construction import LoadedModel
-from hookscope.parameters import arg
+from hookscope.parameters import arg, listing
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
@@ -45,7 +49,9 @@ from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.rules.baseline import Baseline
 from hookscope.rules.judging import judge, refused
+from hookscope.rules.rule import stored_in
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
+from hookscope.text import printable
 
 # Of the failing layers these many are drawn, the first in execution order.
 _MOST_DRAWN = 12
@@ -96,6 +102,7 @@ def check_checkpoint(
             with full_float32():  # the limits are those of float32
                 measured = measure(prepared, settings, measures, with_signatures=compared)
             _refuse_lack_of_memory(name, measured)
+            _refuse_idle_patterns(measured, settings, wanted)
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
         measured = None
@@ -119,8 +126,7 @@ def check_checkpoint(
         forward = measured.forward
         rows = () if forward is None else forward.rows
         best = () if forward is None else forward.predictions
-        parts = OverviewParts(rows, failing_rows(report, forward), predictions=best)
-        report = replace(report, overview_parts=parts)
+        report = replace(report, overview_parts=OverviewParts(rows, failing_rows(report, forward), predictions=best))
         if on_measured is not None:
             on_measured(measured)
     report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
@@ -157,6 +163,23 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
     for run in filter(None, (measured.forward, measured.gradients)):
         if run.failure is not None and is_out_of_memory(run.failure.error):
             raise _lack_of_memory(name, f", in {run.failure.layer or '(model)'}")
+
+
+def _refuse_idle_patterns(measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str]) -> None:
+    """Raise LayerNotFoundError if a pattern of the configuration matches nothing in a network that ran to its end."""
+    passes = [run for run in (measured.forward, measured.gradients) if run is not None]
+    if any(run.failure is not None for run in passes):
+        return
+    names = {(name, target.kind) for target in map(stored_in, measured.stored) for name in target.names}
+    names |= {(name, row.kind) for run in passes for row in run.rows for name in (row.layer, *row.aliases)}
+    names |= {(layer.layer, layer.kind) for run in passes for layer in run.uncalled}
+    names |= {(state.key, "") for state in (*measured.optimisers, *measured.scalers, *measured.copies)}
+    for layer in settings.layers:
+        pattern = parse_pattern(layer.pattern)
+        if wanted & layer.rules.keys() and not any(pattern.matches(*name) for name in names):
+            close = nearest(layer.pattern.strip("!/*"), sorted({*chain(*names)}))
+            where = f"pattern '{printable(layer.pattern)}' in [[layers]] of {settings.source}"
+            raise LayerNotFoundError(f"{where} matches no layer.{close} List them with {listing()}.")
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:

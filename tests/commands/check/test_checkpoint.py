@@ -542,3 +542,29 @@ def test_limits_are_taken_by_name_and_refused_where_nothing_is_judged_by_them(ne
     ):
         with pytest.raises(UsageError, match=says):
             check(network, **options)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rule", "nearest"),
+    [
+        ("haed", "zero-parameter", "'head'"),
+        ("inner.conv*", "dead-channels", "'first.conv'"),
+        ("!/^fist/", "dead-gradient", "'first'"),
+        ("head", "dead-channels", ""),
+        ("head.bias", "zero-parameter", ""),
+        ("(model):mean", "dead-channels", ""),  # an operation
+    ],
+)
+def test_a_pattern_over_layers_that_matches_none_is_refused_with_the_nearest(
+    network: Network, tmp_path: Path, pattern: str, rule: str, nearest: str
+) -> None:
+    with Path("hookscope.toml").open("a", encoding="utf-8") as file:
+        file.write(f"[[layers]]\npattern = '{pattern}'\n{rule} = 'warn'\n")
+    report = check(network)
+    assert report.exit_code == (5 if nearest else 0)
+    if nearest:
+        assert f"pattern '{pattern}' in [[layers]] of hookscope.toml matches no layer. Nearest: " in report.error
+        assert nearest in report.error
+        assert check(network, ignore=[rule]).exit_code == 0
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    assert check(tmp_path / "weights.pt", arch="none").exit_code == 0
