@@ -1,6 +1,6 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerNotFoundError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.callers import have_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import Observation
@@ -208,7 +209,20 @@ class Run:
             notes.append(f"No rows for copies of modules that the network makes in its forward pass: {copies}.")
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             notes.append(_WITHOUT_KERNEL.format(missing_because()))
-        return (*notes, *(unseen_in_scripts(self.inspected.modules) if self.chosen.operations is not None else ()))
+        if self.chosen.operations is not None or self.options.for_rules:
+            notes += (*unseen_in_scripts(self.inspected.modules), *self._unseen_activations())
+        return tuple(notes)
+
+    def _unseen_activations(self) -> Iterator[str]:
+        """Yield a note that names layers of torch's whose activation is a function that has no row."""
+        operations = [seen.operation for seen in self.rows.seen.values() if seen.operation is not None]
+        shown = {operation.owner for operation in operations if ACTIVATIONS.matches("", operation.name)}
+        kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+        layers = {name: module for name, module in self.inspected.modules.items() if isinstance(module, kinds)}
+        calling = {name for name in layers if not isinstance(attribute_of(layers[name], "activation"), nn.Module)}
+        if unseen := [printable(name, 80) or "(model)" for name in layers if name in calling - shown]:
+            remedy = "Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
+            yield f"Activation functions inside torch's own layers are not seen: {some_of(unseen, 3)}. {remedy}"
 
     def end(self, broken: Break | None) -> None:
         """Raise LayerNotFoundError if a pattern of operations has selected nothing in a run that was not broken."""

@@ -227,6 +227,12 @@ class Run(NetworkResult):
         parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
 
+    @property
+    def where_judged(self) -> str:
+        """Return where rules found nothing, for an all-clear: " in what was seen" if a note names what was not seen."""
+        unseen = any(note.startswith("No rows for ") or " not seen: " in note for note in self.notes)
+        return " in what was seen" if unseen else ""
+
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
         """Write the run directory, as `RunResult.save`, with grids in a colour map of Matplotlib's.
 

@@ -163,3 +163,31 @@ def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(softmax: Any) 
     report = hookscope.check(network, images=x, select="non-finite-activation")
     assert "only input 1 leads to it" in report.findings[0].message
     assert report.findings[0].where == ("(model)" if softmax is F.softmax else "softmax")
+
+
+class CallsTorchs(nn.TransformerEncoderLayer):
+    def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(src, *args, **kwargs)
+
+
+class CallsItself(nn.TransformerEncoderLayer):
+    def forward(self, src: Tensor) -> Tensor:  # type: ignore[override]
+        return self.norm2(src + self.linear2(self.activation(self.linear1(src))))
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, CallsTorchs, CallsItself, nn.TransformerDecoderLayer])
+@pytest.mark.parametrize("activation", ["relu", nn.ReLU()])
+def test_no_dead_relu_inside_torchs_own_layers_gets_an_all_clear(kind: Any, activation: Any) -> None:
+    torch.manual_seed(0)
+    layer = kind(8, 2, 16, activation=activation)
+    with torch.no_grad():
+        layer.linear1.bias[:15] = -1000.0  # 15 of 16 channels are below 0 whatever a normalised input is
+    images: Any = torch.randn(4, 16, 8)  # 64 values a channel
+    if kind is nn.TransformerDecoderLayer:
+        images = (images, images)
+    for run in (hookscope.activations(layer, images), hookscope.grads(layer, images)):
+        found = any(finding.rule == "dead-channels" for finding in run.verdicts)
+        unseen = any("inside torch's own layers are not seen: (model)." in note for note in run.notes)
+        assert found != unseen
+        assert found == (activation != "relu" or kind is CallsItself)
+        assert "No problems found in what was seen" in str(run) or found

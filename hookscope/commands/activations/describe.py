@@ -123,7 +123,7 @@ def no_findings(result: Activations) -> list[str]:
     constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "
     share = "88% (noise)" if all(record.is_noise for record in result.inputs) else "80%"
     return [
-        f"No problems found: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
+        f"No problems found{result.where_judged}: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
         f"Looked at the layers shown and at operations; a ReLU is dead with {share} of its channels at 0.",
     ]
 

@@ -93,7 +93,7 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
         return [headline, *loss], level
     if result.failure is not None:
         return ["Gradients were not checked: the pass raised.", *loss], "warn"
-    return [f"No problems found in the gradients ({len(GRADS_RULES)} rules).", *loss], "good"
+    return [f"No problems found{result.where_judged or ' in the gradients'} ({len(GRADS_RULES)} rules).", *loss], "good"
 
 
 def loss_words(loss: LossRecord) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookscope.commands.check.measuring.batch_norm import BatchNormInputs, with_statistics
 from hookscope.commands.check.measuring.consistency import FirstPass
@@ -24,8 +24,6 @@ from hookscope.commands.check.measuring.signatures import OutputSignatures, weig
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
-from hookscope.hooks.attributes import attribute_of
-from hookscope.hooks.callers import stands_for_torchs
 from hookscope.inputs import Batch
 from hookscope.inputs.find_files import TENSOR_SUFFIXES
 from hookscope.inputs.loading import read_tensor
@@ -47,7 +45,7 @@ from hookscope.results.network import row_label
 from hookscope.results.runs.reading import read_run, refusal
 from hookscope.results.survey import Survey
 from hookscope.rules import RULES
-from hookscope.rules.rule import Needs, listed, module_of, of_modules
+from hookscope.rules.rule import Needs, module_of, of_modules
 from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
 from hookscope.text import counted, safe_text
@@ -139,8 +137,6 @@ def measure(
         measuring.warnings.append(_survey_words(settings.survey, survey, forward.rows))
     if labelled is not None:
         measuring.warnings.append(mapping_words(labelled.accuracy))
-    if wanted & {"dead-channels", "dead-layer", "quiet-channels"}:
-        measuring.warnings += _unseen_activations(subject)
     return CheckMeasurements(
         loaded.info,
         stored,
@@ -346,22 +342,6 @@ def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
             f"({of}). Survey this one first."
         )
     return survey
-
-
-def _unseen_activations(subject: InspectedNetwork) -> Iterator[str]:
-    """Yield a note if transformer layers of torch apply their activation as a function, which no hook sees."""
-    unseen = [
-        name
-        for name, module in subject.modules.items()
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
-        and stands_for_torchs(module)  # a class of the network's own may call it in code that is observed
-        and not isinstance(attribute_of(module, "activation"), nn.Module)
-    ]
-    if unseen:
-        yield (
-            f"The activations of {listed(unseen)} are not checked for dead or quiet channels: torch's own code calls a "
-            "function for them. Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
-        )
 
 
 def _survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
