@@ -12,14 +12,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.step_gradients import StepWatch
 from hookscope.inputs import Batch
-from hookscope.inspection.differentiation import (
-    GradientOptions,
-    GradientRun,
-    LossFunction,
-    differentiable,
-    run_batch,
-    undo_batch,
-)
+from hookscope.inspection.differentiation import GradientOptions, GradientRun, LossFunction, run_batch, undo_batch
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,
     NamedParameter,
@@ -29,6 +22,7 @@ from hookscope.inspection.gradient_rows import (
     parameter_rows,
     step_rows,
 )
+from hookscope.inspection.losses.formulas import differentiable
 from hookscope.inspection.network import InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.rows import OnTensor, Recorder, feature_maps, hidden_labels, layer_rows
 from hookscope.inspection.run import Break, choose, run_batches

@@ -33,7 +33,7 @@ from hookscope.inspection.gradient_rows import (
     merge_steps,
     named_parameters,
 )
-from hookscope.inspection.losses.formulas import LossValue
+from hookscope.inspection.losses.formulas import LossValue, differentiable
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.run import Break, InspectionOptions, Run, verified
 from hookscope.inspection.state.preservation import Mode, Preserved
@@ -168,11 +168,6 @@ def undo_batch(run: GradientRun) -> None:
     run.state.rewind()
     for parameter in run.inspected.parameters():
         parameter.grad = run.gradients_before.get(parameter)
-
-
-def differentiable(tensor: Tensor) -> bool:
-    """Tell whether a tensor can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _aliases_may_matter(run: GradientRun) -> bool:

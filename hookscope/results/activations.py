@@ -230,8 +230,7 @@ class Run(NetworkResult):
     @property
     def where_judged(self) -> str:
         """Return where rules found nothing, for an all-clear: " in what was seen" if a note names what was not seen."""
-        unseen = any(note.startswith("No rows for ") or " not seen: " in note for note in self.notes)
-        return " in what was seen" if unseen else ""
+        return " in what was seen" * any("No rows for " in note or " not seen: " in note for note in self.notes)
 
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
         """Write the run directory, as `RunResult.save`, with grids in a colour map of Matplotlib's.

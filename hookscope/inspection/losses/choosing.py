@@ -16,7 +16,7 @@ from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
-from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, LossValue, real
+from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, LossValue, differentiable, real
 from hookscope.inspection.losses.targets import (
     Output,
     TargetKind,
@@ -102,13 +102,13 @@ def choose_loss(
 
     def compute(output: object, batch: Batch) -> LossValue:
         all_outputs = [Output(*pair) for pair in tensors_in(output)]
-        floating = [entry for entry in all_outputs if _is_floating(entry.tensor)]
+        floating = [entry for entry in all_outputs if differentiable(entry.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
         for leaf in outputs:
             if missing := missing_memory(leaf.tensor):
                 raise ModelError(f"There is no loss of {leaf.label}: {missing}.")
         arguments = tensors_given(batch.args, batch.kwargs)
-        inputs = tuple(tensor for _, tensor in arguments if _is_floating(tensor) and not tensor.is_nested)
+        inputs = tuple(tensor for _, tensor in arguments if differentiable(tensor) and not tensor.is_nested)
         count = max(batch.indices) + 1 if input_count is None else input_count
         task = Task(name, wanted, seed, tuple(categories), count, batch.indices, inputs)
         if not isinstance(loss, str):
@@ -141,10 +141,6 @@ def _check_name(loss: str) -> None:
         name = re.sub("[^a-z0-9]", "", loss.lower()).removesuffix("loss")
         hint = nearest(_OTHER_NAMES.get(name, name), LOSSES, 1)
         raise UsageError(f"There is no loss '{safe_text(loss)}'.{hint} Give {', '.join(LOSSES)} or FILE.py:FUNCTION.")
-
-
-def _is_floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def output_at(outputs: Sequence[Output], key: str) -> Output:

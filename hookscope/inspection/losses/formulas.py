@@ -173,6 +173,11 @@ def _tolerance(output: Output) -> float:
     return max(1e-4, 2 * torch.finfo(output.tensor.dtype).eps)
 
 
+def differentiable(tensor: Tensor) -> bool:
+    """Tell whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _softmax_warning(output: Output, task: Task) -> str:
     return f"{output.label} already is a softmax (rows sum to 1), so {task.loss} takes its logarithm."
 

@@ -97,7 +97,7 @@ class Run:
             sync(self.path / _RECORD)
             sync(self.path)
             with _locked(self.target.parent):
-                if self.numbered and is_of_another_command(target, metadata.get("command")):
+                if self.numbered and command_of(target) not in (None, metadata.get("command")):
                     target = next(candidate for candidate in _numbered(target) if not os.path.lexists(candidate))
                     self.path.rename(target)
                     user_path = user_path.with_name(target.name)
@@ -206,7 +206,7 @@ def default_run_path(verb: str, *names: str) -> Path:
 
 def free_run_path(target: Path, command: str) -> Path:
     """Return `target`, or the first of `target-2`, `target-3`, … where no run of another command would be replaced."""
-    return next(path for path in chain([target], _numbered(target)) if not is_of_another_command(path, command))
+    return next(path for path in chain([target], _numbered(target)) if command_of(path) in (None, command))
 
 
 def point_latest(folder: Path) -> None:
@@ -241,11 +241,6 @@ def command_of(target: Path) -> str | None:
     """Return the command line of the run at `target`; None if there is none."""
     record = _read_record(target)
     return None if record is None else str(record.get("command", ""))
-
-
-def is_of_another_command(target: Path, command: object) -> bool:
-    """Tell whether there is a run at `target` that another command line wrote."""
-    return command_of(target) not in (None, command)
 
 
 def _numbered(target: Path) -> Iterator[Path]:
