@@ -141,7 +141,7 @@ class TokenRecorder:
             for row in _drawn_rows(rows)
             for index, (norms, limit) in self.rows[row.layer, row.call, row.slot].drawn.items()
             if row.tokens is not None and (grid := _picture_grid(row.tokens)) is not None
-            if _divides(grid, inputs[index].shape)
+            if len(shape := inputs[index].shape) > _PICTURE_AXES and not (shape[-2] % grid[0] or shape[-1] % grid[1])
         )
 
     def _commit(self) -> None:
@@ -255,10 +255,6 @@ def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
 def _picture_grid(tokens: TokenNorms) -> tuple[int, int] | None:
     grid = tokens.grid
     return (grid[0], grid[1]) if grid is not None and len(grid) == _PICTURE_AXES else None
-
-
-def _divides(grid: tuple[int, int], shape: Sequence[int]) -> bool:
-    return len(shape) > _PICTURE_AXES and not (shape[-2] % grid[0] or shape[-1] % grid[1])
 
 
 def _result(row: _Row) -> TokenNorms:

@@ -48,6 +48,7 @@ from hookscope.results.json_form import json_form
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.rules.baseline import Baseline
+from hookscope.rules.drift import gone
 from hookscope.rules.judging import judge, refused
 from hookscope.rules.rule import stored_in
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
@@ -102,7 +103,7 @@ def check_checkpoint(
             with full_float32():  # the limits are those of float32
                 measured = measure(prepared, settings, measures, with_signatures=compared)
             _refuse_lack_of_memory(name, measured)
-            _refuse_idle_patterns(measured, settings, wanted)
+            _refuse_idle_patterns(measured, settings, wanted, baseline)
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
         measured = None
@@ -165,15 +166,19 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
             raise _lack_of_memory(name, f", in {run.failure.layer or '(model)'}")
 
 
-def _refuse_idle_patterns(measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str]) -> None:
-    """Raise LayerNotFoundError if a pattern of the configuration matches nothing in a network that ran to its end."""
+def _refuse_idle_patterns(
+    measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
+) -> None:
+    """Raise LayerNotFoundError if a pattern matches nothing in the file, the baseline or the passes, unless one raised."""
     passes = [run for run in (measured.forward, measured.gradients) if run is not None]
     if any(run.failure is not None for run in passes):
         return
-    names = {(name, target.kind) for target in map(stored_in, measured.stored) for name in target.names}
+    targets = [*map(stored_in, measured.stored), *map(gone, baseline.rows if baseline else ())]
+    names = {(name, target.kind) for target in targets for name in target.names}
     names |= {(name, row.kind) for run in passes for row in run.rows for name in (row.layer, *row.aliases)}
     names |= {(layer.layer, layer.kind) for run in passes for layer in run.uncalled}
-    names |= {(state.key, "") for state in (*measured.optimisers, *measured.scalers, *measured.copies)}
+    names |= {(state.key, "") for state in measured.optimisers} | {(copy.key, "") for copy in measured.copies}
+    names |= {(state.key, "") for state in measured.scalers}
     for layer in settings.layers:
         pattern = parse_pattern(layer.pattern)
         if wanted & layer.rules.keys() and not any(pattern.matches(*name) for name in names):

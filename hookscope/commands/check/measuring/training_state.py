@@ -169,6 +169,9 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
     if entries is None:
         return
     loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
+    learnt = [
+        key for key, value in loaded.items() if value.is_floating_point() and _leaf(key) not in _COUNTERS + _RUNNING
+    ]
     for copy in entries.copies:
         paired = set(copy.names.values())
         reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != loaded[mine].shape)
@@ -180,7 +183,7 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
             len(copy.tensors),
             tuple(name for name, value in copy.tensors.items() if _bounds(value) is None),
             reshaped,
-            tuple(name for name, value in loaded.items() if name not in paired and _is_learnt(name, value)),
+            tuple(name for name in learnt if name not in paired),
             tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
             cosines={name: near for name, pair in large.items() if (near := _cosine(*pair)) is not None},
             untrained=tuple(name for name, (average, mine) in large.items() if _is_stale(average, mine)),
@@ -249,10 +252,6 @@ def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None
     counts = [(*_plain(tensor), -1.0)[0] for tensor in (average, weight)]
     theirs, mine = (int(count) if math.isfinite(count) else -1 for count in counts)
     return (theirs, mine) if theirs > mine >= 0 else None
-
-
-def _is_learnt(name: str, value: Tensor) -> bool:
-    return value.is_floating_point() and _leaf(name) not in (*_COUNTERS, *_RUNNING)
 
 
 def _leaf(name: str) -> str:
