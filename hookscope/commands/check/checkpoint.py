@@ -169,7 +169,7 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
 def _refuse_idle_patterns(
     measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
 ) -> None:
-    """Raise LayerNotFoundError if a pattern matches nothing in the file, the baseline or the passes, unless one raised."""
+    """Raise LayerNotFoundError if a pattern matches nothing in file, baseline and passes. Not if one raised."""
     passes = [run for run in (measured.forward, measured.gradients) if run is not None]
     if any(run.failure is not None for run in passes):
         return
