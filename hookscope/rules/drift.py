@@ -128,8 +128,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, now.kind, change))
-    missing = [row for row in by_label.values() if terms.is_on(gone(row))]
-    changed += [(gone(row), row.kind, "it is in the baseline and does not run") for row in missing]
+    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
+    changed += [missing for missing in gone if terms.is_on(missing[0])]
     remark = _given(baseline, measured, terms) if changed else ""
     for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
         name = f"'{printable(target.where)}' ({printable(kind)})"
@@ -190,8 +190,7 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
     return f"; what the network is given differs already, {by}: look at how inputs are read and prepared"
 
 
-def gone(row: BaselineRow) -> FindingTarget:
-    """Return an output of a baseline, which the network may lack; patterns match its layer."""
+def _gone(row: BaselineRow) -> FindingTarget:
     name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
     return FindingTarget(row.label, (name,), row.kind)
 

@@ -48,7 +48,6 @@ from hookscope.results.json_form import json_form
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.rules.baseline import Baseline
-from hookscope.rules.drift import gone
 from hookscope.rules.judging import judge, refused
 from hookscope.rules.rule import stored_in
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
@@ -173,8 +172,8 @@ def _refuse_idle_patterns(
     passes = [run for run in (measured.forward, measured.gradients) if run is not None]
     if any(run.failure is not None for run in passes):
         return
-    targets = [*map(stored_in, measured.stored), *map(gone, baseline.rows if baseline else ())]
-    names = {(name, target.kind) for target in targets for name in target.names}
+    names = {(name, target.kind) for target in map(stored_in, measured.stored) for name in target.names}
+    names |= {(row.label.partition("[")[0], row.kind) for row in (baseline.rows if baseline else ())}
     names |= {(name, row.kind) for run in passes for row in run.rows for name in (row.layer, *row.aliases)}
     names |= {(layer.layer, layer.kind) for run in passes for layer in run.uncalled}
     names |= {(state.key, "") for state in measured.optimisers} | {(copy.key, "") for copy in measured.copies}
