@@ -62,7 +62,7 @@ def figure(value: float, digits: int = 2) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
     if not value:
-        return f"{value:g}"
+        return "0"
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     if not -4 < int(power) < 6:
         return f"{float(mantissa):g}e{int(power)}"

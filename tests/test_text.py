@@ -168,6 +168,7 @@ def test_probabilities_are_told_apart() -> None:
     ("value", "digits", "text"),
     [
         (0.0, 2, "0"),
+        (-0.0, 2, "0"),
         (1580.4, 3, "1,580"),
         (0.0534, 2, "0.053"),
         (0.999, 2, "1"),
