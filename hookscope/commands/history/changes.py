@@ -114,8 +114,8 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
     for before, now in pair.alike(lambda row: row.role == "parameter" or row.name.endswith(_STATISTICS)):
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
-        was, norm = before.norm or 0.0, now.norm or 0.0
-        if math.isinf(was):  # its square overflows float64
+        was, norm = before.norm, now.norm
+        if was is None or norm is None or math.isinf(was):  # its square overflows float64
             continue
         gain = norm / max((1, *now.shape[:1])) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
