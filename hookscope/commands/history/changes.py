@@ -155,8 +155,8 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):
-                compared = f"{figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
-                yield now.name, f"'{now.name}' moved by {compared}"
+                compared = f"by {figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                yield now.name, f"'{now.name}' moved {compared if before.norm else 'away from 0'}"
 
 
 def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -165,7 +165,8 @@ def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
         for name, drift in moved.items():
             earlier, _ = pair.drifts_around(name)
             if not drift and earlier and earlier[-1]:
-                yield name, f"'{name}' did not move (by {figure(earlier[-1])} of its norm before)"
+                moved_by = f"by {figure(earlier[-1])} of its norm" if math.isfinite(earlier[-1]) else "it moved from 0"
+                yield name, f"'{name}' did not move ({moved_by} before)"
 
 
 def _resets(pair: _Pair) -> Iterator[tuple[str, str]]:

@@ -388,6 +388,18 @@ def test_a_file_of_nothing_but_nan_has_no_norm_and_none_grows_from_it(tmp_path: 
     ] * 3
 
 
+def test_what_moved_from_zero_is_not_said_to_have_moved_by_a_share_of_its_norm(tmp_path: Path) -> None:
+    def state(stopped: float, scale: float, step: int) -> State:
+        moving = {f"{name}.weight": torch.eye(3) * 1.01**step for name in "ab"}
+        return moving | {"stopped.weight": torch.full((2, 2), stopped), "norm.weight": torch.full((4,), scale)}
+
+    values = [(0.0, 0.0), (1.0, 0.0), (1.0, 2.0)]
+    history = hookscope.history(save(tmp_path, {f"{at}.pt": state(*pair, at) for at, pair in enumerate(values)}))
+    messages = [verdict.message for verdict in history.verdicts if verdict.first == 2 and verdict.is_change]
+    assert "'stopped.weight' did not move (it moved from 0 before) between 1.pt and 2.pt." in messages
+    assert "'norm.weight' moved away from 0 between 1.pt and 2.pt." in messages
+
+
 def test_a_norm_that_overflows_float64_is_not_said_to_grow(tmp_path: Path) -> None:
     states = {f"epoch-{at}.pt": {"conv.weight": torch.full((4, 4), 1e200 * at, dtype=torch.float64)} for at in (1, 2)}
     history = hookscope.history(save(tmp_path, states))
