@@ -57,6 +57,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def an(name: str) -> str:
+    """Return the name of a class with its article: "an int", "a Linear", "an LSTM"."""
+    return f"an {name}" if re.match("[AEIOaeio]|[Uu]p|[FHLMNRSX][A-Z]", name) else f"a {name}"
+
+
 def figure(value: float, digits: int = 2) -> str:
     """Return a number as people write it: "1,580", "0.053", "6.4e-10", "8.3e9", "0", "NaN"."""
     if not math.isfinite(value):

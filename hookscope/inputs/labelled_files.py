@@ -196,7 +196,8 @@ def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
     for line, cells in lines:
         where = f"{shown}, line {line}"
         if len(cells) != len(head) or not cells[at]:
-            raise InputError(f"{where}: {counted(len(cells), 'field')}, not a path and {len(head) - 1} labels.")
+            labels_of_head = counted(len(head) - 1, "label")
+            raise InputError(f"{where}: {counted(len(cells), 'field')}, not a path and {labels_of_head}.")
         file = str(path.parent / cells[at])
         if file in labels:
             raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")

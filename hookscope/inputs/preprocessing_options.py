@@ -14,6 +14,7 @@ from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.options import Numbers, PictureOptions, Sizes
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
+from hookscope.text import counted
 
 
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
@@ -113,5 +114,6 @@ def _values(option: str, value: Numbers, channels: int) -> tuple[float, ...]:
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        raise UsageError(f"{option} {value!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
+        of = counted(channels, "channel")
+        raise UsageError(f"{option} {value!r} has {len(values)} values for {of}. Give 1 or {channels}.")
     return values
