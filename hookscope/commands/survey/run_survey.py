@@ -376,6 +376,8 @@ def _merged(work: _Work) -> Survey:
                 raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
     work.progress(sum(work.plan.chunk_sizes))
     session, option = work.session, work.option
+    if not merging.input_count:
+        work.folder.remove()  # they hold nothing to go on from
     merged = merging.result(session.inputs, partial(second_pass, session, option))
     of_data = () if work.labelled is None else work.labelled.notes
     again = work.reasons[:1]
