@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.text import an
-
 # Limits for values reached through attributes, which may lead to a configuration or a whole program: this many objects,
 # and this many members of all of them, take about a millisecond.
 _OBJECTS_LIMIT = 1000
@@ -164,7 +162,7 @@ def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
     try:
         return _copies(nodes, to_copy, replacements).get(0, value)
     except (TypeError, AttributeError, ValueError, KeyError, RuntimeError) as error:
-        raise TypeError(f"no tensor of {an(type(value).__name__)} can be replaced: {error}") from error
+        raise TypeError(f"no tensor of a {type(value).__name__} can be replaced: {error}") from error
 
 
 def _copies(nodes: Sequence["_Node"], to_copy: set[int], replacements: Mapping[str, Tensor]) -> dict[int, object]:
@@ -386,4 +384,4 @@ def _as_set(value: Any, changed: Mapping[int, object]) -> object:
 
 
 def _no_copy(value: object, _changed: Mapping[Any, object]) -> object:
-    raise TypeError(f"{an(type(value).__name__)} cannot be made anew")
+    raise TypeError(f"a {type(value).__name__} cannot be made anew")

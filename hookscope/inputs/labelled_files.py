@@ -196,8 +196,8 @@ def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
     for line, cells in lines:
         where = f"{shown}, line {line}"
         if len(cells) != len(head) or not cells[at]:
-            labels_of_head = counted(len(head) - 1, "label")
-            raise InputError(f"{where}: {counted(len(cells), 'field')}, not a path and {labels_of_head}.")
+            fields = counted(len(cells), "field")
+            raise InputError(f"{where}: {fields}, not a path and {counted(len(head) - 1, 'label')}.")
         file = str(path.parent / cells[at])
         if file in labels:
             raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")

@@ -14,7 +14,6 @@ from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.options import Numbers, PictureOptions, Sizes
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import counted
 
 
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
@@ -114,6 +113,5 @@ def _values(option: str, value: Numbers, channels: int) -> tuple[float, ...]:
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        of = counted(channels, "channel")
-        raise UsageError(f"{option} {value!r} has {len(values)} values for {of}. Give 1 or {channels}.")
+        raise UsageError(f"{option} {value!r} has {len(values)} values. Give 1 for all channels, or {channels}.")
     return values

@@ -35,7 +35,7 @@ from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.parameters import arg
-from hookscope.text import are, counted, printable, some_of
+from hookscope.text import counted, printable, some_of
 
 _LISTED_NAMES = 3  # names that a sentence lists
 
@@ -227,8 +227,7 @@ def _joined(
     surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
     state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
     shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
-    count = f"{counted(len(surplus), 'tensor')} of its files {are(len(surplus))}"
-    note = f"{name}: {count} not in the index and not used ({shown})."
+    note = f"{name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
     return state, (note,) * bool(surplus)
 
 

@@ -422,7 +422,6 @@ class Checking:
             return
         argument = batch.args[0]
         layout = places_of(copied, argument)
-        inputs = layout.by_channel(argument)
 
         def probability(changed: Tensor) -> Tensor:
             output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
@@ -436,17 +435,13 @@ class Checking:
                 self.notes["Sanity: no deletion test of maps that rank no places of the input."] = None
             elif ranking:
                 whole = maps if layer is None else resized(maps, layout.size, layer.extents)
-                self._keep_deleted(deletions(inputs, whole, probability, self.seed)[:, ranking])
-
-    def _keep_deleted(self, deleted: Numbers) -> None:
-        """Keep the probabilities, (2 + places, N), of inputs whose probability is known and can be lowered."""
-        unknown, unlikely = np.isnan(deleted).any(0), deleted[0] < _LEAST_PROBABILITY
-        low = f"below {_LEAST_PROBABILITY}: blurring could hardly lower it"
-        for left_out, words in ((unknown, "NaN"), (unlikely, low)):
-            if left_out.any():
-                self.notes[f"Sanity: no deletion test where the target's probability is {words}."] = None
-        if not (unknown | unlikely).all():
-            self._deleted.append(deleted[:, ~(unknown | unlikely)])
+                deleted = deletions(layout.by_channel(argument), whole, probability, self.seed)[:, ranking]
+                likely = deleted[0] >= _LEAST_PROBABILITY
+                for share in deleted[0, ~likely]:
+                    low = "NaN" if np.isnan(share) else f"below {_LEAST_PROBABILITY}: blurring could hardly lower it"
+                    self.notes[f"Sanity: no deletion test where the target's probability is {low}."] = None
+                if likely.any():
+                    self._deleted.append(deleted[:, likely])
 
     def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         copied = copy_of(replace(batch, args=args))

@@ -322,7 +322,6 @@ def _digest(file: Clip | Path) -> str:
 
 
 def _measure(work: _Work, index: int) -> None:
-    """Measure a chunk, and write it."""
     option, session = work.option, work.session
     before = work.finished_inputs(index)
     chunk = measure_chunk(
