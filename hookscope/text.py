@@ -57,17 +57,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def an(name: str) -> str:
+    """Return the name of a class with its article: "an int", "a Linear", "an LSTM"."""
+    return f"an {name}" if re.match("[AEIOaeio]|[Uu]p|[FHLMNRSX][A-Z]", name) else f"a {name}"
+
+
 def figure(value: float, digits: int = 2) -> str:
     """Return a number as people write it: "1,580", "0.053", "6.4e-10", "8.3e9", "0", "NaN"."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    if not value:
-        return f"{value:g}"
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     if not -4 < int(power) < 6:
         return f"{float(mantissa):g}e{int(power)}"
     decimals = max(0, digits - 1 - int(power))
-    whole, point, part = f"{float(f'{value:.{digits}g}'):,.{decimals}f}".partition(".")
+    whole, point, part = f"{float(f'{value:.{digits}g}'):z,.{decimals}f}".partition(".")
     return whole + (point + part).rstrip("0.") if point else whole
 
 
@@ -113,11 +116,8 @@ def told_apart(values: Sequence[float]) -> list[str]:
 def slug(text: str, max_bytes: int = 80) -> str:
     """Return `text` as part of a file name: letters, digits and ``._-``, nothing else.
 
-    It never starts with a dot or a dash and is never empty; different texts may get the same slug.
-
-    Args:
-        text: Any text.
-        max_bytes: Longest result in UTF-8; of a longer text both ends are kept. File systems allow 255 for a name.
+    It never starts with a dot or a dash and is never empty; different texts may get the same slug. Of one with more
+    than `max_bytes` in UTF-8 both ends are kept; file systems allow 255 for a name.
     """
     kept = re.sub(r"[^\w.-]+", "-", text).strip("-.")
     encoded = kept.encode()

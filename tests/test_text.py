@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hookscope.text import exception_line, figure, one_line, printable, safe_text, slug, strict_json, told_apart
+from hookscope.text import an, exception_line, figure, one_line, printable, safe_text, slug, strict_json, told_apart
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -157,6 +157,11 @@ def test_the_line_of_an_exception_is_its_type_and_first_line() -> None:
     assert exception_line(KeyError()) == "KeyError"
 
 
+def test_the_article_of_a_name_is_that_of_its_first_sound() -> None:
+    names = ["int", "OrderedDict", "Upsample", "LSTM", "MLP", "Linear", "ResNet", "UNet", "dict", "torch.Size"]
+    assert [an(name).removesuffix(f" {name}") for name in names] == ["an"] * 5 + ["a"] * 5
+
+
 def test_probabilities_are_told_apart() -> None:
     assert told_apart((0.41, 0.0127, 0.38)) == ["0.41", "0.0127", "0.38"]
     assert told_apart((0.1217, 0.1212, 0.1216)) == ["0.1217", "0.1212", "0.1216"]
@@ -168,6 +173,7 @@ def test_probabilities_are_told_apart() -> None:
     ("value", "digits", "text"),
     [
         (0.0, 2, "0"),
+        (-0.0, 2, "0"),
         (1580.4, 3, "1,580"),
         (0.0534, 2, "0.053"),
         (0.999, 2, "1"),

@@ -26,7 +26,7 @@ from hookscope import regular_files
 from hookscope.errors import CheckpointError, nearest
 from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 ArchiveKind = Literal["torch", "torchscript", "exported program"]
 FileKind = (
@@ -240,7 +240,7 @@ def _is_pickle(start: bytes) -> bool:
 
 def _foreign(start: bytes) -> str:
     if any(magic.startswith(start) for magic in (_ZIP_START, _LEGACY_START)):
-        return f"is truncated after {len(start)} bytes; download it again"
+        return f"is truncated after {counted(len(start), 'byte')}; download it again"
     for magic, kind in _FOREIGN_STARTS.items():
         if start.startswith(magic) or start.lstrip(_BLANKS).startswith(magic):
             return f"is {kind}. {holds_inputs()[:-1]}" if magic == _NUMPY else f"is {kind}"
@@ -248,8 +248,7 @@ def _foreign(start: bytes) -> str:
         if re.match(pattern, start, re.DOTALL):
             return f"is {kind}"
     if len(start) < 16:
-        size = "1 byte" if len(start) == 1 else f"{len(start)} bytes"
-        return f"is only {size} long: truncated, or not a weights file; download it again"
+        return f"is only {counted(len(start), 'byte')} long: truncated, or not a weights file; download it again"
     with suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
         if "".join(text.split()).isprintable():

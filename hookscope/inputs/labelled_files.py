@@ -193,17 +193,17 @@ def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
     (_, head), *lines = rows
     at = [cell.casefold() for cell in head].index("path")
-    for line, cells in lines:
-        where = f"{shown}, line {line}"
-        if len(cells) != len(head) or not cells[at]:
-            raise InputError(f"{where}: {counted(len(cells), 'field')}, not a path and {len(head) - 1} labels.")
-        file = str(path.parent / cells[at])
+    for line, row in lines:
+        here = f"{shown}, line {line}"
+        if len(row) != len(head) or not row[at]:
+            raise InputError(f"{here}: {counted(len(row), 'field')}, not a path and {counted(len(head) - 1, 'label')}.")
+        file = str(path.parent / row[at])
         if file in labels:
-            raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")
-        pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, cells, strict=True)) if column != at]
+            raise InputError(f"{here}: '{printable(file, 80)}' is listed twice.")
+        pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, row, strict=True)) if column != at]
         if wrong := next((pair for pair in pairs if pair[1] not in _INDICATORS), None):
             name, cell = (printable(text, 80) for text in wrong)
-            raise InputError(f"{where}: '{cell}' for the label '{name}', not 0 or 1.")
+            raise InputError(f"{here}: '{cell}' for the label '{name}', not 0 or 1.")
         labels[file] = tuple(name for name, cell in pairs if _INDICATORS[cell])
     return labels
 

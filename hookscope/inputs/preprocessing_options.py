@@ -113,5 +113,5 @@ def _values(option: str, value: Numbers, channels: int) -> tuple[float, ...]:
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        raise UsageError(f"{option} {value!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
+        raise UsageError(f"{option} {value!r} has {len(values)} values. Give 1 for all channels, or {channels}.")
     return values

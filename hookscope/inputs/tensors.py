@@ -17,7 +17,7 @@ from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, UsageError
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import one_line, printable
+from hookscope.text import an, one_line, printable
 
 ONE_TENSOR = "save the tensor alone with torch.save, numpy.save or safetensors"
 
@@ -112,7 +112,7 @@ def _argument(content: object, name: str) -> Any:
 def _scalar(value: object, name: str) -> Any:
     if type(value) in {bool, int, float, complex, str, type(None)}:
         return value
-    raise ImageError(f"Cannot read {name}: it holds a {kind_of(value)}. Save nothing but tensors, numbers and text.")
+    raise ImageError(f"Cannot read {name}: it holds {an(kind_of(value))}. Save nothing but tensors, numbers and text.")
 
 
 def _only_tensor(content: object, name: str) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _only_tensor(content: object, name: str) -> torch.Tensor:
 def _plain_tensor(content: object, name: str) -> torch.Tensor:
     if not isinstance(content, torch.Tensor) or type(content) not in {torch.Tensor, torch.nn.Parameter}:
         remedy = several_by_name() if isinstance(content, list | tuple | dict) else ONE_TENSOR
-        raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {remedy}.")
+        raise ImageError(f"Cannot read {name}: it holds {an(kind_of(content))}, not one plain tensor; {remedy}.")
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise ImageError(f"Cannot use {name}: a sparse, quantised, nested or data-less tensor. Save a dense one.")

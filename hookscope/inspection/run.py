@@ -35,7 +35,7 @@ from hookscope.statistics import native
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.library import missing_because
 from hookscope.statistics.reducer import Measured, Reducer
-from hookscope.text import printable, some_of
+from hookscope.text import an, printable, some_of
 
 _WITHOUT_KERNEL = (
     "This installation lacks the compiled kernel ({}), so NumPy computes the statistics, several times slower. Wheels "
@@ -245,7 +245,7 @@ class Run:
             elif failure is not None:
                 reason = "the forward pass raised before it"
             elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
-                reason = f"a {kind} is not called itself, its items are"
+                reason = f"{an(kind)} is not called itself, its items are"
             elif isinstance(parent, nn.MultiheadAttention):
                 reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
             else:

@@ -128,7 +128,7 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
         for index, shapes in enumerate(forms if pattern.is_int8 == int8 else ()):
             if candidate := _fitted(pattern, shapes):
                 left_out = len(forms[0]) - len(shapes)
-                more = (f"{left_out} other tensors in the file",) if left_out else ()
+                more = (f"{counted(left_out, 'other tensor')} in the file",) if left_out else ()
                 by_form.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
     best = by_form[min(by_form)] if by_form else []

@@ -227,7 +227,7 @@ def _joined(
     surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
     state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
     shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
-    note = f"{name}: {len(surplus)} tensors of its files are not in the index and not used ({shown})."
+    note = f"{name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
     return state, (note,) * bool(surplus)
 
 

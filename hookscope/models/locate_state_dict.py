@@ -30,7 +30,7 @@ from hookscope.models.weight_sets import (
     weight_candidates,
 )
 from hookscope.parameters import arg
-from hookscope.text import exception_line, printable
+from hookscope.text import an, counted, exception_line, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _state_dict(module: nn.Module, name: str) -> object:
         return module.state_dict()
     except Exception as error:
         kind = type(module).__name__
-        raise ModelError(f"{name} holds a {kind} without a state dict: {exception_line(error)}") from error
+        raise ModelError(f"{name} holds {an(kind)} without a state dict: {exception_line(error)}") from error
 
 
 def _find(content: object, name: str) -> tuple[Keys, list[str]]:
@@ -137,7 +137,7 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     if not isinstance(state, dict):
         sequence = state if isinstance(state, list | tuple) else (state,)
         remedy = f" {holds_inputs()}" if any(isinstance(item, Tensor) for item in sequence) else ""
-        raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).{remedy}")
+        raise CheckpointError(f"{where} {an(kind_of(state))}, not a state dict (tensors by name).{remedy}")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
             raise CheckpointError(f"{where} an optimiser's state, but no weights: {summary_of(state)}.")
@@ -183,4 +183,4 @@ def _identity(state: object) -> object:
 
 
 def _size(state: object) -> str:
-    return f"{len(tensors_of(state))} tensors" if isinstance(state, dict) else f"a {type(state).__name__}"
+    return counted(len(tensors_of(state)), "tensor") if isinstance(state, dict) else an(type(state).__name__)

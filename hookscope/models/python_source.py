@@ -21,7 +21,7 @@ from hookscope.models.user_code import check_readable, find_attribute, import_fi
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.options import Arguments
 from hookscope.parameters import arg
-from hookscope.text import counted, printable, some_of
+from hookscope.text import an, counted, printable, some_of
 
 # Values of a parameter that are compared, and names that a sentence lists.
 _COMPARED_VALUES = 1024
@@ -131,10 +131,10 @@ def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> l
 def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:
     if isinstance(made, nn.Module):
         if arguments:
-            raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no {arg('model_arg')}.")
+            raise UsageError(f"{name} is {an(type(made).__name__)} already: it takes no {arg('model_arg')}.")
         return copy.deepcopy(made) if on_meta else made  # others may hold the same object
     if not callable(made):
-        raise UsageError(f"{name} is a {type(made).__name__}, neither a callable nor a Module.")
+        raise UsageError(f"{name} is {an(type(made).__name__)}, neither a callable nor a Module.")
     _check_call(made, arguments, name)
     result: object = None
     if on_meta:

@@ -16,7 +16,7 @@ from typing import Any
 from hookscope.checkpoints.fileformat import nearest_file
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
 from hookscope.regular_files import NotRegularError, open_regular
-from hookscope.text import exception_line, printable, some_of
+from hookscope.text import an, exception_line, printable, some_of
 
 _numbers = itertools.count()
 
@@ -65,7 +65,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     with importable(path.parent, is_file=True):
         function = find_attribute(import_file(path), name, str(path))
     if not callable(function):
-        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(function).__name__}, not a function.")
+        raise UsageError(f"{printable(f'{path.name}:{name}')} is {an(type(function).__name__)}, not a function.")
     return function
 
 

@@ -13,7 +13,7 @@ from hookscope.checkpoints.nested import ModuleLike, TensorLike
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.parameters import arg
-from hookscope.text import printable
+from hookscope.text import an, printable
 
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
@@ -242,7 +242,7 @@ def dotted(keys: Keys) -> str:
 def summary_of(content: object) -> str:
     """Return what a file holds, for messages: its kind, or the first keys."""
     if not isinstance(content, dict):
-        return f"a {kind_of(content)}"
+        return an(kind_of(content))
     keys = [shown_key(key) for key in dict.keys(content)]
     return f"only {listed(keys)}" if keys else "nothing"
 
@@ -251,7 +251,7 @@ def shown_key(key: object) -> str:
     """Return a key for a message; the text of anything but plain keys can be as long and deep as its maker likes."""
     if isinstance(key, int) and abs(key) > 10**9:
         return "a large int"
-    return printable(str(key), 40) if isinstance(key, str | int | float) else f"a {kind_of(key)}"
+    return printable(str(key), 40) if isinstance(key, str | int | float) else an(kind_of(key))
 
 
 def listed(members: Sequence[str]) -> str:

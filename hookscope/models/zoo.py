@@ -25,7 +25,7 @@ from hookscope.models.statedict import fits
 from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputKind, Preprocessing
-from hookscope.text import exception_line, printable
+from hookscope.text import counted, exception_line, printable
 
 # torchvision trained its ResNet-3D and MViT weights on 16 frames; S3D and Swin3D take any number from 14 up, so these
 # get the same.
@@ -53,7 +53,7 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
     chosen = _torchvision_weights(name, options)
     if chosen.enum and options.input_channels is not None:
         raise UsageError(
-            f"{chosen.enum} is not for pictures of {options.input_channels} channels; give a file or none."
+            f"{chosen.enum} is not for pictures of {counted(options.input_channels, 'channel')}; give a file or none."
         )
     build = partial(_build_with_weights, name, chosen, options)
     has_names = chosen.is_file and options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES

@@ -259,7 +259,7 @@ def number_text(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
-        return figure(abs(value) if value == 0 else value)
+        return figure(value)
     rounded = f"{value:.{digits - 1}e}"
     mantissa, power = rounded.split("e")
     if -3 <= int(power) <= 3:

@@ -114,7 +114,7 @@ def _full(where: str, name: str) -> str:
 def bytes_text(count: int) -> str:
     """Return a number of bytes for people, in powers of 1024: "97.8 MiB"."""
     power = min(max(0, math.floor(math.log(max(count, 1) / 1023.95, 1024)) + 1), 4)  # 1,023.95 KiB are 1.0 MiB
-    return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else f"{count:,} bytes"
+    return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else counted(count, "byte")
 
 
 def _cut(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hookscope.errors import NothingMatchedError, nearest
 from hookscope.results.json_form import in_json
 from hookscope.results.renderers import RowContainer
+from hookscope.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +130,4 @@ class CheckpointContents(RowContainer):
         return tensors[key]
 
     def __repr__(self) -> str:
-        return f"<CheckpointContents of {self.name}: {len(self.tensors)} tensors>"
+        return f"<CheckpointContents of {self.name}: {counted(len(self.tensors), 'tensor')}>"

@@ -79,7 +79,7 @@ class WeightPoint:
         file: Index of the file.
         layer: Dotted name of the module that owns it; "" is the whole network.
         role: "parameter", or "buffer" for BatchNorm's statistics and what else is not learnt.
-        norm: L2 norm; None for what is not floating-point.
+        norm: L2 norm; None for what is not floating-point, and where there is no finite value.
         min, max: None where there is no finite value, or no order.
         nonfinite_count: NaN and Inf.
         dead_filter_count: Output channels whose weights, or whose scale in a normalisation, are exactly zero; None for
@@ -255,7 +255,7 @@ class LayerPoint:
     """The parameters of one layer in one file, taken together.
 
     Attributes:
-        norm: L2 norm over all of its parameters.
+        norm: L2 norm over all of its parameters; None where they have no finite value.
         drift: L2 norm of their change since the file before, over the norm there, as for `WeightPoint`.
         dead_fraction: Share of output channels whose weights are all zero, 0-1; None without any.
         nonfinite_count: NaN and Inf, in its buffers too.
@@ -287,7 +287,7 @@ def by_layer(history: History) -> dict[str, dict[int, LayerPoint]]:
 
 
 def _learnt(rows: list[WeightPoint]) -> list[WeightPoint]:
-    return [row for row in rows if row.role == "parameter" and row.norm is not None]
+    return [row for row in rows if row.role == "parameter" and (row.norm is not None or row.nonfinite_count)]
 
 
 def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list[WeightPoint]) -> LayerPoint:

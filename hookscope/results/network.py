@@ -11,6 +11,7 @@ from hookscope.results.cost import NetworkCost, depth_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED
 from hookscope.results.renderers import RowContainer, RunResult
+from hookscope.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class ModuleTable(RowContainer):
         return row_of(layer, self.rows)
 
     def __repr__(self) -> str:
-        return f"<ModuleTable of {self.model.name}: {len(self.rows)} modules>"
+        return f"<ModuleTable of {self.model.name}: {counted(len(self.rows), 'module')}>"
 
 
 def row_label(layer: str, call: int, slot: str) -> str:

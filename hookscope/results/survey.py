@@ -190,7 +190,6 @@ class Channels(Sequence[SurveyChannel]):
     def __getitem__(self, channel: slice) -> list[SurveyChannel]: ...
 
     def __getitem__(self, channel: int | slice) -> SurveyChannel | list[SurveyChannel]:
-        """Return a channel, or some of them."""
         if isinstance(channel, slice):
             return [self._made(index) for index in range(len(self))[channel]]
         return self._made(range(len(self))[channel])

@@ -167,7 +167,7 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     for row, value in constant.values():
         if row.label not in fixed:
             count = row.activation.element_count
-            symptom = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
+            symptom = f"all {count:,} outputs are {figure(value, 4)} over {_inputs(measured, row)}"
             yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn")
 
 

@@ -32,7 +32,7 @@ from hookscope.rules.baseline_values import (
 )
 from hookscope.rules.rule import of_modules, taken_forward
 from hookscope.rules.settings import RENEW
-from hookscope.text import one_line, printable, safe_text, shape_text, strict_json
+from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
 SCHEMA_VERSION = 6  # 5 has sums of values in place of values, 4 shapes of first batches, 3 no channels
 
@@ -380,7 +380,7 @@ def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
     now = inputs_of(taken_forward(measured).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
-        return f"it was made with {counts[0]} inputs, and this run has {counts[1]}"
+        return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"
     for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
         if difference := _other_input(was, current):
             return f"input {index} {difference}"

@@ -90,6 +90,18 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
         assert not (tmp_path / f"{name}.chunks").exists()
 
 
+@pytest.mark.usefixtures("data")
+def test_nothing_to_go_on_from_is_left_where_no_input_could_be_measured(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    for path in (tmp_path / "data").rglob("*.npy"):
+        path.write_bytes(b"\x93NUMPY, and no more")
+    ended = run("survey", "net.py:build", "data", "--out", "run")
+    assert ended.code == 6
+    assert "None of the inputs could be measured" in ended.errors[-1]
+    assert "--resume" not in ended.stderr
+    assert not (tmp_path / "run.chunks").exists()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("data")
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, environment: dict[str, str]) -> None:

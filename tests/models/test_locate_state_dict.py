@@ -37,6 +37,12 @@ def test_weights_inside_a_training_checkpoint_are_found_and_reported(key: str) -
     assert weights.notes == (f"model.pt: weights taken from its key '{key}'; ignored: epoch, loss, optimizer.",)
 
 
+def test_one_of_a_thing_and_a_vowel_have_their_words() -> None:
+    assert "model.pt has at 'epoch' an int, not a state dict" in refusal({"epoch": 3, "model": STATE}, key="epoch")
+    content = {"model": STATE, "net": {"conv.bias": torch.ones(2)}}
+    assert "model (2 tensors), net (1 tensor); choose" in refusal(content, UsageError)
+
+
 def test_several_weights_are_listed_with_what_to_give() -> None:
     message = refusal({"model": STATE, "net": EMA, "epoch": 3}, UsageError)
     assert "model (2 tensors), net (2 tensors)" in message

@@ -194,7 +194,7 @@ def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Pat
     [
         ("def build(): return [1]\n", "build", [], "returned a value of type list"),
         ("def build(): pass\n", "build", [], "returned a value of type NoneType"),
-        (NET, "number", [], "is a int"),
+        (NET, "number", [], "is an int"),
         (NET, "ready", ["width=2"], "takes no --model-arg"),
     ],
 )

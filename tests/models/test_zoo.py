@@ -281,7 +281,7 @@ def test_trained_weights_are_not_for_other_channels() -> None:
     loaded = load_torchvision(SMALL, BuildOptions(input_channels=1))
     assert loaded.info.random
     assert "input channels" in loaded.warnings[0]
-    with pytest.raises(UsageError, match="1 channels"):
+    with pytest.raises(UsageError, match="1 channel;"):
         load_torchvision(SMALL, BuildOptions("IMAGENET1K_V1", input_channels=1))
     with pytest.raises(UsageError, match="no convolution over 3 channels"):
         load_torchvision("quantized_shufflenet_v2_x0_5", BuildOptions("none", input_channels=1))

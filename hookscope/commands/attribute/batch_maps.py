@@ -67,7 +67,6 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
 
 
 def _of_layers(method: Method, layers: Sequence[MapLayer], targets: Sequence[BatchTarget]) -> Explained:
-    """Make maps in float32 or float64."""
     maps = []
     with torch.no_grad():
         for at in range(len(targets)):

@@ -81,7 +81,6 @@ def _looked_at(result: Attributions) -> Iterator[str]:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each reason with the labels that have it."""
     for reason in dict.fromkeys(reasons.values()):
         yield reason, some_of([label for label, other in reasons.items() if other == reason], _MOST_LABELS)
 

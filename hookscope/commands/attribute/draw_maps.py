@@ -195,7 +195,6 @@ def _write_range(pen: ImageDraw.ImageDraw, limits: tuple[float, float], top: int
 
 
 def _write_steps(image: Image.Image, length: int, top: int) -> None:
-    """Write the steps of a signal under a plot, at fifths of its width."""
     pen = ImageDraw.Draw(image)
     inner = image.width - _LEFT - _RIGHT
     for share in np.linspace(0, 1, _TICKS + 1):

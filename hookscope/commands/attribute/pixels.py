@@ -246,7 +246,6 @@ def _score(scored: ScoredBatch, pixels: Tensor) -> Tensor:
 
 
 def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
-    """Return the gradient of each picture's score with respect to it."""
     grad = torch.autograd.grad(score.sum(), pixels, allow_unused=True)[0] if score.requires_grad else None
     if grad is None:
         raise UsageError(

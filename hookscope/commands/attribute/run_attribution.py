@@ -185,7 +185,6 @@ def _check_options(option: options.Attribute, targets: Sequence[str]) -> None:
 
 
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
-    """Refuse networks that compute in whole numbers."""
     for name, module in inspected.modules.items():
         kind = type(module)
         if kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__:

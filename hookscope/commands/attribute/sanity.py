@@ -417,15 +417,11 @@ class Checking:
     ) -> None:
         """Blur what the maps of one target mark, and note what becomes of the target's probability."""
         target = explained.targets[at]
-        argument = batch.args[0] if batch.args else None
-        has_shares = all(share is None or share.probability is not None for share in target.targets)
-        if not isinstance(argument, Tensor) or argument is not main_input(batch) or not has_shares:
+        if reason := _why_not_deleted(batch, target):
+            self.notes[f"Sanity: no deletion test, because {reason}."] = None
             return
-        if not argument.is_floating_point():
-            self.notes["Sanity: no deletion test, because whole numbers cannot be blurred."] = None
-            return
+        argument = batch.args[0]
         layout = places_of(copied, argument)
-        inputs = layout.by_channel(argument)
 
         def probability(changed: Tensor) -> Tensor:
             output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
@@ -435,23 +431,32 @@ class Checking:
             ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
             if len(ranking) < len(places):
                 self.notes[_NO_ORDER] = None
-            if not ranking or maps[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
-                continue
-            whole = maps if layer is None else resized(maps, layout.size, layer.extents)
-            deleted = deletions(inputs, whole, probability, self.seed)[:, ranking]
-            likely = deleted[0] >= _LEAST_PROBABILITY
-            if not likely.all():
-                self.notes[
-                    f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
-                    "could hardly lower it."
-                ] = None
-            if likely.any():
-                self._deleted.append(deleted[:, likely])
+            if maps[0].dim() < len(layout.size):  # of words
+                self.notes["Sanity: no deletion test of maps that rank no places of the input."] = None
+            elif ranking:
+                whole = maps if layer is None else resized(maps, layout.size, layer.extents)
+                deleted = deletions(layout.by_channel(argument), whole, probability, self.seed)[:, ranking]
+                likely = deleted[0] >= _LEAST_PROBABILITY
+                for share in deleted[0, ~likely]:
+                    low = "NaN" if np.isnan(share) else f"below {_LEAST_PROBABILITY}: blurring could hardly lower it"
+                    self.notes[f"Sanity: no deletion test where the target's probability is {low}."] = None
+                if likely.any():
+                    self._deleted.append(deleted[:, likely])
 
     def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         copied = copy_of(replace(batch, args=args))
         with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
             return network(*copied.args, **copied.kwargs)
+
+
+def _why_not_deleted(batch: Batch, target: BatchTarget) -> str:
+    """Return why the input cannot be blurred to see the target's probability fall; "" if it can."""
+    argument = batch.args[0] if batch.args else None
+    if not isinstance(argument, Tensor) or argument is not main_input(batch):
+        return "the maps are not of the network's first argument by position"
+    if target.is_dense:
+        return "the target has a score at each place, and no single probability"
+    return "" if argument.is_floating_point() else "whole numbers cannot be blurred"
 
 
 def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:

@@ -167,7 +167,7 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
 
     for run in (a, b):
         if not isinstance(run, str | Path) or not Path(run).is_dir():
-            shown = repr(printable(str(run), 80)) if isinstance(run, str | Path) else f"A {type(run).__name__}"
+            shown = repr(printable(str(run), 80)) if isinstance(run, str | Path) else type(run).__name__
             raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
 

@@ -114,8 +114,8 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
     for before, now in pair.alike(lambda row: row.role == "parameter" or row.name.endswith(_STATISTICS)):
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
-        was, norm = before.norm or 0.0, now.norm or 0.0
-        if math.isinf(was):  # its square overflows float64
+        was, norm = before.norm, now.norm
+        if was is None or norm is None or math.isinf(was):  # its square overflows float64
             continue
         gain = norm / max((1, *now.shape[:1])) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
@@ -155,8 +155,8 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):
-                compared = f"{figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
-                yield now.name, f"'{now.name}' moved by {compared}"
+                compared = f"by {figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                yield now.name, f"'{now.name}' moved {compared if before.norm else 'away from 0'}"
 
 
 def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -165,7 +165,8 @@ def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
         for name, drift in moved.items():
             earlier, _ = pair.drifts_around(name)
             if not drift and earlier and earlier[-1]:
-                yield name, f"'{name}' did not move (by {figure(earlier[-1])} of its norm before)"
+                moved_by = f"by {figure(earlier[-1])} of its norm" if math.isfinite(earlier[-1]) else "it moved from 0"
+                yield name, f"'{name}' did not move ({moved_by} before)"
 
 
 def _resets(pair: _Pair) -> Iterator[tuple[str, str]]:

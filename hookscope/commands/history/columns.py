@@ -151,7 +151,6 @@ def _largest(row: LayerOverFiles) -> tuple[float | None, int | None]:
 
 
 def _verdicts_text(result: History, file: HistoryFile) -> str:
-    """Return what the rules said of a file, in a few words."""
     if file.status == "skipped":
         return "not read"
     if file.status == "unreadable":

@@ -73,7 +73,6 @@ _WORDS: dict[str, tuple[str, str]] = {
     "optimizer-state": ("cannot resume training", "cannot resume training"),
 }
 
-
 # Rules on changes whose message counts all that it is about.
 _LIST_ALL = ("weights-traded", "tensors-change", "dtype-change", "optimizer-reset")
 

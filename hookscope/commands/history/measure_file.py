@@ -195,6 +195,7 @@ def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterat
         name = weights.renamed.get(values.name, values.name)
         tensor = weights.tensors.get(name)
         dead, channels = _dead_channels(values)
+        nonfinite = values.nan_count + values.inf_count
         yield WeightPoint(
             file=index,
             name=name,
@@ -203,10 +204,10 @@ def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterat
             shape=values.shape,
             dtype=values.dtype,
             element_count=values.element_count,
-            norm=None if tensor is None else norm_of(tensor),
+            norm=None if tensor is None or 0 < nonfinite == values.element_count else norm_of(tensor),
             min=values.min,
             max=values.max,
-            nonfinite_count=values.nan_count + values.inf_count,
+            nonfinite_count=nonfinite,
             zero_fraction=values.zero_count / values.element_count if values.element_count else 0.0,
             dead_filter_count=dead,
             filter_count=channels,

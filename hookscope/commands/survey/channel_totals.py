@@ -271,8 +271,10 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
     class_count = (sizes > 0).sum(0)
     whole, left = pooled.deviations, pooled.count - class_count
     varies = (class_count > 1) & (left > 0) & (whole > pooled.count * (_ROUNDING * pooled.mean) ** 2)
-    within = np.maximum(whole - between, 0) / np.maximum(left, 1)
-    np.divide(between - (class_count - 1) * within, whole, out=share, where=varies)
+    excess = between - (class_count - 1) * np.maximum(whole - between, 0) / np.maximum(left, 1)
+    # Means and sums of N terms round by about eps sqrt(N): an excess below that is 0.
+    rounding = np.finfo(np.float64).eps * (np.sqrt(pooled.count) * whole + pooled.count * abs(pooled.mean) * whole**0.5)
+    np.divide(np.where(abs(excess) < rounding, 0.0, excess), whole, out=share, where=varies)
     return np.where(varies, np.array(labels)[np.where(sizes > 0, means, -np.inf).argmax(0)], -1), share
 
 

@@ -80,7 +80,6 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
 
 
 def _alive(row: SurveyRow) -> NDArray[np.bool_]:
-    """Return which channels fire and have inputs to show, (C,)."""
     arrays = row.channels.arrays
     return np.zeros(0, np.bool_) if arrays is None else (arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead
 

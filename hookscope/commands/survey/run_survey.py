@@ -322,7 +322,6 @@ def _digest(file: Clip | Path) -> str:
 
 
 def _measure(work: _Work, index: int) -> None:
-    """Measure a chunk, and write it."""
     option, session = work.option, work.session
     before = work.finished_inputs(index)
     chunk = measure_chunk(
@@ -359,8 +358,7 @@ def _recorder(work: _Work) -> ChannelRecorder:
         labels_of, classes = work.labelled.labels_of, work.plan.classes
         numbers = {label: number for number, label in enumerate(classes)}
         recorder.class_of = lambda name: numbers[labels_of(name)[0]]
-        preprocessing = work.session.inputs.preprocessing
-        recorder.judge = InputJudge(work.labelled, classes, loaded.info.categories, preprocessing)
+        recorder.judge = InputJudge(work.labelled, classes, loaded.info.categories, work.session.inputs.preprocessing)
     return recorder
 
 
@@ -375,17 +373,18 @@ def _merged(work: _Work) -> Survey:
                 where = safe_text(str(work.folder.path))
                 raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
     work.progress(sum(work.plan.chunk_sizes))
-    session, option = work.session, work.option
-    merged = merging.result(session.inputs, partial(second_pass, session, option))
+    if not merging.input_count:
+        work.folder.remove()  # they hold nothing to go on from
+    merged = merging.result(work.session.inputs, partial(second_pass, work.session, work.option))
     of_data = () if work.labelled is None else work.labelled.notes
     again = work.reasons[:1]
     if work.reasons[1:]:
         again.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
     return replace(
         merged,
-        supports=partial(input_supports, session),
+        supports=partial(input_supports, work.session),
         resumed_count=len(work.resumed),
-        notes=tuple(dict.fromkeys((*session.loaded.notes, *of_data, *merged.notes))),
+        notes=tuple(dict.fromkeys((*work.session.loaded.notes, *of_data, *merged.notes))),
         warnings=tuple(dict.fromkeys((*merged.warnings, *again))),
     )
 

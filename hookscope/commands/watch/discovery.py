@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
 from hookscope.commands.watch.networks import GraphLeaves
 from hookscope.hooks.selection import unwrap
-from hookscope.text import in_words
+from hookscope.text import counted, in_words
 
 # Nodes of a loss's graph that are searched: enough for a network with some thousand layers.
 _MOST_NODES = 100_000
@@ -145,7 +145,7 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
         ]
         groups.setdefault(tuple(map(_optimizer_text, theirs)), []).append(type(unwrap(network)).__name__)
     if rest and not networks:
-        groups[tuple(map(_optimizer_text, optimizers))] = [f"{len(rest)} parameters"]
+        groups[tuple(map(_optimizer_text, optimizers))] = [counted(len(rest), "parameter")]
     return in_words([f"{in_words(names)} ({'; '.join(theirs)})" for theirs, names in groups.items()])
 
 

@@ -348,17 +348,15 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Trainin
         is_old = change.is_written and change.change > math.hypot(change.now, change.before / 2)
         if not ratio > limit or not (change.is_fresh or is_old):
             continue
+        by = f"by {figure(ratio, 3)} of its norm" if now else f"and {'is' if change.before else 'was'} 0 where compared"
         if change.norm == 0:
             message = f"Something other than the optimizer set '{change.name}' to 0 {when}."
         elif change.is_fresh:
-            message = (
-                f"Something other than the optimizer changed '{change.name}' {when}, by {figure(ratio, 3)} of its norm "
-                f"(limit {limit:g})."
-            )
+            message = f"Something other than the optimizer changed '{change.name}' {when}, {by} (limit {limit:g})."
         else:
             message = (
                 f"Something other than the optimizer wrote to '{change.name}' {when}: it differs from step "
-                f"{change.since} by {figure(ratio, 3)} of its norm (limit {limit:g})."
+                f"{change.since} {by} (limit {limit:g})."
             )
         findings.append(finding("large-update", change.name, ratio, message))
     return findings

@@ -62,7 +62,7 @@ from hookscope.results.training import (
     WatchedLayer,
     WatchedStep,
 )
-from hookscope.text import are, counted, exception_line, one_line
+from hookscope.text import an, are, counted, exception_line, one_line
 
 # After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
 # would be watched.
@@ -564,7 +564,7 @@ class Watch:
                 self._first = self._prepared = number
             self._current.number = number
             return
-        shown = f"{step}" if isinstance(step, Integral) else f"a {type(step).__name__}"
+        shown = f"{step}" if isinstance(step, Integral) else an(type(step).__name__)
         line = f"step() got {shown} as step: give whole numbers above that of the step before. Steps are counted on."
         self._journal.say_once("step", line)
 

@@ -182,8 +182,8 @@ def per_input(row_count: int, task: Task, names: Sequence[str]) -> tuple[list[in
         raise count_error(classes, task.input_count)
     if row_count != len(task.indices):
         raise UsageError(
-            f"The output has {row_count} rows for {len(task.indices)} inputs, so a target class for each "
-            "input is not possible: give 1 for all."
+            f"The output has {counted(row_count, 'row')} for {counted(len(task.indices), 'input')}, so a target class "
+            "for each input is not possible: give 1 for all."
         )
     chosen = [classes[index] for index in task.indices]
     return chosen, classes_text(chosen, names)
@@ -261,7 +261,7 @@ def fit(tensor: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> T
                 return tensor[list(task.indices)]
             raise UsageError(
                 f"{task.loss} cannot compare {output.label} with {task.target.name}: it is {shape_text(tensor.shape)}, "
-                f"with {row_count} rows for {task.input_count} inputs. Give 1 row, or as many."
+                f"with {counted(row_count, 'row')} for {counted(task.input_count, 'input')}. Give 1 row, or as many."
             )
     elif tensor.shape == shape:
         return tensor

@@ -125,7 +125,6 @@ def _nearest_runs(folder: Path) -> str:
 
 
 def _example(folder: Path) -> str:
-    """Return the latest run directly in a folder as an example, if there is one."""
     try:
         runs = {path.parent: path.stat().st_mtime for path in folder.glob("*/run.json")}
     except OSError:

@@ -57,6 +57,26 @@ def test_a_class_that_the_network_hardly_sees_has_no_deletion_check() -> None:
     assert any("the target's probability is below 0.05" in note for note in run.notes)
 
 
+def test_why_there_is_no_deletion_check_is_said() -> None:
+    network = Small()
+    with torch.no_grad():
+        network.head.bias[0] = torch.nan  # the gradient of a score does not depend on its bias
+    dense = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1))
+    for run, reason in (
+        (hookscope.attribute(network, pictures(), target=0), " where the target's probability is NaN."),
+        (
+            hookscope.attribute(Small(), input={"x": pictures()}),
+            ", because the maps are not of the network's first argument by position.",
+        ),
+        (
+            hookscope.attribute(dense, pictures(), target=0),
+            ", because the target has a score at each place, and no single probability.",
+        ),
+    ):
+        assert names(run) == ["weights", "class"]
+        assert [note for note in run.notes if "deletion" in note] == [f"Sanity: no deletion test{reason}"]
+
+
 class Silent(Small):
     """Its ReLU passes nothing on, so that each map of the picture is 0 everywhere."""
 

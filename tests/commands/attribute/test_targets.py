@@ -105,7 +105,7 @@ def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
         ("counts", UsageError, "returned torch.int64 values, but"),
         ("broken", ModelError, "targets.py:broken raised KeyError: 'x'"),
         ("missing", ModelNotFoundError, "has no 'missing'"),
-        ("thing", UsageError, "is a int, not a function"),
+        ("thing", UsageError, "is an int, not a function"),
     ],
 )
 def test_other_functions_are_refused(functions: Path, name: str, kind: type[HookscopeError], message: str) -> None:

@@ -373,6 +373,33 @@ def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
 
 
+def test_a_file_of_nothing_but_nan_has_no_norm_and_none_grows_from_it(tmp_path: Path) -> None:
+    """The norms are sqrt(4 * 3²) = 6 and sqrt(2 * 50²) = 70.7; in the second file neither is 0."""
+    state = {"head.weight": torch.tensor([[3.0, -3.0], [3.0, 3.0]]), "head.bias": torch.full((2,), 50.0)}
+    states = [state, {name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}, state]
+    history = hookscope.history(save(tmp_path, {f"{at}.pt": state for at, state in enumerate(states)}))
+    assert [row.norm for row in history["head.weight"]] == [6, None, 6]
+    norms = [point.norm for point in by_layer(history)["head"].values()]
+    assert norms == [pytest.approx(math.sqrt(36 + 5000)), None, pytest.approx(math.sqrt(36 + 5000))]
+    assert {verdict.rule for verdict in history.verdicts} == {"non-finite-parameter"}
+    nan = hookscope.history(save(tmp_path, {"0.pt": states[1], "2.pt": states[1]}))
+    assert [re.split(" +", line)[1] for line in str(nan).splitlines() if re.match(r"\d.pt +.* 1 failure", line)] == [
+        "-"
+    ] * 3
+
+
+def test_what_moved_from_zero_is_not_said_to_have_moved_by_a_share_of_its_norm(tmp_path: Path) -> None:
+    def state(stopped: float, scale: float, step: int) -> State:
+        moving = {f"{name}.weight": torch.eye(3) * 1.01**step for name in "ab"}
+        return moving | {"stopped.weight": torch.full((2, 2), stopped), "norm.weight": torch.full((4,), scale)}
+
+    values = [(0.0, 0.0), (1.0, 0.0), (1.0, 2.0)]
+    history = hookscope.history(save(tmp_path, {f"{at}.pt": state(*pair, at) for at, pair in enumerate(values)}))
+    messages = [verdict.message for verdict in history.verdicts if verdict.first == 2 and verdict.is_change]
+    assert "'stopped.weight' did not move (it moved from 0 before) between 1.pt and 2.pt." in messages
+    assert "'norm.weight' moved away from 0 between 1.pt and 2.pt." in messages
+
+
 def test_a_norm_that_overflows_float64_is_not_said_to_grow(tmp_path: Path) -> None:
     states = {f"epoch-{at}.pt": {"conv.weight": torch.full((4, 4), 1e200 * at, dtype=torch.float64)} for at in (1, 2)}
     history = hookscope.history(save(tmp_path, states))

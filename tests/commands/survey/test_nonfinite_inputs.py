@@ -73,6 +73,23 @@ def test_an_input_without_a_finite_value_is_no_input_of_mean_zero(tmp_path: Path
     assert [(channel.selectivity, channel.best_class) for channel in channels[2:]] == [(None, "")] * 2
 
 
+def test_a_selectivity_of_zero_is_exactly_zero(tmp_path: Path) -> None:
+    """Of the first channel the sum of squares is 4 between classes and 12 over all: (4 - (12 - 4) / 2) / 12 = 0."""
+    for name, channels in {"a/0": (4, 4), "a/1": (4, 3), "b/0": (0, 0), "b/1": (4, 4 - 0.5)}.items():
+        path = tmp_path / f"{name}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, np.array([*channels, 1000 + channels[0]], np.float32))
+    channels = hookscope.survey(nn.Sequential(nn.Identity()), tmp_path, by_class=True, chunk_size=3).rows[0].channels
+    first, second = np.array([4, 3]), np.array([0, 3.5])
+    within = ((first - first.mean()) ** 2).sum() + ((second - second.mean()) ** 2).sum()
+    whole = ((np.concatenate([first, second]) - 2.625) ** 2).sum()
+    assert [channel.selectivity for channel in channels] == [
+        0,
+        pytest.approx((whole - within - within / 2) / whole),
+        0,
+    ]
+
+
 def test_a_layer_that_makes_nan_blames_no_input(tmp_path: Path) -> None:
     class Root(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

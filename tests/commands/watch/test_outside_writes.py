@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookscope
+from hookscope.commands.watch.outside_writes import OutsideChange
+from hookscope.commands.watch.rules import outside_changes
 
 STEPS = 60
 
@@ -70,6 +73,17 @@ def test_a_weight_that_is_changed_before_a_measured_step_is_named(change: str) -
     assert "between steps 39 and 40" in verdict.message
     assert ("set '2.weight' to 0" in verdict.message) == ("zeroed" in change or "replaced" in change)
     assert not any("learning rate" in verdict.message for verdict in watch.verdicts)
+
+
+def test_no_change_is_said_to_be_a_share_of_a_norm_of_zero() -> None:
+    of = partial(OutsideChange, "w", since=7, is_written=True, change=2.0, norm=2.0)
+    fresh = [of(is_fresh=True, before=before, now=2.0 - before) for before in (0.0, 2.0)]
+    messages = [verdict.message for verdict in outside_changes([*fresh, of(is_fresh=False, before=2.0, now=0.0)], 9)]
+    assert [message.partition(" 'w' ")[2] for message in messages] == [
+        "between steps 8 and 9, and was 0 where compared (limit 1).",
+        "between steps 8 and 9, and is 0 where compared (limit 1).",
+        "between steps 8 and 9: it differs from step 7 and is 0 where compared (limit 1).",
+    ]
 
 
 @pytest.mark.parametrize("change", UNMEASURED)
