@@ -13,6 +13,7 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import RowKey, version_of
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
 from hookscope.statistics.layouts import token_grid
+from hookscope.statistics.library import LARGEST_SQUARABLE
 
 SUMMARISED_INPUTS = 3
 """How many inputs, from the first, have their maps summarised: as many as an overview shows."""
@@ -27,8 +28,6 @@ _FIRST_BETWEEN = 16
 
 # Only the first of several outputs can be a sequence: others are states of recurrent layers or weights of attention.
 _FIRST_SLOTS = ("", "[0]")
-
-_LARGEST_SQUARABLE = 1e15  # float32 holds sums of squares up to 3e38
 
 # A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32
 # rounds to 6e-8 of a value, and LayerNorm's outputs have a mean of 0 up to that.
@@ -160,9 +159,8 @@ def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: i
 def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
     """Return all channels as one map and the one with the largest L2 norm, both (n, H, W), and which that is, (n,)."""
     channel_count, *size = maps.shape[1:]
-    wide = torch.promote_types(maps.dtype, torch.float32)
-    if maps.is_cpu and max(map(abs, torch.aminmax(maps))) > _LARGEST_SQUARABLE:
-        wide = torch.float64
+    is_large = maps.is_cpu and max(map(abs, torch.aminmax(maps))) > LARGEST_SQUARABLE
+    wide = torch.float64 if is_large else torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
     strongest = torch.cat([sample.index_select(0, channels[place : place + 1]) for place, sample in enumerate(maps)])
