@@ -24,7 +24,7 @@ from hookscope.results.network import row_label
 _NOTE = """\
 A module and noise of 224 × 224, with hookscope's defaults. Hooks by hand compute the same statistics and nothing else.
 Tools that return tensors are timed with mean, std, min and max of each, without preparation such as tracing; a row is
-wrong if one of the four differs from hookscope's, which are compared with those of the hooks by hand. torchinfo finds
+wrong if one of the four differs from hookscope's, which are checked against the hooks by hand. torchinfo finds
 shapes, torchlens traces every operation. Limits are without the self-check, a second forward pass."""
 
 

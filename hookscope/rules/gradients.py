@@ -246,7 +246,7 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
         alive = [taker for taker in after if taker.status != "zero"]
         beyond = [places[taker.label] for taker in after if taker.label in places]
         is_last = bool(alive) or None in takers[row.label] or not beyond
-        places[row.label] = alive[0].label if alive else f"after {row.layer}" if is_last else beyond[0]
+        places[row.label] = alive[0].label if alive else f"{row.layer}#-1" if is_last else beyond[0]
         stop = stops.setdefault(places[row.label], _Stop())
         stop.rows.insert(0, row)
         stop.last[:0] = [row] if is_last else []

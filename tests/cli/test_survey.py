@@ -90,13 +90,28 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
         assert not (tmp_path / f"{name}.chunks").exists()
 
 
+RAISING = """
+from torch import nn
+
+
+class Raising(nn.Module):
+    def forward(self, x):
+        raise ValueError("no")
+
+
+build = Raising
+"""
+
+
 @pytest.mark.usefixtures("data")
 def test_nothing_to_go_on_from_is_left_where_no_input_could_be_measured(run: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    (tmp_path / "bad.py").write_text(RAISING, encoding="utf-8")
+    assert run("survey", "bad.py:build", "data", "--out", "run").code == 6
     for path in (tmp_path / "data").rglob("*.npy"):
         path.write_bytes(b"\x93NUMPY, and no more")
     ended = run("survey", "net.py:build", "data", "--out", "run")
-    assert ended.code == 6
+    assert ended.code == 3  # the files cannot be read; the network was not asked
     assert "None of the inputs could be measured" in ended.errors[-1]
     assert "--resume" not in ended.stderr
     assert not (tmp_path / "run.chunks").exists()

@@ -235,7 +235,7 @@ def _mapped(block: SeenBlock, place: int, at: int) -> tuple[Chosen, Tensor, Tens
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
-    """Return the box of a patch as shares of the network's input, which the grid may reach beyond."""
+    """Return the box of a patch as shares of the network's input; a grid may extend beyond the input."""
     if chosen.box is None:
         return None
     top, left, bottom, right = extent

@@ -132,7 +132,7 @@ def run_attention(
     _check_seen(gathered, unseen, wanted, inspected)
     rows = tuple(_rows(gathered, arrangement)) if option.numbers else ()
     device, dtype = inspected.placed
-    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))  # of weights whose shapes differ
+    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))  # batches are numbered where shapes differ
     settings = {
         "block": [*map(str, blocks)],
         "head": [*wanted.heads],

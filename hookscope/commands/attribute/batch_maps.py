@@ -101,7 +101,7 @@ def explain_again(
     method: Method,
     target: BatchTarget,
 ) -> Sequence[Tensor]:
-    """Return the maps of a target, by layer, of a network like that of the run; it has no other hooks on.
+    """Return the maps of a target by layer, made by a copy of the network that has no other hooks.
 
     A gradient that does not arrive counts as zero.
 

@@ -26,7 +26,7 @@ _SMALL = 14
 _MOST_CHANNELS = 12
 """Channels that are drawn, each in a lane of its own."""
 
-_CURVE, _GROUND = (0, 0, 0), 150  # that of colour bars, so that equal values have equal colours
+_CURVE, _GROUND = (0, 0, 0), 150  # the ground of colour bars: equal values have equal colours
 _NON_FINITE = (255, 0, 255)
 _TICKS = 5
 _SIGNAL_AXES = 2  # (C, L)

@@ -51,7 +51,7 @@ def advice() -> str:
     return f"Use {arg('method')} gradient, input-x-gradient or integrated-gradients."
 
 
-_IN_SCRIPT = "guided-backprop cannot be put on a ReLU inside TorchScript, which hides it."
+_IN_SCRIPT = "guided-backprop cannot change a ReLU inside TorchScript."
 
 
 class ActivationCalls(TorchFunctionMode):

@@ -1,6 +1,6 @@
-"""Where the places of a network's input lie: which of its axes count positions, which one channels, and what is added.
+"""Which axes of a network's input count positions and channels, and what padding the network adds.
 
-A network may add to its input, below and at the right; maps cover what it adds.
+Networks pad their input at the bottom and at the right; maps cover the padding, too.
 """
 
 from collections.abc import Sequence

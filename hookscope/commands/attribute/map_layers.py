@@ -336,7 +336,7 @@ class MapLayers:
         except ModelRaisedError:
             return ""
         if choice is None:
-            no_layer = f"No layer works: take {arg('method')} gradient, which looks at the picture itself."
+            no_layer = f"No layer works. Try {arg('method')} gradient, which needs no layer."
             return f" {self._one_at_a_time() or no_layer}"
         return f" Nearest layer that works: {row_label(*choice.place)}."
 

@@ -136,7 +136,7 @@ def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
 def weights_correlations(
     network: nn.Module, explain: Callable[[nn.Module], Sequence[Map]], maps: Sequence[Map], seed: int
 ) -> Numbers:
-    """Compare magnitudes of maps with those that `explain` makes on the network with randomised weights.
+    """Correlate the magnitudes of maps with those that `explain` makes once the weights are randomised.
 
     Returns:
         Rank correlations, (depths, draws x maps); NaN of maps without an order.

@@ -17,7 +17,7 @@ from hookscope.commands.survey.feature_files import FeatureParts
 from hookscope.commands.survey.measure_chunk import ChunkRow, MeasuredChunk
 from hookscope.commands.survey.pictures import input_pictures
 from hookscope.commands.survey.plan import Plan
-from hookscope.errors import ModelError
+from hookscope.errors import InputError, ModelError
 from hookscope.hooks.embedding_rows import merge_rows
 from hookscope.hooks.patterns import CONSTANTS
 from hookscope.inputs.pipeline import InputPipeline
@@ -114,12 +114,13 @@ class Merging:
         `source` is where inputs in memory come from, to draw them again; `again` is None where there is no network.
 
         Raises:
-            ModelError: If no input could be measured.
+            InputError: If none of the files could be read; ModelError: if no input could be measured.
             OutputError: If features cannot be written.
         """
         if not self.input_count:
             first = self.unusable[0].message if self.unusable else "there are none"
-            raise ModelError(f"None of the inputs could be measured: {first}")
+            unread = {unusable.exit_code for unusable in self.unusable} == {InputError.exit_code}
+            raise (InputError if unread else ModelError)(f"None of the inputs could be measured: {first}")
         self._fold()
         plan = self.plan
         names = self._names()
