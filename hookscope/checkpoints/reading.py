@@ -191,7 +191,7 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
         raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
         damaged = "is damaged, or made to be misread; download it again"
-        wraps = f"holds tensors of {printable(survey.wrapper, 80)}, which cannot be read without code; save plain tensors"
+        wraps = f"holds tensors of {printable(survey.wrapper, 80)}, unreadable without its code; save plain tensors"
         raise CheckpointError(f"{name} {wraps if survey.wrapper else damaged}.")
     for key, claimed in survey.storages.items():
         if kind == "torch" and sizes.get(key) != claimed:
