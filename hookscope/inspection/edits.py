@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -234,14 +234,11 @@ _OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
 _HIGHEST_CHANNEL = 2**31 - 1
 _LONGEST_RANGE = 2**16  # more channels than layers have, and no more memory than a few MB
 
-_TOKEN = re.compile(
-    r"(?P<space>[ \t]+)"
-    r"|(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)"
-    r"|(?P<mark>[(),=])"
-    r"|(?P<other>.)",
-    re.DOTALL,
-)
+_NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)"
+_OPERATION = re.compile(rf"[ \t]*{_NAME}?[ \t]*(?P<opens>\(?)")
+_NO_ARGUMENTS = re.compile(r"[ \t]*\)")
+_ARGUMENT = re.compile(rf"[ \t]*(?:{_NAME}[ \t]*=[ \t]*)?(?P<value>[^,()= \t]*)[ \t]*(?P<end>[,)]?)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def parsed_edits(edits: Sequence[str | Edit]) -> list[Edit]:
@@ -278,8 +275,9 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
         _fail(text, end, "the pattern of layers or parameters is missing")
     if freeze:
         return Edit(text, pattern, kind, parameters_only, "freeze", {})
-    call = _Call(text, places[-1].end(2))
-    return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
+    name, arguments = _read_call(text, places[-1].end(2))
+    others = {key: arguments.pop(key) for key in ("channels", "seed", "dtype") if key in arguments}
+    return Edit(text, pattern, kind, parameters_only, name, arguments, **others)
 
 
 def _fail(text: str, position: int, message: str) -> NoReturn:
@@ -297,126 +295,92 @@ def _refuse_place(text: str) -> NoReturn:
     _fail(text, len(text), "an edit is PATTERN:PLACE:OPERATION, such as 'relu:grad:clamp(min=0)'")
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    position: int
+def _read_call(text: str, start: int) -> tuple[str, dict[str, Any]]:
+    """Return the operation that is called from `start` on, and its arguments by name."""
+    call = _OPERATION.match(text, start)
+    if call is None or not call["name"]:
+        at = start if call is None else call.start("opens")
+        _fail(text, at, f"an operation is missing here. Give {', '.join(OPERATIONS)}")
+    name = call["name"]
+    if name not in OPERATIONS:
+        hint = nearest(name, OPERATIONS) or f" Give {', '.join(OPERATIONS)}"
+        _fail(text, call.start("name"), f"there is no operation '{name}'.{hint}")
+    arguments, end = _read_arguments(text, call.end(), name) if call["opens"] else ({}, call.end())
+    if rest := text[end:].lstrip(" \t"):
+        _fail(text, len(text) - len(rest), "the expression should have ended here")
+    operation = OPERATIONS[name]
+    missing = [number for number in operation.numbers if number not in arguments]
+    last = end - 1 if call["opens"] else end
+    if len(missing) > len(operation.numbers) - operation.required:
+        _fail(text, last, f"{name} needs {' or '.join(missing)}: {name}({missing[0]}=...)")
+    if "dtype" in operation.extra and "dtype" not in arguments:
+        _fail(text, last, f"{name} needs a dtype, {', '.join(ROUNDED)}: {name}({ROUNDED[0]})")
+    return name, arguments
 
 
-class _Call:
-    """An operation with its arguments, read token by token."""
+def _read_arguments(text: str, position: int, operation: str) -> tuple[dict[str, Any], int]:
+    """Return the arguments up to the closing parenthesis by name, and where the expression goes on."""
+    if empty := _NO_ARGUMENTS.match(text, position):
+        return {}, empty.end()
+    arguments: dict[str, Any] = {}
+    is_named = False
+    while match := _ARGUMENT.match(text, position):  # which any text does
+        at, position, is_named = match.start("value"), match.end(), is_named or bool(match["name"])
+        parameter = _parameter_of(text, match, operation, [*arguments], is_named=is_named)
+        value = _read_value(text, at, match["value"], parameter, operation)
+        arguments[parameter] = (*arguments.get(parameter, ()), *value) if parameter == "channels" else value
+        if arguments.get("min", -math.inf) > arguments.get("max", math.inf):
+            _fail(text, at, "min is above max")
+        if match["end"] == ")":
+            break
+        if not match["end"]:
+            _fail(text, position, "a comma or a closing parenthesis is missing here")
+    return arguments, position
 
-    def __init__(self, text: str, start: int) -> None:
-        self.text, self.index, self.seed, self.dtype, self.named = text, 0, 0, "", False
-        self.numbers: dict[str, float] = {}
-        self.channels: tuple[int, ...] = ()
-        self.given: list[str] = []
-        tokens = [_Token(match.lastgroup or "", match[0], match.start()) for match in _TOKEN.finditer(text, start)]
-        self.tokens = [*(token for token in tokens if token.kind != "space"), _Token("end", "", len(text))]
-        token = self.take()
-        if token.kind != "name":
-            self.fail(token, f"an operation is missing here. Give {', '.join(OPERATIONS)}")
-        if token.text not in OPERATIONS:
-            hint = nearest(token.text, OPERATIONS) or f" Give {', '.join(OPERATIONS)}"
-            self.fail(token, f"there is no operation '{token.text}'.{hint}")
-        self.name = token.text
-        end = self.peek()
-        if end.text == "(":
-            self.take()
-            end = self.read_arguments()
-        if self.peek().kind != "end":
-            self.fail(self.peek(), "the expression should have ended here")
-        operation = OPERATIONS[self.name]
-        missing = [name for name in operation.numbers if name not in self.given]
-        if len(missing) > len(operation.numbers) - operation.required:
-            self.fail(end, f"{self.name} needs {' or '.join(missing)}: {self.name}({missing[0]}=...)")
-        if "dtype" in operation.extra and not self.dtype:
-            self.fail(end, f"{self.name} needs a dtype, {', '.join(ROUNDED)}: {self.name}({ROUNDED[0]})")
 
-    def fail(self, token: _Token, message: str) -> NoReturn:
-        _fail(self.text, token.position, message)
+def _parameter_of(text: str, argument: re.Match[str], operation: str, before: Sequence[str], *, is_named: bool) -> str:
+    """Return the parameter that an argument is for; `before` are those that have one already."""
+    parameters, name, at = OPERATIONS[operation].parameters, argument["name"], argument.start("value")
+    if name and name not in parameters:
+        message = f"{operation} takes no '{name}', only {', '.join(parameters)}.{nearest(name, parameters)}"
+        _fail(text, argument.start("name"), message)
+    if name in before:
+        _fail(text, argument.start("name"), f"{name} is given twice")
+    if name or before[-1:] == ["channels"]:  # which take all numbers up to the next name
+        return name or "channels"
+    if is_named:
+        _fail(text, at, "arguments after a named one need names")
+    if len(before) == len(parameters):
+        _fail(text, at, f"{operation} takes no more than {', '.join(parameters)}")
+    return parameters[len(before)]
 
-    def peek(self, ahead: int = 0) -> _Token:
-        return self.tokens[min(self.index + ahead, len(self.tokens) - 1)]
 
-    def take(self) -> _Token:
-        self.index += 1
-        return self.peek(-1)
+def _read_value(text: str, at: int, value: str, parameter: str, operation: str) -> Any:
+    """Return the value of an argument that stands at a place in the text."""
+    if parameter == "channels":
+        first, dash, last = value.partition("-")
+        begin = _read_whole(text, at, first, "a channel", _HIGHEST_CHANNEL)
+        end = _read_whole(text, at, last, "a channel", _HIGHEST_CHANNEL) if dash else begin
+        if not begin <= end < begin + _LONGEST_RANGE:
+            limits = f"between {begin} and {begin + _LONGEST_RANGE - 1}"
+            _fail(text, at + len(first), f"a range from channel {begin} must end {limits}")
+        return range(begin, end + 1)
+    if parameter == "seed":
+        return _read_whole(text, at, value, "a seed", 2**63 - 1)
+    if parameter == "dtype":
+        if value not in ROUNDED:
+            _fail(text, at, f"there is no dtype '{value}' to round to, only {', '.join(ROUNDED)}")
+        return value
+    if not _NUMBER.fullmatch(value):
+        _fail(text, at, f"{parameter} has to be a number")
+    number, rule = float(value), OPERATIONS[operation].numbers[parameter]
+    fits = {"finite": True, "not negative": number >= 0, "positive": number > 0, "a fraction": 0 <= number <= 1}
+    if not math.isfinite(number) or not fits[rule]:
+        _fail(text, at, f"{parameter} has to be {rule}{' from 0 to 1' if rule == 'a fraction' else ''}")
+    return number
 
-    def read_arguments(self) -> _Token:
-        """Read arguments up to the closing parenthesis, and return that."""
-        if self.peek().text == ")":
-            return self.take()
-        while True:
-            self.read_argument()
-            token = self.take()
-            if token.text == ")":
-                return token
-            if token.text != ",":
-                self.fail(token, "a comma or a closing parenthesis is missing here")
 
-    def read_argument(self) -> None:
-        parameters, first = OPERATIONS[self.name].parameters, self.peek()
-        if first.kind == "name" and self.peek(1).text == "=":
-            self.index += 2
-            self.named, parameter = True, first.text
-            if parameter not in parameters:
-                hint = nearest(parameter, parameters)
-                self.fail(first, f"{self.name} takes no '{parameter}', only {', '.join(parameters)}.{hint}")
-            if parameter in self.given:
-                self.fail(first, f"{parameter} is given twice")
-        elif self.named:
-            self.fail(first, "arguments after a named one need names")
-        elif len(self.given) == len(parameters):
-            self.fail(first, f"{self.name} takes no more than {', '.join(parameters)}")
-        else:
-            parameter = parameters[len(self.given)]
-        self.given.append(parameter)
-        if parameter == "channels":
-            self.read_channels()
-        elif parameter == "seed":
-            self.seed = self.read_whole("a seed", 2**63 - 1)
-        elif parameter == "dtype":
-            token = self.take()
-            if token.text not in ROUNDED:
-                self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
-            self.dtype = token.text
-        else:
-            self.read_number(parameter)
-
-    def read_channels(self) -> None:
-        """Read one number or range, and all that follow it."""
-        channels = [*self.read_range()]
-        while self.peek().text == "," and self.peek(1).kind == "number":
-            self.take()
-            channels += self.read_range()
-        self.channels = tuple(channels)
-
-    def read_range(self) -> range:
-        """Read channels "8-15", which are two numbers to the tokens, or a single one."""
-        first, end = self.read_whole("a channel", _HIGHEST_CHANNEL), self.peek()
-        if not re.fullmatch("-[0-9]{1,10}", end.text):
-            return range(first, first + 1)
-        self.take()
-        last = int(end.text[1:])
-        if not first <= last < first + _LONGEST_RANGE:
-            self.fail(end, f"a range from channel {first} must end between {first} and {first + _LONGEST_RANGE - 1}")
-        return range(first, last + 1)
-
-    def read_whole(self, subject: str, most: int) -> int:
-        token = self.take()
-        if not re.fullmatch("[0-9]{1,19}", token.text) or int(token.text) > most:
-            self.fail(token, f"{subject} is a whole number from 0 to {most}")
-        return int(token.text)
-
-    def read_number(self, parameter: str) -> None:
-        token = self.take()
-        if token.kind != "number":
-            self.fail(token, f"{parameter} has to be a number")
-        value, rule = float(token.text), OPERATIONS[self.name].numbers[parameter]
-        fits = {"finite": True, "not negative": value >= 0, "positive": value > 0, "a fraction": 0 <= value <= 1}
-        if not math.isfinite(value) or not fits[rule]:
-            self.fail(token, f"{parameter} has to be {rule}{' from 0 to 1' if rule == 'a fraction' else ''}")
-        self.numbers[parameter] = value
-        if self.numbers.get("min", -math.inf) > self.numbers.get("max", math.inf):
-            self.fail(token, "min is above max")
+def _read_whole(text: str, at: int, value: str, subject: str, most: int) -> int:
+    if not re.fullmatch("[0-9]{1,19}", value) or int(value) > most:
+        _fail(text, at, f"{subject} is a whole number from 0 to {most}")
+    return int(value)
