@@ -1,6 +1,5 @@
 """From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -162,7 +161,7 @@ class Recorder:
             if self.maps is not None and axis is not None and (grids or not self.axes.grids):
                 self.maps.see(key, tensor, axis, grids)
             if self.tokens is not None and self.token_layout is not None and axis == 2:
-                self.tokens.see(key, tensor, self.token_layout.known(key), _peak(measured))
+                self.tokens.see(key, tensor, self.token_layout.known(key), measured)
         return measured
 
     def grids_of(self, key: RowKey, tensor: Tensor, axis: int | None) -> Sequence[tuple[int, ...]]:
@@ -205,13 +204,6 @@ class Recorder:
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
-
-
-def _peak(measured: Measured) -> float:
-    """Return the largest magnitude; infinity where it is not known yet."""
-    if isinstance(measured, Reduction) and measured.finite_count:
-        return max(abs(measured.min), abs(measured.max))
-    return math.inf
 
 
 def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]], input_count: int) -> None:

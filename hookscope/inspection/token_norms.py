@@ -1,6 +1,5 @@
 """Norms of tokens (N, T, D), taken in the hook; which stand out is decided after each pass, for all layers at once."""
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -11,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.observed import RowKey, version_of
+from hookscope.hooks.observed import RowKey
 from hookscope.results.activations import LayerRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.token_norms import (
@@ -25,6 +24,8 @@ from hookscope.results.token_norms import (
     TokenNorms,
 )
 from hookscope.statistics.layouts import Layout, prefix_names
+from hookscope.statistics.reducer import Measured
+from hookscope.statistics.reduction import Reduction
 
 # With fewer tokens, comparing one with the median means little.
 _FEWEST_TOKENS = 8
@@ -73,7 +74,7 @@ class TokenRecorder:
     rows: dict[RowKey, _Row] = field(default_factory=dict)
     _indices: tuple[int, ...] = ()
     _seen: list[_Seen] = field(default_factory=list)
-    _latest: tuple[weakref.ref[Tensor], int] | None = None
+    _latest: Measured | None = None
     _widths: dict[int, int] = field(default_factory=dict)
 
     def start(self, indices: tuple[int, ...]) -> None:
@@ -81,7 +82,7 @@ class TokenRecorder:
         self._commit()
         self._indices = indices
 
-    def see(self, key: RowKey, tensor: Tensor, layout: Layout | None, peak: float) -> None:
+    def see(self, key: RowKey, tensor: Tensor, layout: Layout | None, measured: Measured) -> None:
         """Measure an output whose axis 2 counts channels, if it is one of tokens.
 
         What is wider than the first output with as many tokens lies inside a block (queries, keys and values together,
@@ -91,13 +92,12 @@ class TokenRecorder:
             key: Of the row.
             tensor: The output, the batch on axis 0, not without memory.
             layout: Where its tokens lie; None if that is not known.
-            peak: The largest magnitude; infinity where it is not known.
+            measured: Its reduction, the same object where a container returns what its last child did.
         """
         if not _is_of_tokens(tensor, len(self._indices)):
             return
-        version = version_of(tensor)
-        if self._latest is not None and self._latest[0]() is tensor and self._latest[1] == version >= 0:
-            self._seen[-1].keys.append(key)  # a container's is that of its last child
+        if self._latest is measured:
+            self._seen[-1].keys.append(key)
             return
         token_count, width = tensor.shape[1:]
         if width > self._widths.setdefault(token_count, width):
@@ -106,9 +106,9 @@ class TokenRecorder:
         norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
         row = self.rows.get(key)
         layout = layout if row is None else row.layout
-        largest = _largest(values) if peak > MASSIVE_VALUE else None
+        largest = _largest(values) if _may_be_massive(measured) else None
         self._seen.append(_Seen([key], norms, layout, self._indices, largest))
-        self._latest = (weakref.ref(tensor), version)
+        self._latest = measured
 
     def forget(self) -> None:
         """Drop what was seen of the forward pass that began last."""
@@ -192,6 +192,13 @@ def _is_of_tokens(tensor: Tensor, count: int) -> bool:
     if inputs != count or tokens < _FEWEST_TOKENS or channels < 2 or tokens == channels:  # attention weights
         return False
     return tensor.is_floating_point()
+
+
+def _may_be_massive(measured: Measured) -> bool:
+    """Tell whether a value may be massive; the largest is not known yet on an accelerator."""
+    if isinstance(measured, Reduction) and measured.finite_count:
+        return max(-measured.min, measured.max) > MASSIVE_VALUE
+    return True
 
 
 def _middle(ordered: Tensor) -> Tensor:
