@@ -272,7 +272,7 @@ def _gradients(run: GradientRun) -> dict[str, Tensor | None]:
 
 
 def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
-    """Name the layers behind an overwritten saved tensor, and take the gradients that would result without it."""
+    """Name the layers behind an overwritten saved tensor, and take the gradients as if it was not overwritten."""
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return broken
 
@@ -308,7 +308,7 @@ def _axis(measured: Measured | None) -> int | None:
 
 def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[object, LossValue]:
     with _autocast(run):
-        args, kwargs = _given(batch, tracks=tracks)
+        args, kwargs = _leaf_copies(batch, tracks=tracks)
         output = run.inspected.network(*args, **kwargs)
         return output, _loss_of(run.loss, output, batch)
 
@@ -322,7 +322,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         run.gradient_recorder.maps.start(places)
         try:
             with _autocast(run):
-                args, kwargs = _given(batch, tracks=run.track_inputs)
+                args, kwargs = _leaf_copies(batch, tracks=run.track_inputs)
                 output = run.inspected.network(*args, **kwargs)  # called here: see `reraise_internal`
                 del args, kwargs
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
@@ -366,8 +366,8 @@ def _autocast(run: GradientRun) -> AbstractContextManager[object]:
     return torch.autocast(torch.device(run.inspected.placed[0]).type, dtype=dtype) if dtype else nullcontext()
 
 
-def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return copies of the arguments; those that require a gradient, or all floating ones, lead to a leaf of ours."""
+def _leaf_copies(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copy the arguments; those that require a gradient, or with `tracks` all floating ones, come from new leaves."""
     arguments = (batch.args, dict(batch.kwargs))
     copies: dict[int, Tensor] = {}
     tensors = tensors_in(arguments)
@@ -435,7 +435,7 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
 
 @contextmanager
 def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
+    """Empty the `.grad` of tensors that are not the network's for the block, and restore it afterwards."""
     kept = [leaf.grad for leaf in leaves]
 
     def give(gradients: Iterable[Tensor | None]) -> None:

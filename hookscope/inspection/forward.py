@@ -145,7 +145,7 @@ def inspect(
 
 
 def _result(run: Run, failure: Failure | None, timings: Mapping[str, float]) -> Activations:
-    """Return what a run has gathered as rows; those for verdicts alone are left out unless it is `judged`."""
+    """Return what a run has gathered; rows for verdicts alone are left out where no rule will look at them."""
     inspected, recorder, judged = run.inspected, run.recorder, run.options.for_rules
     layers, operations, _ = run.chosen
     tokens, maps = recorder.tokens, recorder.maps

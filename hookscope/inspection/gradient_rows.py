@@ -66,8 +66,8 @@ def _status(statistics: TensorStatistics | None, *, tracked: bool, raised: bool)
     return "unknown" if raised else "not reached"
 
 
-def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
-    """Return what stands for the statistics of a gradient where there is none."""
+def _no_statistics(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
+    """Return shape and dtype alone: there is no gradient."""
     return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
 
 
@@ -173,7 +173,7 @@ def gradient_rows(
                 slot=site.slot,
                 role=site.role,
                 status=status,
-                gradient=with_whole_shape(statistics or _without(site.shape, site.dtype), gradient.shapes),
+                gradient=with_whole_shape(statistics or _no_statistics(site.shape, site.dtype), gradient.shapes),
                 remark=site.untracked or ("unused, or cut off further on" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
                 owner=None if operation is None else operation.owner,
@@ -285,7 +285,7 @@ def parameter_rows(
                 kind=parameter.kind,
                 trainable=parameter.parameter.requires_grad,
                 status=_status(gradient, tracked=parameter.parameter.requires_grad, raised=raised),
-                gradient=gradient or _without(parameter.parameter.shape, parameter.parameter.dtype),
+                gradient=gradient or _no_statistics(parameter.parameter.shape, parameter.parameter.dtype),
                 weight_l2=norm,
                 ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
                 aliases=tuple(aliases),

@@ -224,7 +224,7 @@ def _spatial(
 
 
 def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_count: int) -> Tensor:
-    """Return the maps of the inputs, (N, C, H, W), of a clip the frame in the middle."""
+    """Return the maps of the inputs, (N, C, H, W); of a clip, its middle frame."""
     tensor = tensor.detach()
     if tensor.shape[0] != input_count:
         tensor = tensor.transpose(0, 1)  # (T, N, D)

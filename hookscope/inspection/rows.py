@@ -253,7 +253,7 @@ def _layer_row(
     measured: Mapping[int, TensorStatistics],
     tokens: TokenNorms | None,
 ) -> LayerRow:
-    """Return the row of what a place has shown; `measured` holds the statistics by `id` of the reductions."""
+    """Return the row of one output; `measured` holds the statistics by `id` of the reductions."""
     (layer, call, slot), operation, statistics = seen.place, seen.operation, measured[id(seen.value)]
     shapes = rows.shapes.get(seen.place)
     repeats = ""

@@ -224,7 +224,7 @@ def run_backward(
 
 
 def _reported(option: options.Activations | options.Grads, base: Options) -> Options:
-    """Return the options of a command's own run with those that `activations` and `grads` share."""
+    """Return `base` with the options that `activations` and `grads` share."""
     return replace(
         base,
         layers=option.layer,
@@ -247,7 +247,7 @@ def _without_and_with_edits(
     collector: TensorCollector,
     report: OnError | None,
 ) -> tuple[Run | None, Run]:
-    """Run over all inputs without edits, if there are any, and then with them, as it is `reported`."""
+    """Run without edits first, if any are given, and then with them and the `reported` options."""
     values, others = split_edits(option.edit)
     on_tensor = collector.collect if option.save_tensors else None
     made: ParameterEdits
@@ -355,7 +355,7 @@ def compare(
     old, new = dict(_statistics_by_label(before, left_out)), dict(_statistics_by_label(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
     changes = tuple(
-        Change(label, kind, _numbers(old.get((kind, label))), _numbers(new.get((kind, label))))
+        Change(label, kind, _without_arrays(old.get((kind, label))), _without_arrays(new.get((kind, label))))
         for kind, label in keys
         if old.get((kind, label)) != new.get((kind, label))
     )
@@ -365,8 +365,7 @@ def compare(
     return Comparison(tuple(edits), losses, (before.predictions, after.predictions), changes, len(keys))
 
 
-def _numbers(statistics: TensorStatistics | None) -> TensorStatistics | None:
-    """Return statistics without what takes room."""
+def _without_arrays(statistics: TensorStatistics | None) -> TensorStatistics | None:
     return statistics and replace(statistics, distribution=None, kept_values=None)
 
 

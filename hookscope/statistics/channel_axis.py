@@ -116,7 +116,7 @@ class AxisReader:
 
 
 def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Tell whether a shape that a module returned begins with the batch, for those that also take one input alone."""
+    """Tell whether the first axis of a module's output is the batch; some modules also take one input alone."""
     if isinstance(module, _ConvNd):
         return len(shape) == len(module.kernel_size) + 2
     if isinstance(module, _NormBase):  # InstanceNorm
@@ -125,7 +125,7 @@ def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return the axis to which the module has moved what was axis 1, or the last, if it permutes."""
+    """Return where a module that permutes axes puts channels that were on axis 1 or the last; None for others."""
     dims = vars(module).get("dims")  # torchvision's Permute
     if dims is None or not isinstance(dims, Sequence) or len(dims) != len(shape) or dims[0] != 0:
         return None
@@ -134,12 +134,12 @@ def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
 
 
 def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
-    """Tell whether a class of modules is not torch's own: it may convolve in its forward."""
+    """Tell whether a class of modules is not torch's own; then its forward may convolve."""
     return not isinstance(kind, str) and not kind.__module__.startswith("torch.")
 
 
 def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
-    """Tell whether one spatial size comes of another by halving height and width alike, or by doubling them."""
+    """Tell whether a spatial size is another one, with height and width both halved or both doubled."""
     if len(grid) != len(prior) or grid[:-2] > prior[:-2]:
         return False
     if all(size == 2 * before for size, before in zip(grid[-2:], prior[-2:], strict=True)):

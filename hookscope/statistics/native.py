@@ -129,7 +129,7 @@ class FusedReducer:
         )
 
     def _make_room(self, layout: Layout) -> None:
-        """Tell compiled code where to write, with room for such a tensor and those before it."""
+        """Give compiled code buffers that are large enough for such a tensor."""
         self._nonzero = np.empty(max(layout.channels, self._nonzero.size, _FEWEST_CHANNELS))
         self._kept = np.empty(max(layout.kept_count, self._kept.size), np.float32)
         self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address

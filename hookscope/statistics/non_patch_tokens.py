@@ -108,7 +108,7 @@ class NonPatchTokens:
         return None
 
     def _has_looked_at(self, decoder: "_Decoder", count: int) -> bool:
-        """Tell whether tokens of a number, if the network has any that are none of the picture's, looked at these."""
+        """Tell whether an earlier decoder with `count` tokens attended to the same tokens; True if there was none."""
         return count not in self._memories or decoder.holds(self._memories[count]())
 
     def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
@@ -132,7 +132,7 @@ class NonPatchTokens:
 
 
 class _Decoder(NamedTuple):
-    """How many tokens of its own a module was given, and those that they look at: of the picture first, then others."""
+    """How many tokens of its own a decoder layer has, and what these attend to: the picture's tokens first."""
 
     own_tokens: int
     memories: tuple[Tensor, ...]
@@ -144,7 +144,7 @@ class _Decoder(NamedTuple):
 
 
 def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
-    """Return what a module was given if it is a layer in which other tokens look at those of the picture.
+    """Return the tokens of a call in which other tokens attend to the picture's; None for other calls.
 
     It is, if an argument is named so, or positions of queries are, if only one of two sequences is as long as a grid,
     or if the first is learned.
@@ -178,7 +178,7 @@ def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | 
 
 
 def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether tokens are as many as the places of a map that was seen, or of some of a pyramid together."""
+    """Tell whether a count fits the grid of a map seen before, or several grids of a pyramid together."""
     if _on_grid(count, grids):
         return True
     levels = sorted({prod(grid) for grid in grids})
@@ -187,7 +187,7 @@ def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether tokens are as many as the places of a map that was seen, or one more."""
+    """Tell whether a count is that of a grid seen before, or one more."""
     for grid in grids:
         places = prod(grid)
         if places > 1 and count - places in (0, 1):
@@ -224,12 +224,12 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
 
 
 def _holds(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether tokens are enough for the places of a map that was seen and for so many words."""
+    """Tell whether a count is enough for a grid seen before and so many words."""
     return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
 
 
 def _learned_counts(network: nn.Module) -> Iterator[int]:
-    """Yield how many tokens each parameter may be that a network calls its queries or latents: (T, D) or (1, T, D)."""
+    """Yield the token count of each parameter that is named like queries or latents, (T, D) or (1, T, D)."""
     for name, module in network.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Embedding):
@@ -242,7 +242,7 @@ def _learned_counts(network: nn.Module) -> Iterator[int]:
 
 
 def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
-    """Tell whether tokens are the same for every input, and what they look at is not."""
+    """Tell whether tokens are the same for every input, and those that they attend to are not."""
     if _is_parameter(tokens, tokens.shape[1]):
         return not _is_parameter(memory, memory.shape[1])
     return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])

@@ -210,7 +210,7 @@ class TokenLayout:
         return layouts[0], layouts[1]
 
     def _cut_grids(self, tokens: int = 0) -> Sequence[tuple[int, ...]]:
-        """Return the grid that pictures are cut into, where no convolution was seen to do it; in a list, or none.
+        """Return the grid of patches in a list, where no convolution was seen to cut them; an empty one if unknown.
 
         It is that of a convolution that was not observed. Without any, the first tokens, if some are given that may be
         patches, are squares that fill the picture, behind a class token or none.
@@ -250,7 +250,7 @@ class TokenLayout:
         return _behind(count) if self._are_others_behind(layout, tokens) else layout
 
     def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
-        """Tell whether tokens may lie behind those of the grid; known once for tokens of a number.
+        """Tell whether tokens may follow those of the grid; decided once for each token count.
 
         A network that does not say how many are in front is taken at its values: its first tokens are patches that a
         convolution has cut, with their positions added. A single other token is in front but for strong evidence.
@@ -288,7 +288,7 @@ class TokenLayout:
 
 
 def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
-    """Return how much tokens resemble patches, by how many are in front; None where that cannot be said.
+    """Return how much tokens resemble patches, by the number of tokens in front; None if it cannot be measured.
 
     It is the mean cosine between a token and its patch, each less the mean over places.
     """
@@ -318,7 +318,7 @@ def _patch_size(network: nn.Module) -> tuple[int, int] | None:
 
 
 def _cuts_patches(convolution: nn.Module) -> bool:
-    """Tell whether a kernel is as large as its stride, of more than one pixel; False for one that does not say."""
+    """Tell whether kernel and stride are equal and larger than one pixel."""
     size, stride = attribute_of(convolution, "kernel_size"), attribute_of(convolution, "stride")
     return isinstance(stride, tuple) and size == stride and max(stride) > 1
 

@@ -80,7 +80,7 @@ def count_in_bins(rows: Tensor) -> Tensor:
         A copy of the rows where that is no larger than counts would be. Otherwise integers, (R, B): counts in all bins
         of the dtype, ascending. `distribution_of_counts` takes a row of either.
     """
-    keys, boundaries = _bins_there(rows.dtype, rows.device)
+    keys, boundaries = _bins_on(rows.dtype, rows.device)
     if rows.shape[1] * rows.itemsize <= len(keys) * 4:
         return rows.clone()
     ordered = rows.sort(dim=1).values
@@ -118,8 +118,8 @@ def _bins(dtype: torch.dtype) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
 
 
 @cache
-def _bins_there(dtype: torch.dtype, device: torch.device) -> tuple[NDArray[np.int32], Tensor]:
-    """Return the same with the values on a device."""
+def _bins_on(dtype: torch.dtype, device: torch.device) -> tuple[NDArray[np.int32], Tensor]:
+    """Return `_bins` with the values on a device."""
     keys, smallest = _bins(dtype)
     with torch.inference_mode(False):
         return keys, torch.from_numpy(smallest).to(device)
