@@ -303,7 +303,7 @@ def _forget_batch(run: GradientRun) -> None:
 
 
 def _axis(measured: Measured | None) -> int | None:
-    return measured.known.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
+    return measured.header.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
 
 
 def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[object, LossValue]:

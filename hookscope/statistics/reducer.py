@@ -39,7 +39,7 @@ class Pending:
     """A reduction whose numbers are on an accelerator, where its values may wait for others of their shape.
 
     Attributes:
-        known: What is known without reading the values.
+        header: What is known without reading the values.
         reduction: With the numbers; None until they are there.
         on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
             and (R, ...), (R, 0) without distributions; None if they have not been reduced.
@@ -47,7 +47,7 @@ class Pending:
         kept: What `kept_values` gave; None if none are kept.
     """
 
-    known: Reduction
+    header: Reduction
     reduction: Reduction | None = None
     on_device: tuple[Tensor, Tensor, Tensor] | None = None
     row: int = 0
@@ -162,7 +162,7 @@ class Reducer:
             self._reduce_on_device(torch.stack(copies), group[1], pending)
         except RuntimeError as error:  # out of memory
             for entry in pending:
-                entry.reduction = entry.known._replace(unmeasured=exception_line(error))
+                entry.reduction = entry.header._replace(unmeasured=exception_line(error))
 
     def _reduce_now(self, values: Tensor, header: Reduction) -> Reduction | Pending:
         ordered, channels_view = in_memory_order(values, header.channel_axis)
@@ -233,10 +233,10 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for entry in pending:
         if entry.on_device is None:
-            entry.reduction = entry.known._replace(unmeasured="its values were not read")
+            entry.reduction = entry.header._replace(unmeasured="its values were not read")
         elif entry.reduction is None:  # else it comes twice
             scalars, counts, binned = (array[entry.row] for array in fetched[id(entry.on_device)])
-            entry.reduction = completed(entry.known, scalars.tolist(), counts)
+            entry.reduction = completed(entry.header, scalars.tolist(), counts)
             if binned.size:
                 dtype, low, high = entry.on_device[0].dtype, entry.reduction.min, entry.reduction.max
                 distribution = distribution_of_counts(binned, dtype, low, high)
@@ -244,9 +244,9 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     for entry in keeping.values():
         values = next(arrays) if isinstance(entry.kept, Tensor) else entry.kept
         if values is not None:
-            entry.reduction = (entry.reduction or entry.known)._replace(kept=(as_array(values),))
+            entry.reduction = (entry.reduction or entry.header)._replace(kept=(as_array(values),))
         entry.kept = None
-    return [entry.reduction or entry.known if isinstance(entry, Pending) else entry for entry in measured]
+    return [entry.reduction or entry.header if isinstance(entry, Pending) else entry for entry in measured]
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

@@ -50,12 +50,12 @@ class TokenLayout:
 
     Attributes:
         network: Asked how many tokens it puts in front of the grid, and whether it keeps them window by window.
-        given: What the user said of tokens.
+        stated: What the user stated about tokens; None for nothing.
         pictures: How many the network is given, their height and width; None for other inputs.
     """
 
     network: nn.Module
-    given: Tokens | None = None
+    stated: Tokens | None = None
     pictures: tuple[int, int, int] | None = None
     _off: NonPatchTokens = field(init=False)
     _windows: WindowedLayers = field(init=False)
@@ -63,7 +63,7 @@ class TokenLayout:
     _patches: Tensor | None = None
     _guessed: list[tuple[int, int]] = field(default_factory=list)
     _has_others_behind: dict[int, bool] = field(default_factory=dict)
-    _known: dict[RowKey, tuple[tuple[tuple[int, ...], int, int], Layout | str]] = field(default_factory=dict)
+    _layouts: dict[RowKey, tuple[tuple[tuple[int, ...], int, int], Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Prepare to look at the network, which is done where the first tokens are."""
@@ -91,7 +91,7 @@ class TokenLayout:
         self._off.restart(keeps_counts=is_alike)
         if not is_alike:
             self._widths.clear()
-            self._known.clear()
+            self._layouts.clear()
             self._has_others_behind.clear()
             self._guessed = []
         self.pictures, self._patches = pictures, None
@@ -124,21 +124,21 @@ class TokenLayout:
             axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         """
         key = (tuple(values.shape), count, len(grids))
-        cached = self._known.get(place)
+        cached = self._layouts.get(place)
         if cached is not None and cached[0] == key:
             return cached[1]
         layout = self._layout(place[0], values, count, channel_axis, grids, axes)
-        self._known[place] = key, layout
+        self._layouts[place] = key, layout
         return layout
 
     def known(self, place: RowKey) -> Layout | None:
         """Return where the input lies in an output that was looked at in this pass; None where it has no place."""
-        cached = self._known.get(place)
+        cached = self._layouts.get(place)
         return cached[1] if cached is not None and isinstance(cached[1], Layout) else None
 
     def known_grids(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """Return the grids on which an output may lie: that of its tokens, if they were looked at, else all."""
-        if place not in self._known:
+        if place not in self._layouts:
             return tuple(grids)
         layout = self.known(place)
         if layout is None:
@@ -160,13 +160,13 @@ class TokenLayout:
             return windows
         running: Sequence[ModuleInput] = ()
         reason = ""
-        if axes > 1 and len(shape) == 3 and channel_axis == 2 and shape[0] == count and self.given is None:
+        if axes > 1 and len(shape) == 3 and channel_axis == 2 and shape[0] == count and self.stated is None:
             running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
             reason = self._off.reason(running, shape[1], grids)
             grids = grids or self._cut_grids(0 if reason else shape[1])
         size = None if self.pictures is None else self.pictures[1:]
         layout = layout_of(
-            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, tokens=self.given, size=size
+            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, tokens=self.stated, size=size
         )
         if isinstance(layout, str) or not running:
             return layout
@@ -200,7 +200,7 @@ class TokenLayout:
     ) -> tuple[Layout | str, Layout | str]:
         """Return where queries and keys lie on a picture, or in words why they have no place on it."""
         self._patches = patches
-        reasons = self._off.of_attention(running, queries, keys, grids) if self.given is None else ("", "")
+        reasons = self._off.of_attention(running, queries, keys, grids) if self.stated is None else ("", "")
         grids = grids or self._cut_grids(0 if reasons[1] else keys)
         layouts = []
         for count, reason in zip((queries, keys), reasons, strict=True):
@@ -236,10 +236,10 @@ class TokenLayout:
             return reason
         size = None if self.pictures is None else self.pictures[1:]
         shape = (1, count, 1)
-        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, tokens=self.given, size=size)
+        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, tokens=self.stated, size=size)
         if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys of another grid
-            layout = layout_of(shape, 1, 2, grids, prefix=0, tokens=self.given, size=size)
-        if isinstance(layout, str) or self.given is not None:
+            layout = layout_of(shape, 1, 2, grids, prefix=0, tokens=self.stated, size=size)
+        if isinstance(layout, str) or self.stated is not None:
             return layout
         if any(_are_padded(call, count) for call in running[:_LAYERS_OUT]):
             return _PADDED.format(count)
@@ -255,7 +255,7 @@ class TokenLayout:
         A network that does not say how many are in front is taken at its values: its first tokens are patches that a
         convolution has cut, with their positions added. A single other token is in front but for strong evidence.
         """
-        if self._prefix is not None or not layout.prefix or self.given is not None:
+        if self._prefix is not None or not layout.prefix or self.stated is not None:
             return False
         count = layout.prefix + math.prod(layout.grid)
         if count not in self._has_others_behind:

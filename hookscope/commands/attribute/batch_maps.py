@@ -114,7 +114,7 @@ def explain_again(
     modules, _ = module_index(network)
     names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    outputs = LayerOutputs(TokenLayout(network, passes.outputs.token_layout.given))
+    outputs = LayerOutputs(TokenLayout(network, passes.outputs.token_layout.stated))
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),

@@ -101,7 +101,7 @@ class LayerOutputs:
             axis = self._axes.channel_axis(call.maker, shape)
             self.token_layout.note_patches(call.maker, tensor)
             layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
-            is_guess = isinstance(layout, str) or self.token_layout.given is None
+            is_guess = isinstance(layout, str) or self.token_layout.stated is None
             if self.axes > 1 and is_guess and _follows_words(call, shape, self._word_counts):
                 layout = Layout((shape[1],), 2, 0)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__

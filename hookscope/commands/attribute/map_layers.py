@@ -149,7 +149,7 @@ class MapLayers:
             UsageError: If no layer can be looked at, or a target or the grid of tokens is wrong.
             LayerNotFoundError: If a pattern selects no operation.
         """
-        tokens = self.passes.outputs.token_layout.given
+        tokens = self.passes.outputs.token_layout.stated
         if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
             check_token_axes(tokens, place_axes(batch))
         targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
