@@ -43,7 +43,7 @@ class Edit:
         arguments: Numbers by name, only those given.
         channels: Which channels are edited; empty for all of them.
         dtype: What `round` rounds to.
-        turns: What noise is drawn for: the positions of a batch's inputs, or the step of a training.
+        turns: The positions of a batch's inputs, each of which is edited by itself, or the step of a training.
     """
 
     text: str
@@ -170,24 +170,38 @@ def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
     return values * factor.to(values.dtype)
 
 
-def _noise(values: Tensor, edit: Edit) -> Tensor:
-    """Add normal noise, drawn for each turn by itself on the CPU in float32, so that it is the same everywhere.
+def _by_turn(values: Tensor, edit: Edit, change: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Change the part of each turn by itself, so that an input does not depend on the others in its batch.
 
     A turn has an equal part of axis 0, which may count windows, or of axis 1 of (T, N, D); else the first has all.
     """
-    shape, count = [*(values.shape or (1,))], len(edit.turns)
-    axis = 1 if len(shape) == 3 and shape[0] != count == shape[1] else 0
-    turns = edit.turns[:1] if shape[axis] % count else edit.turns
-    shape[axis] //= len(turns)
-    seeds = [(edit.seed + turn * 0x9E3779B9) % 2**63 for turn in turns]  # far from what people give as seeds
-    noise = torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], axis)
-    return values + noise.reshape(values.shape).to(values) * edit.arguments["std"]
+    count = len(edit.turns)
+    axis = 1 if values.dim() == 3 and values.shape[0] != count == values.shape[1] else 0
+    if count == 1 or not values.dim() or values.shape[axis] % count:
+        return change(values, edit.turns[0])
+    parts = zip(values.tensor_split(count, axis), edit.turns, strict=True)
+    return torch.cat([change(part, turn) for part, turn in parts], axis)
+
+
+def _noise(values: Tensor, edit: Edit) -> Tensor:
+    """Add normal noise, drawn on the CPU in float32, so that it is the same everywhere."""
+
+    def add(part: Tensor, turn: int) -> Tensor:
+        seed = (edit.seed + turn * 0x9E3779B9) % 2**63  # far from what people give as seeds
+        noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(seed))
+        return part + noise.to(part) * edit.arguments["std"]
+
+    return _by_turn(values, edit, add)
 
 
 def _prune(values: Tensor, edit: Edit) -> Tensor:
     """Set a fraction of the values to 0, those of the smallest magnitudes."""
-    mask = L1Unstructured(edit.arguments["fraction"]).compute_mask(values.detach(), torch.ones_like(values))  # type: ignore[no-untyped-call]
-    return values.masked_fill(mask == 0, 0)
+
+    def prune(part: Tensor, _turn: int) -> Tensor:
+        mask = L1Unstructured(edit.arguments["fraction"]).compute_mask(part.detach(), torch.ones_like(part))  # type: ignore[no-untyped-call]
+        return part.masked_fill(mask == 0, 0)
+
+    return _by_turn(values, edit, prune)
 
 
 def _round(values: Tensor, edit: Edit) -> Tensor:
@@ -198,12 +212,16 @@ def _round(values: Tensor, edit: Edit) -> Tensor:
     exact = values.detach()
     finite = exact.nan_to_num(0.0, 0.0, 0.0)
     if edit.dtype == "int8":
-        step = finite.abs().amax() / 127 if exact.numel() else exact.new_ones(())
-        rounded = torch.where((step > 0) & exact.isfinite(), (exact / step).round() * step, exact)
+        rounded = _by_turn(exact, edit, _to_int8)
     else:
         rounded = exact.to(getattr(torch, edit.dtype)).to(exact.dtype)
     # `values - finite` is 0, with a gradient, or what is not finite: Inf - Inf would be NaN.
     return rounded + (values - finite) if values.requires_grad else rounded
+
+
+def _to_int8(exact: Tensor, _turn: int) -> Tensor:
+    step = exact.nan_to_num(0.0, 0.0, 0.0).abs().amax() / 127 if exact.numel() else exact.new_ones(())
+    return torch.where((step > 0) & exact.isfinite(), (exact / step).round() * step, exact)
 
 
 ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -211,3 +211,19 @@ def test_each_input_has_noise_of_its_own_whatever_the_batch_size(label: str) -> 
     whole = values(5)
     assert len({tuple(row) for row in whole.tolist()}) == 5  # of equal inputs
     assert all(torch.equal(values(size), whole) for size in (1, 2, 5))
+
+
+@pytest.mark.parametrize("operation", ["prune(0.5)", "round(int8)"])
+def test_an_input_is_pruned_and_rounded_by_its_own_values_whatever_the_batch_size(operation: str) -> None:
+    model = nn.Sequential(nn.Identity(), Apply(lambda x: x.transpose(0, 1)))  # (N, 4, 3), (4, N, 3)
+    x = normal(5, 4, 3) * torch.tensor([1e-3, 1.0, 2.0, 30.0, 500.0])[:, None, None]
+    if operation == "prune(0.5)":
+        expected = torch.where(x.abs() > x.abs().flatten(1).median(1).values[:, None, None], x, 0)  # the lower of two
+    else:
+        expected = torch.stack([rounded(values) for values in x])
+    for layer, size in (("0", 1), ("0", 5), ("1", 2), ("1", 5)):
+        edit = f"{layer}:output:{operation}"
+        run = hookscope.activations(model, x, edit=edit, batch_size=size, layer="*", save_tensors=True)
+        assert run.tensors is not None
+        saved = [run.tensors[label] for label in run.tensors if label.partition("@")[0] == layer]
+        assert torch.equal(torch.cat(saved, int(layer)).movedim(int(layer), 0), expected)
