@@ -253,7 +253,7 @@ def list_modules(
     """
     network = unwrap(model)
     modules, aliases = module_index(network)
-    counts, _ = count_parameters(modules)
+    counts = count_parameters(modules)
     others, marked = split_patterns(layers, modules, ops=False)
     listed = OperationChoice([parse_operation_pattern(EVERYTHING)]) if ops else marked
     calls, failure = first_calls(network, args, kwargs or {}, listed) if args is not None else ({}, None)

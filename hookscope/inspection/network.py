@@ -18,7 +18,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import length_of, part_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
-from hookscope.models.construction import LoadedModel
+from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import plain_array
@@ -67,20 +67,17 @@ def inspected_network(model: nn.Module | LoadedModel | InspectedNetwork) -> Insp
     """
     if isinstance(model, InspectedNetwork):
         return model
-    network = unwrap(model.module if isinstance(model, LoadedModel) else model)
+    loaded = model if isinstance(model, LoadedModel) else loaded_module(model)
+    network = unwrap(loaded.module)
     modules, aliases = module_index(network)
-    counts, total = count_parameters(modules)
+    counts = count_parameters(modules)
     kinds = {*map(type, modules.values())}
     has_lists = any(issubclass(kind, nn.ParameterList | nn.ParameterDict) for kind in kinds)
     for name, module in modules.items():
         if has_lists or "parametrizations" in module._modules:  # else a module owns what it holds directly
             counts[name] = sum(parameter.numel() for parameter in owned_parameters(module))
-    if isinstance(model, LoadedModel):
-        fields = (model.info, model.warnings, model.notes, modules, aliases, counts)
-        return InspectedNetwork(network, *fields, multi_label=model.multi_label)
-    kind = type(network).__name__
-    info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
-    return InspectedNetwork(network, info, (), (), modules, aliases, counts)
+    described = loaded.info, loaded.warnings, loaded.notes
+    return InspectedNetwork(network, *described, modules, aliases, counts, multi_label=loaded.multi_label)
 
 
 def model_digest(module: nn.Module) -> str:
@@ -189,14 +186,13 @@ def queued(inputs: InputPipeline, size: int, on_error: Callable[[HookscopeError]
     return BatchQueue(inputs.batches(size, on_error), on_error)
 
 
-def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], int]:
-    """Count the elements of the parameters that each module owns directly, and of all; one that is shared counts once.
+def count_parameters(modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Count the elements of the parameters that each module owns directly; one that it holds twice counts once.
 
     Raises:
         UsageError: If a module is lazy: its first input would give it parameters, so nothing could be restored.
     """
     counts: dict[str, int] = {}
-    elements: dict[int, int] = {}
     for name, module in modules.items():
         tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
         if not _EAGER.issuperset(map(type, tensors)) and any(map(is_lazy, tensors)):
@@ -205,8 +201,7 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[str, int], 
             raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
         sizes = {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
         counts[name] = sum(sizes.values())
-        elements.update(sizes)
-    return counts, sum(elements.values())
+    return counts
 
 
 _EAGER = frozenset({nn.Parameter, Tensor, type(None)})
